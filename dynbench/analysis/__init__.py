@@ -1,0 +1,1 @@
+"""What the run folders say: merged rows, summaries, checks, comparisons, figures. Never imports torch."""

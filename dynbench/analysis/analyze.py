@@ -1,0 +1,237 @@
+"""What `analyze` does: merge, summarise, compare, check and draw, then write it all down."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynbench.analysis import tables
+from dynbench.analysis.arms import Arm, group_runs, named_arms
+from dynbench.analysis.checks import run_checks
+from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.comparison import Comparison, compare_arms
+from dynbench.analysis.figures import draw_figures
+from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
+from dynbench.analysis.metrics import means
+from dynbench.analysis.summary import Summary, write_summary
+from dynbench.config.schema import Analysis
+from dynbench.errors import RecordError, UsageError
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+Progress = Callable[[str], None]
+
+COMPARISON_FILE = "comparison.json"
+WITH_ROWS = ("train",)
+"""Commands whose entries hold rank files."""
+
+SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that one analysis found.
+
+    Attributes:
+        runs: the runs, in the order in which they were named.
+        summaries: run id to summary.
+        arms: the runs grouped; the first is the baseline.
+        comparisons: one per further arm.
+        findings: of the checks.
+        folder: where figures and tables over all runs are: the run itself, or an entry of the registry.
+        figures: PNG files.
+        files: all other files written.
+    """
+
+    runs: tuple[MergedRun, ...]
+    summaries: Mapping[str, Summary]
+    arms: tuple[Arm, ...]
+    comparisons: tuple[Comparison, ...]
+    findings: tuple[Finding, ...]
+    folder: Run
+    figures: tuple[Path, ...]
+    files: tuple[Path, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """The object that `analyze --json` prints, and that comparison.json holds."""
+        place = {"id": self.folder.id, "path": str(self.folder.path)}
+        comparisons = [{**place, **comparison.as_dict()} for comparison in self.comparisons]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "command": "analyze",
+            "runs": [
+                {"id": merged.run.id, "name": merged.run.name, "summary": self.summaries[merged.run.id]}
+                for merged in self.runs
+            ],
+            "arms": [{"name": arm.label, "runs": [merged.run.id for merged in arm.runs]} for arm in self.arms],
+            "comparison": comparisons[0] if comparisons else None,
+            "comparisons": comparisons,
+            "checks": [finding.as_dict() for finding in self.findings],
+            "figures": [str(path) for path in self.figures],
+            "files": [str(path) for path in self.files],
+        }
+
+
+def analyze_runs(
+    runs: Sequence[Run],
+    store: RunStore,
+    settings: Analysis,
+    *,
+    arms: Mapping[str, Sequence[Run]] | None = None,
+    into: Run | None = None,
+    force: bool = False,
+    csv: bool | None = None,
+    on_progress: Progress = lambda _: None,
+) -> Report:
+    """Analyzes one run in its own folder, or several in an entry of the registry.
+
+    Args:
+        runs: what to analyze; ignored where `arms` names them. Folders of one run under several roots are one run.
+        store: where the entry is made.
+        settings: noise threshold, confidence, loss tolerance.
+        arms: label to runs, the baseline first; None groups the runs by configuration.
+        into: entry that receives the results; None makes one when there are several runs.
+        force: compare what cannot be compared.
+        csv: as for `merge_run`.
+        on_progress: told what is being done, in a few words.
+
+    Raises:
+        RecordError: a run without a single readable row.
+        NotComparable: arms that cannot be compared, without `force`.
+        UsageError: a run named twice, or an arm without runs.
+    """
+    folders = _folders([run for launches in arms.values() for run in launches] if arms else runs)
+    chosen = [first for first, *_ in folders]
+    merged: dict[str, MergedRun] = {}
+    for index, (run, *elsewhere) in enumerate(folders):
+        on_progress(f"merging {run.label} ({index + 1} of {len(chosen)})")
+        merged[run.id] = merge_run(run, elsewhere, csv=csv)
+    summaries = {run_id: write_summary(run) for run_id, run in merged.items()}
+    grouped = (
+        named_arms({label: [merged[run.id] for run in launches] for label, launches in arms.items()})
+        if arms
+        else group_runs(list(merged.values()))
+    )
+    comparisons = compare_arms(grouped, settings, force=force)
+    findings = run_checks(Evidence(grouped, comparisons, settings))
+    entry = into or (chosen[0] if len(chosen) == 1 else store.create("analyze", "comparison", argv=sys.argv))
+    on_progress("drawing figures")
+    drawn = draw_figures("train", [ArmView(arm.label, arm.runs) for arm in grouped], entry.figures_dir)
+    written = [path for run in chosen for path in _derived_files(run)]
+    report = Report(
+        runs=tuple(merged.values()),
+        summaries=summaries,
+        arms=tuple(grouped),
+        comparisons=tuple(comparisons),
+        findings=tuple(findings),
+        folder=entry,
+        figures=tuple(path for path in drawn if path.suffix == ".png"),
+        files=(*written, *(path for path in drawn if path.suffix != ".png"), *_overall_files(entry, chosen)),
+    )
+    _write(report)
+    if into is None and len(chosen) > 1:
+        entry.update(status="completed", exit_code=0)
+    return report
+
+
+def arms_of(entry: Run, store: RunStore) -> dict[str, list[Run]]:
+    """The arms of an earlier comparison, so that it can be analyzed again in its own folder.
+
+    Raises:
+        RecordError: its comparison.json cannot be read.
+        RunLookupError: one of its runs is gone.
+    """
+    path = entry.path / COMPARISON_FILE
+    try:
+        arms = json.loads(path.read_text(encoding="utf-8"))["arms"]
+        return {arm["name"]: [store.resolve(run_id) for run_id in arm["runs"]] for arm in arms}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path}: cannot be read: {error!r}", "Name its runs instead.") from error
+
+
+def arm_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the metrics per arm (means over launches) and the improvements, for people."""
+    rows = _arm_rows(report)
+    return tables.readable(rows, len(report.comparisons))
+
+
+def _arm_rows(report: Report) -> tables.Rows:
+    columns = {arm.label: means([report.summaries[run.run.id] for run in arm.runs]) for arm in report.arms}
+    gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
+    return tables.summary_rows(columns, gains)
+
+
+def _write(report: Report) -> None:
+    """Tables over all runs, for several runs; a single run has its own already."""
+    folder = report.folder.path
+    if _overall_files(report.folder, [run.run for run in report.runs]):
+        rows = _arm_rows(report)
+        write_text(folder / "summary.csv", rows.write_csv())
+        write_text(folder / "summary.md", _summary_markdown(report, rows))
+        write_json(folder / COMPARISON_FILE, report.as_dict())
+    else:
+        write_json(folder / "checks.json", {"checks": [finding.as_dict() for finding in report.findings]})
+        with (folder / "summary.md").open("a", encoding="utf-8") as file:
+            file.write(f"\n## Checks\n\n{tables.findings_markdown(report.findings)}\n")
+
+
+def _summary_markdown(report: Report, rows: tables.Rows) -> str:
+    verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
+    return "\n\n".join(
+        [
+            f"# {' against '.join(arm.label for arm in report.arms)}",
+            *verdicts,
+            tables.markdown(rows, len(report.comparisons)),
+            f"Means over launches. {tables.LEGEND}",
+            "## Checks",
+            tables.findings_markdown(report.findings) + "\n",
+        ]
+    )
+
+
+def _recovered(comparison: Comparison) -> str:
+    found = comparison.recovery
+    if found is None:
+        return ""
+    sentence = found.sentence(comparison.baseline.label)
+    return f" {sentence[0].upper()}{sentence[1:]}."
+
+
+def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
+    """Files of an analysis over several runs; none when the entry is the run itself."""
+    if len(runs) == 1 and entry.id == runs[0].id:
+        return []
+    return [entry.path / name for name in (COMPARISON_FILE, "summary.csv", "summary.md")]
+
+
+def _derived_files(run: Run) -> list[Path]:
+    return [path for name in (PARQUET, CSV, *SUMMARY_FILES) if (path := run.path / name).is_file()]
+
+
+def _folders(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs, each with the folders that belong to it: several when its nodes did not share one.
+
+    Raises:
+        UsageError: the same folder twice, or one that holds no training run.
+    """
+    folders: dict[str, list[Run]] = {}
+    for run in runs:
+        of_run = folders.setdefault(run.id, [])
+        if any(run.path.resolve() == other.path.resolve() for other in of_run):
+            raise UsageError(
+                f"run {run.label} is named twice", "Name every run once; an arm's launches are several runs."
+            )
+        command = run.record().command
+        if command not in WITH_ROWS:
+            raise UsageError(
+                f"run {run.label} is an entry of `{command}`, analyze reads training runs",
+                f"dynbench report {run.label} shows it; dynbench runs ls lists the runs.",
+            )
+        of_run.append(run)
+    return list(folders.values())

@@ -1,0 +1,129 @@
+"""Arms and pairs: which runs are launches of the same thing, and which launches are compared with which."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dynbench.analysis.merge import MergedRun
+from dynbench.config.digest import NOT_IDENTITY, config_digest
+from dynbench.errors import UsageError
+
+Pair = tuple[MergedRun, MergedRun]
+
+_NOT_IDENTITY = (*NOT_IDENTITY, "analysis")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison.
+
+    Attributes:
+        label: name in tables, figures and verdicts; unique among the arms compared.
+        runs: its launches in the order in which they started.
+    """
+
+    label: str
+    runs: tuple[MergedRun, ...]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The pairs of two arms.
+
+    Attributes:
+        pairs: baseline's launch and candidate's, in the order in which the baseline's started.
+        left_out: launches that have no partner, each with the reason.
+    """
+
+    pairs: tuple[Pair, ...]
+    left_out: tuple[str, ...]
+
+
+def group_runs(runs: Sequence[MergedRun]) -> list[Arm]:
+    """Runs of equal configuration, but for the seed and where they ran, as one arm; in order of first mention."""
+    groups: dict[str, list[MergedRun]] = defaultdict(list)
+    for merged in runs:
+        groups[config_digest(merged.run.config(), _NOT_IDENTITY)].append(merged)
+    members = list(groups.values())
+    return [
+        Arm(label, tuple(sorted(group, key=_started))) for label, group in zip(_labels(members), members, strict=True)
+    ]
+
+
+def named_arms(arms: Mapping[str, Sequence[MergedRun]]) -> list[Arm]:
+    """Arms as an experiment names them, also where their configurations are equal (A/A).
+
+    Raises:
+        UsageError: an arm without a run.
+    """
+    for label, runs in arms.items():
+        if not runs:
+            raise UsageError(f"arm {label!r} has no run that can be analyzed", "Launch it, or leave the arm out.")
+    return [Arm(label, tuple(sorted(runs, key=_started))) for label, runs in arms.items()]
+
+
+def pair_launches(baseline: Arm, candidate: Arm, *, partial: bool = False) -> Pairing:
+    """Pairs launches of equal seed in the order in which they started.
+
+    In ABBA order (the arms in order, then reversed, repeated) this pairs neighbours.
+
+    Args:
+        baseline: the arm compared with.
+        candidate: the arm compared.
+        partial: pair partial launches too, as long as they have a measured step, instead of leaving them out.
+    """
+    usable: set[str] = set()
+    left_out: list[str] = []
+    for run in (*baseline.runs, *candidate.runs):
+        if run.measured.height and (partial or not run.partial):
+            usable.add(run.run.id)
+        else:
+            left_out.append(f"{run.label} is partial ({'; '.join(run.lacks)})")
+    bases = [run for run in baseline.runs if run.run.id in usable]
+    waiting: dict[int, list[MergedRun]] = defaultdict(list)
+    for run in candidate.runs:
+        if run.run.id in usable:
+            waiting[run.facts.seed].append(run)
+    pairs: list[Pair] = []
+    for base in bases:
+        partners = waiting[base.facts.seed]
+        if partners:
+            pairs.append((base, partners.pop(0)))
+        else:
+            left_out.append(f"{base.label} has no partner with seed {base.facts.seed}")
+    left_out += [f"{run.label} has no partner with seed {seed}" for seed, rest in waiting.items() for run in rest]
+    return Pairing(tuple(pairs), tuple(left_out))
+
+
+def _started(merged: MergedRun) -> str:
+    return merged.facts.started
+
+
+def _labels(groups: Sequence[Sequence[MergedRun]]) -> list[str]:
+    """The policy where it tells the arms apart; else the run's name, or the policy with what differs."""
+    policies = Counter(group[0].facts.policy for group in groups)
+    labels = []
+    for first, *others in groups:
+        policy = first.facts.policy
+        if policies[policy] == 1:
+            labels.append(policy)
+        elif first.run.name and not others:
+            labels.append(first.label)
+        else:
+            rivals = [group for group in groups if group[0].facts.policy == policy]
+            labels.append(f"{policy} ({_distinctive(first, rivals)})")
+    repeated = Counter(labels)
+    return [label if repeated[label] == 1 else f"{label} #{index + 1}" for index, label in enumerate(labels)]
+
+
+def _distinctive(run: MergedRun, groups: Sequence[Sequence[MergedRun]]) -> str:
+    """The settings of a run that not all arms share, at most three."""
+    others = [group[0].facts.config for group in groups]
+    differing = [
+        f"{key.partition('.')[2]}={value}"
+        for key, value in run.facts.config.items()
+        if key not in NOT_IDENTITY and any(other.get(key) != value for other in others)
+    ]
+    return ", ".join(differing[:3]) or run.run.id

@@ -1,0 +1,62 @@
+"""What a check sees and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from dynbench.analysis.arms import Arm
+from dynbench.analysis.comparison import Comparison
+from dynbench.analysis.merge import MergedRun
+from dynbench.config.schema import Analysis
+
+Severity = Literal["info", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a check may look at.
+
+    Attributes:
+        arms: all arms; one for a single run.
+        comparisons: of the further arms with the first; empty for a single arm.
+        settings: thresholds that the user may set.
+    """
+
+    arms: Sequence[Arm]
+    comparisons: Sequence[Comparison]
+    settings: Analysis
+
+    @property
+    def runs(self) -> Iterator[MergedRun]:
+        """All launches of all arms."""
+        return (run for arm in self.arms for run in arm.runs)
+
+    @property
+    def measured_runs(self) -> Iterator[MergedRun]:
+        """All launches that have a measured step."""
+        return (run for run in self.runs if run.measured.height)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a check found.
+
+    Attributes:
+        severity: `info` explains, `warn` makes the numbers less certain, `fail` makes them wrong.
+        seen: which run or arm, and the value.
+        limit: what it was held against.
+        hint: what to do next.
+        id: the check, set by the registry.
+    """
+
+    severity: Severity
+    seen: str
+    limit: str
+    hint: str
+    id: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """The `checks` entry of JSON.md."""
+        return asdict(self)

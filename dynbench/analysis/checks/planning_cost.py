@@ -1,0 +1,23 @@
+"""Planning that costs a notable part of the step; its time is inside the step time in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynbench.analysis.checks.finding import Evidence, Finding
+
+LIMIT = 0.01
+
+
+def check(evidence: Evidence) -> Iterator[Finding]:
+    """One finding per arm whose first launch spends more than `LIMIT` on planning."""
+    for arm in evidence.arms:
+        steps = arm.runs[0].measured
+        share = float(steps["plan_ms_mean"].sum()) / float(steps["step_time_max_ms"].sum()) if steps.height else 0.0
+        if share > LIMIT:
+            yield Finding(
+                "warn",
+                f"{arm.label}: planning takes {100 * share:.1f} % of the step time",
+                f"{100 * LIMIT:.0f} %",
+                "Use a cheaper solver (--solver greedy) or a smaller buffer or window.",
+            )

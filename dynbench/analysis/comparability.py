@@ -1,0 +1,95 @@
+"""Which settings and facts must agree before two runs may be compared, and which may be what is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dynbench.analysis.merge import MergedRun
+
+Differences = dict[str, tuple[object, object]]
+
+MAY_DIFFER = (
+    "schedule",
+    "sync",
+    "compress",
+    "probe",
+    "analysis",
+    "train.precision",
+    "train.eval_every",
+    "train.eval_samples",
+    "launch.slowdown",
+    "launch.timeout_s",
+    "launch.node_rank",
+    "launch.rdzv_endpoint",
+    "launch.rdzv_id",
+    "workload.cache_dir",
+)
+"""Sections and keys that arms may differ in; every other key of the configuration must agree."""
+
+ENVIRONMENT = ("dynbench", "python", "cpu_model", "packages.torch", "packages.transformers", "packages.numpy")
+"""Facts of env.json that must agree, where both runs know them."""
+
+CIRCUMSTANCES = ("host", "platform", "cpu_governor", "cpu_cores.usable", "git.commit", "packages.triton")
+"""Facts that may differ but are worth a warning."""
+
+
+def forbidden_differences(a: MergedRun, b: MergedRun) -> Differences:
+    """Keys because of which two runs cannot be compared, each with both values; empty when they can."""
+    left, right = a.facts.config, b.facts.config
+    found: Differences = {
+        key: (left.get(key), right.get(key))
+        for key in dict.fromkeys((*left, *right))
+        if left.get(key) != right.get(key) and not may_differ(key)
+    }
+    if a.world_size != b.world_size:
+        found["world_size"] = (a.world_size, b.world_size)
+    for key in (*ENVIRONMENT, "data.fingerprint"):
+        _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
+    _add_if_different(found, "env.devices", device_names(a.facts.env), device_names(b.facts.env))
+    return found
+
+
+def circumstances_that_differ(a: MergedRun, b: MergedRun) -> Differences:
+    """Facts of the environment that differ without forbidding a comparison."""
+    found: Differences = {}
+    for key in CIRCUMSTANCES:
+        _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
+    return found
+
+
+def compared_settings(a: MergedRun, b: MergedRun) -> Differences:
+    """The settings in which two runs differ and may: what the comparison is about."""
+    left, right = a.facts.config, b.facts.config
+    return {key: (left[key], right.get(key)) for key in left if left[key] != right.get(key) and may_differ(key)}
+
+
+def describe(differences: Differences) -> str:
+    """`train.seed (0 and 1), env.cpu_model (…)` in one line."""
+    return ", ".join(f"{key} ({a} and {b})" for key, (a, b) in differences.items())
+
+
+def fact(env: Mapping[str, object], key: str) -> object:
+    """The value at a dotted path of env.json, None where it is unknown."""
+    value: object = env
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def device_names(env: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Names of the ranks' accelerators in order of rank; None where there are none or they are unknown."""
+    devices = fact(env, "devices.ranks")
+    if not isinstance(devices, list):
+        return None
+    names = [device.get("name") for device in devices if isinstance(device, Mapping)]
+    return tuple(str(name) for name in names) if any(names) else None
+
+
+def may_differ(key: str) -> bool:
+    """Whether arms may differ in this key of the configuration."""
+    return key in MAY_DIFFER or key.partition(".")[0] in MAY_DIFFER
+
+
+def _add_if_different(found: Differences, key: str, a: object, b: object) -> None:
+    if a is not None and b is not None and a != b:
+        found[key] = (a, b)

@@ -1,0 +1,193 @@
+"""The comparison of two arms: comparable at all, at which level, how much faster, and with what certainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches
+from dynbench.analysis.comparability import Differences, compared_settings, describe, forbidden_differences
+from dynbench.analysis.levels import Level, comparison_level, loss_difference
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.metrics import METRICS, improvement_percent, means
+from dynbench.analysis.prediction import predicted_speedup
+from dynbench.analysis.recovery import Recovery, recovery
+from dynbench.analysis.stats import Ratio, paired_ratio
+from dynbench.analysis.summary import summary_of
+from dynbench.analysis.verdict import Verdict, decide, sentence
+from dynbench.config.schema import Analysis
+from dynbench.errors import NotComparable
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One candidate against the baseline.
+
+    Attributes:
+        baseline, candidate: the arms.
+        pairing: their pairs, and the launches left out.
+        verdict: the word, and `reason` the sentence with the numbers.
+        level: how far both did the same work.
+        speedup: baseline's seconds per real token over the candidate's, None where nothing could be paired.
+        noise: the threshold applied.
+        confidence: level of the interval.
+        loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only.
+        improvement_percent: by metric key, means over launches.
+        predicted: speed-up that the probe behind a run predicted, None without one.
+        recovery: share of what the baseline loses against the bound that the candidate gives back, None where there
+            is no telling.
+        compared: settings that differ and may.
+        forbidden: keys that differ and may not, in a forced comparison.
+    """
+
+    baseline: Arm
+    candidate: Arm
+    pairing: Pairing
+    verdict: Verdict
+    reason: str
+    level: Level
+    speedup: Ratio
+    noise: float
+    confidence: float
+    loss_max_rel_diff: float | None
+    improvement_percent: dict[str, float]
+    predicted: float | None
+    recovery: Recovery | None
+    compared: Differences
+    forbidden: Differences = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        """The `comparison` object of JSON.md, less the identity of its folder."""
+        low, high = self.speedup.low, self.speedup.high
+        return {
+            "baseline": self.baseline.label,
+            "candidate": self.candidate.label,
+            "verdict": self.verdict.value,
+            "reason": self.reason,
+            "level": self.level,
+            "speedup": self.speedup.estimate,
+            "ci95": None if low is None or high is None else [low, high],
+            "confidence": self.confidence,
+            "predicted_speedup": self.predicted,
+            "bound_speedup": self.recovery.bound_speedup if self.recovery else None,
+            "recovered_share": self.recovery.share if self.recovery else None,
+            "overhead_share": self.recovery.overhead_share if self.recovery else None,
+            "noise_threshold": self.noise,
+            "launches": self.speedup.pairs,
+            "same_work": self.level != "stream",
+            "loss_max_rel_diff": self.loss_max_rel_diff,
+            "improvement_percent": self.improvement_percent,
+            "left_out": list(self.pairing.left_out),
+            "compared": {key: list(values) for key, values in self.compared.items()},
+            "forced_over": {key: list(values) for key, values in self.forbidden.items()},
+        }
+
+
+def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False) -> list[Comparison]:
+    """Compares every further arm with the first.
+
+    An arm of the baseline's own configuration is an A/A arm: its interval's half-width raises the noise threshold of
+    the others.
+
+    Args:
+        arms: the baseline, then the candidates.
+        settings: threshold and confidence.
+        force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
+
+    Raises:
+        NotComparable: keys differ that may not, or no whole launches are left to pair.
+    """
+    baseline, candidates = arms[0], arms[1:]
+    noise = settings.noise_threshold
+    for arm in candidates:
+        if _is_same_configuration(baseline, arm):
+            half_width = _compare(baseline, arm, settings, settings.noise_threshold, force).speedup.half_width
+            noise = max(noise, math.expm1(half_width) if half_width is not None else 0.0)
+    return [
+        _compare(
+            baseline, arm, settings, settings.noise_threshold if _is_same_configuration(baseline, arm) else noise, force
+        )
+        for arm in candidates
+    ]
+
+
+def seconds_per_token(merged: MergedRun) -> float:
+    """Total measured step time over total real tokens, seconds."""
+    steps = merged.measured
+    return float(steps["step_time_max_ms"].sum()) / 1000 / float(steps["real_tokens"].sum())
+
+
+def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, force: bool) -> Comparison:
+    pairing = pair_launches(baseline, candidate, partial=force)
+    forbidden = _forbidden(baseline, candidate, pairing, force)
+    pairs = pairing.pairs
+    level = comparison_level(pairs)
+    speedup = paired_ratio(
+        [seconds_per_token(base) for base, _ in pairs],
+        [seconds_per_token(other) for _, other in pairs],
+        settings.confidence,
+    )
+    verdict = Verdict.INCOMPARABLE if forbidden else decide(speedup, noise)
+    return Comparison(
+        baseline=baseline,
+        candidate=candidate,
+        pairing=pairing,
+        verdict=verdict,
+        reason=(
+            f"they differ in {describe(forbidden)}"
+            if forbidden
+            else sentence(verdict, baseline.label, candidate.label, speedup, noise, settings.confidence)
+            + _virtual_note(pairs[0][0])
+        ),
+        level=level,
+        speedup=speedup,
+        noise=noise,
+        confidence=settings.confidence,
+        loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
+        improvement_percent=_improvements(pairs),
+        predicted=predicted_speedup(*pairs[0]),
+        recovery=recovery(pairs),
+        compared=compared_settings(*pairs[0]),
+        forbidden=forbidden,
+    )
+
+
+def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> Differences:
+    """Keys that forbid the comparison, which only a forced one survives.
+
+    Raises:
+        NotComparable: there are some and the comparison is not forced, or nothing is paired.
+    """
+    found: Differences = {}
+    for base, other in pairing.pairs or ((baseline.runs[0], candidate.runs[0]),):
+        found |= forbidden_differences(base, other)
+    if found and not (force and pairing.pairs):
+        raise NotComparable(
+            f"{baseline.label} and {candidate.label} cannot be compared, they differ in {describe(found)}",
+            "Train both with the same values, or add --force to see the numbers without a verdict.",
+        )
+    if not pairing.pairs:
+        raise NotComparable(
+            f"{baseline.label} and {candidate.label} cannot be compared: {'; '.join(pairing.left_out)}",
+            "Launch what is missing again with the same seed; --force takes partial launches as they are.",
+        )
+    return found
+
+
+def _virtual_note(merged: MergedRun) -> str:
+    return f" (virtual ranks; communication: {merged.facts.comm_model})" if merged.facts.virtual else ""
+
+
+def _is_same_configuration(baseline: Arm, arm: Arm) -> bool:
+    return not compared_settings(baseline.runs[0], arm.runs[0])
+
+
+def _improvements(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Improvement of every metric that both arms have, means over the paired launches."""
+    before = means([summary_of(base) for base, _ in pairs])
+    after = means([summary_of(other) for _, other in pairs])
+    gains = {
+        metric.key: improvement_percent(metric, before.get(metric.key), after.get(metric.key)) for metric in METRICS
+    }
+    return {key: gain for key, gain in gains.items() if gain is not None}

@@ -1,0 +1,86 @@
+"""Where scheduling pays: speed-up over the part of a step that is launch overhead, one mark per comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dynbench.analysis.figures import style
+from dynbench.errors import RecordError
+from dynbench.runs.run import Run
+
+CELLS_FILE = "cells.json"
+"""In the folder of several comparisons: `cells`, each with its settings and the id of its comparison."""
+
+LAUNCHERS = ("torchrun", "virtual")
+COLUMNS = {
+    "cell": pl.String,
+    "candidate": pl.String,
+    "launcher": pl.String,
+    "overhead_share": pl.Float64,
+    "speedup": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "predicted_speedup": pl.Float64,
+    "bound_speedup": pl.Float64,
+}
+
+
+def draw(source: Run) -> style.Drawing | None:
+    """Measured speed-ups with their intervals, what the probe predicted, and the break-even line."""
+    table = pl.DataFrame(list(_rows(source)), schema=COLUMNS, orient="row").drop_nulls(("overhead_share", "speedup"))
+    if not table.height:
+        return None
+    figure, (axes,) = style.new_figure(
+        "Speed-up over the part of a step that is launch overhead",
+        f"{source.label}: n = {table['cell'].n_unique()} comparisons. Overhead is the part of the slowest rank's "
+        "compute that does not grow with its tokens, fitted to the baseline's rows. Filled: measured, with the "
+        "interval; hollow: predicted by the probe. Above the line at 1 scheduling pays.",
+        height_in=5.2,
+    )
+    for index, candidate in enumerate(table["candidate"].unique(maintain_order=True)):
+        for shape, launcher in enumerate(LAUNCHERS):
+            part = table.filter(candidate=candidate, launcher=launcher)
+            if not part.height:
+                continue
+            kind = "virtual" if launcher == "virtual" else "real"
+            look: dict[str, Any] = {"color": style.color(index), "marker": style.marker(shape), "linestyle": ""}
+            axes.vlines(part["overhead_share"], part["low"], part["high"], color=style.color(index), linewidth=1.4)
+            axes.plot(part["overhead_share"], part["speedup"], label=f"{candidate}, {kind} ranks", markersize=6, **look)
+            axes.plot(part["overhead_share"], part["predicted_speedup"], fillstyle="none", markersize=6, **look)
+    axes.axhline(1, color=style.INK, linewidth=1)
+    axes.set_xlim(-0.03, 1.03)
+    style.label_axes(axes, "launch overhead, part of the slowest rank's compute", "speed-up over the baseline")
+    style.legend_of_figure(figure, axes)
+    return style.Drawing(figure, table)
+
+
+def _rows(source: Run) -> Iterator[dict[str, object]]:
+    """One per comparison and candidate; comparisons that have not ended are left out."""
+    for cell in _read(source.path / CELLS_FILE)["cells"]:
+        path = source.path.parent / str(cell["comparison"]) / "comparison.json"
+        if not path.is_file():
+            continue
+        content = _read(path)
+        launcher = content["runs"][0]["summary"]["launcher"]
+        for found in content["comparisons"]:
+            low, high = found["ci95"] or (None, None)
+            yield {
+                "cell": ", ".join(f"{key}={value}" for key, value in cell["settings"].items()),
+                "launcher": launcher,
+                "low": low,
+                "high": high,
+                **{key: found.get(key) for key in COLUMNS if key not in ("cell", "launcher", "low", "high")},
+            }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: cannot be read ({error})", "Compare again.") from error
+    return content

@@ -1,0 +1,186 @@
+"""The look of every figure, and the only place that chooses a matplotlib backend.
+
+Figures use the object interface (`Figure`, `Axes`), never pyplot, so nothing is global and nothing needs a display.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+FloatArray = NDArray[np.float64]
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's colours (Color Universal Design, 2008) without yellow, which is lost on white; one per arm."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""Told apart without colour, in the order of `PALETTE`."""
+
+INK = "#222222"
+FAINT_INK = "#666666"
+
+TITLE_IN = 0.42
+LEGEND_LINE_IN = 0.2
+CAPTION_LINE_IN = 0.145
+CAPTION_CHARACTERS_PER_INCH = 16.8
+
+RC: dict[RcKeyType, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "axes.edgecolor": FAINT_INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "text.color": INK,
+    "xtick.color": FAINT_INK,
+    "ytick.color": FAINT_INK,
+    "figure.dpi": 110,
+    "savefig.dpi": 150,
+}
+"""Settings under which `draw_figures` draws and saves."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure and the numbers in it.
+
+    Attributes:
+        figure: ready to be saved.
+        table: every plotted number, one row per point, written as CSV beside the PNG.
+    """
+
+    figure: Figure
+    table: pl.DataFrame
+
+
+def color(index: int) -> str:
+    """Colour of the arm or series at this position."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def marker(index: int) -> str:
+    """Marker of the arm or series at this position."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def new_figure(
+    title: str,
+    caption: str,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    width_in: float = 8.0,
+    height_in: float = 4.5,
+    share_x: bool = False,
+    share_y: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure with a title above and a wrapped caption below that never overlaps the axes.
+
+    Args:
+        title: one line that says what is shown.
+        caption: runs, their number, what was left out, how lines were smoothed.
+        rows: of the grid of axes.
+        columns: of the grid of axes.
+        width_in: of the whole figure, inches.
+        height_in: of the whole figure, title and caption included, inches.
+        share_x: one horizontal scale for all axes.
+        share_y: one vertical scale for all axes.
+
+    Returns:
+        The figure and its axes, row by row.
+    """
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.text(0.1 / width_in, 1 - 0.1 / height_in, title, va="top", fontsize=12, fontweight="bold")
+    lines = textwrap.wrap(caption, width=int(width_in * CAPTION_CHARACTERS_PER_INCH))
+    figure.text(0.1 / width_in, 0.06 / height_in, "\n".join(lines), va="bottom", fontsize=8, color=FAINT_INK)
+    _reserve(figure, top_in=TITLE_IN, bottom_in=0.12 + CAPTION_LINE_IN * len(lines))
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
+    return figure, [axes for row in grid for axes in row]
+
+
+def _reserve(figure: Figure, *, top_in: float = 0.0, bottom_in: float = 0.0) -> None:
+    """Takes bands at the top and the bottom, in inches, away from what the axes may use."""
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    x, y, width, height = engine.get()["rect"]
+    bottom, top = bottom_in / figure.get_figheight(), top_in / figure.get_figheight()
+    engine.set(rect=(x, y + bottom, width, height - bottom - top))
+
+
+def label_axes(axes: Axes, x: str, y: str, *, title: str = "", from_zero: bool = True) -> None:
+    """Axis labels (with units), an optional title, and a vertical axis that starts at zero unless told otherwise."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if title:
+        axes.set_title(title)
+    if from_zero:
+        axes.set_ylim(bottom=0)
+
+
+def legend_of_figure(figure: Figure, axes: Axes) -> None:
+    """One legend for all panels, taken from one of them, between the title and the panels: it covers no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = _legend_columns(labels, figure.get_figwidth())
+    anchor = (0.02 / figure.get_figwidth(), 1 - TITLE_IN / figure.get_figheight())
+    figure.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=anchor, ncols=columns, handlelength=1.6, borderaxespad=0
+    )
+    _reserve(figure, top_in=0.1 + LEGEND_LINE_IN * -(-len(labels) // columns))
+
+
+def _legend_columns(labels: Sequence[str], width_in: float) -> int:
+    """The most columns whose longest labels fit beside each other (legends fill column by column)."""
+    for columns in range(len(labels), 1, -1):
+        longest = [max(map(len, part)) for part in np.array_split(np.array(labels), columns)]
+        if sum(0.58 + 0.068 * characters for characters in longest) < width_in - 0.2:
+            return columns
+    return 1
+
+
+def smooth(values: Sequence[float] | FloatArray, window: int) -> FloatArray:
+    """Centred rolling mean over `window` points, shorter at the ends; same shape as the input."""
+    series = pl.Series(np.asarray(values, dtype=np.float64))
+    return series.rolling_mean(max(1, window), min_samples=1, center=True).to_numpy()
+
+
+def smoothing_window(points: int) -> int:
+    """Points that one smoothed value covers: about a twelfth of the series, odd, at least 5."""
+    return max(5, points // 12) | 1
+
+
+def save(drawing: Drawing, stem: Path) -> list[Path]:
+    """Writes `stem`.png and `stem`.csv; returns both paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    png, csv = stem.with_suffix(".png"), stem.with_suffix(".csv")
+    drawing.figure.savefig(png)
+    drawing.table.write_csv(csv)
+    return [png, csv]

@@ -1,0 +1,121 @@
+"""One typical step as a timeline, ranks as rows, the arms above each other: who computes, who waits, when all end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+
+from dynbench.analysis.figures import style
+from dynbench.analysis.figures.phases import PHASES, WAIT_EDGE
+from dynbench.analysis.figures.views import ArmView, caption, drawable
+
+MOST_ROWS = 24
+"""Ranks shown per arm; of more, the slowest and an even selection of the others."""
+
+
+def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
+    """The first launch of every arm at the same step."""
+    arms = drawable(arms)
+    step = typical_step(arms)
+    if step is None:
+        return None
+    tables = [step_rows(arm, step) for arm in arms]
+    shown = max(table.height for table in tables)
+    same_work = len({int(table["work_hash"].sum()) for table in tables}) == 1
+    height_in = 2.0 + len(arms) * (0.62 + 0.30 * min(shown, 8) + 0.13 * max(0, shown - 8))
+    figure, panels = style.new_figure(
+        f"One step, rank by rank (step {step})",
+        caption(arms, *_notes(arms, same_work, shown)),
+        rows=len(arms),
+        width_in=10,
+        height_in=height_in,
+        share_x=True,
+    )
+    end = max(float(table["step_time_max_ms"][0]) for table in tables)
+    for axes, arm, table in zip(panels, arms, tables, strict=True):
+        _draw_arm(axes, arm.label, table, end)
+    panels[-1].set_xlabel("time since the step began (ms)")
+    style.legend_of_figure(figure, panels[0])
+    columns = ["arm", "step", "rank", "local_batch", "max_seq_len_in_batch", "padded_tokens", "step_time_max_ms"]
+    return style.Drawing(figure, pl.concat(tables).select(*columns, *(phase.column for phase in PHASES)))
+
+
+def typical_step(arms: Sequence[ArmView]) -> int | None:
+    """The measured step of all arms nearest the medians of their step times, ratios to the first arm, and waiting."""
+    tables = [
+        arm.runs[0].measured.select(
+            "step",
+            pl.col("step_time_max_ms").log().alias(f"log_ms_{index}"),
+            (pl.col("wait_ms_mean") / pl.col("step_time_max_ms")).alias(f"wait_{index}"),
+        )
+        for index, arm in enumerate(arms)
+    ]
+    if not tables:
+        return None
+    together = reduce(lambda left, right: left.join(right, on="step"), tables)
+    if not together.height:
+        return None
+    log_ms = together.select(pl.col("^log_ms_.*$")).to_numpy()
+    waits = together.select(pl.col("^wait_.*$")).to_numpy()
+    facts = np.hstack([log_ms[:, :1], log_ms[:, 1:] - log_ms[:, :1], waits])
+    distance = np.abs(facts - np.median(facts, axis=0)).sum(axis=1)
+    return int(together["step"][int(distance.argmin())])
+
+
+def step_rows(arm: ArmView, step: int) -> pl.DataFrame:
+    """One row per shown rank of the arm's first launch, with every phase in ms."""
+    rows = arm.runs[0].rank_rows(step).with_columns(arm=pl.lit(arm.label))
+    known = pl.sum_horizontal(phase.column for phase in PHASES if phase.column != "other_ms")
+    rows = rows.with_columns(other_ms=(pl.col("step_time_ms") - known).clip(lower_bound=0))
+    if rows.height <= MOST_ROWS:
+        return rows
+    even = np.linspace(0, rows.height - 1, MOST_ROWS - 1).round().astype(int)
+    chosen = sorted({*even.tolist(), int(rows["compute_ms"].arg_max() or 0)})
+    return rows[chosen]
+
+
+def _draw_arm(axes: Axes, label: str, rows: pl.DataFrame, end: float) -> None:
+    left = np.zeros(rows.height)
+    places = np.arange(rows.height)
+    for phase in PHASES:
+        ms = rows[phase.column].to_numpy().astype(np.float64)
+        axes.barh(
+            places,
+            ms,
+            left=left,
+            height=0.74,
+            color=phase.color,
+            hatch=phase.hatch,
+            edgecolor=WAIT_EDGE if phase.hatch else "none",
+            linewidth=0,
+            label=phase.title,
+        )
+        left += ms
+    step_ms = float(rows["step_time_max_ms"][0])
+    waiting = float(rows["wait_ms"].sum()) / (step_ms * rows.height)
+    axes.axvline(step_ms, color=style.INK, linewidth=1.2, linestyle="--")
+    axes.set_title(f"{label}: {step_ms:.3g} ms, {100 * waiting:.0f} % of the ranks' time is waiting")
+    axes.set_yticks(places, [_work(row) for row in rows.iter_rows(named=True)], fontsize=8 if rows.height <= 8 else 6)
+    axes.set_ylim(rows.height - 0.45, -0.55)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.set_xlim(0, end * 1.02)
+
+
+def _work(row: dict[str, object]) -> str:
+    split = "" if row["micro_batches"] == 1 else f" in {row['micro_batches']}"
+    return f"rank {row['rank']}: {row['local_batch']} samples{split}, {row['padded_tokens']:,} tokens"
+
+
+def _notes(arms: Sequence[ArmView], same_work: bool, shown: int) -> list[str]:
+    notes = ["A typical step: step times, ratios and waiting nearest their medians; first launch of each arm."]
+    if len(arms) > 1:
+        notes.append("All arms compute the same samples." if same_work else "The arms' samples differ in this step.")
+    if shown < arms[0].runs[0].world_size:
+        notes.append(f"{shown} of {arms[0].runs[0].world_size} ranks are shown, the slowest among them.")
+    notes.append("Compute is forward and backward; dashed: the step ends for all. Tokens are padded tokens.")
+    return notes

@@ -1,0 +1,188 @@
+"""Merging the ranks' files of a run into one table, and into one row per step.
+
+Statistics use complete steps only: those for which every rank whose file can be used has a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import polars as pl
+
+from dynbench.analysis.facts import RunFacts, read_facts
+from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_file
+from dynbench.analysis.steps import MERGED_COLUMNS, step_table
+from dynbench.errors import RecordError
+from dynbench.runs.run import Run
+
+log = logging.getLogger(__name__)
+
+CSV_ROWS = 1_000_000
+"""The CSV copy of more rows than this is written on request only."""
+
+PARQUET = "merged_metrics.parquet"
+CSV = "merged_metrics.csv"
+
+
+@dataclass(frozen=True, eq=False)
+class MergedRun:
+    """A run's rows in a form that all statistics, checks and figures read.
+
+    Attributes:
+        run: where it comes from.
+        facts: its configuration, environment and status.
+        steps: one row per complete step in order of step, warm-up included; columns are in `steps.step_table`.
+        rows: rows of all ranks that could be read, warm-up included.
+        ranks: ranks whose file can be used.
+        missing_ranks: ranks that were launched and have no usable row.
+        incomplete_steps: steps for which some of `ranks` has no row.
+        torn_lines: lines of rank files that were dropped.
+        notes: what was wrong with which file.
+        evaluations: step, loss, accuracy, samples of every evaluation, in order of step.
+    """
+
+    run: Run
+    facts: RunFacts
+    steps: pl.DataFrame
+    rows: int
+    ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...] = ()
+    incomplete_steps: int = 0
+    torn_lines: int = 0
+    notes: tuple[str, ...] = ()
+    evaluations: pl.DataFrame = field(default_factory=pl.DataFrame)
+
+    @cached_property
+    def measured(self) -> pl.DataFrame:
+        """Complete steps after the warm-up."""
+        return self.steps.filter(~pl.col("warmup"))
+
+    @property
+    def label(self) -> str:
+        """Name or id."""
+        return self.run.label
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the launch (G)."""
+        return self.facts.world_size or len(self.ranks) + len(self.missing_ranks)
+
+    @cached_property
+    def lacks(self) -> tuple[str, ...]:
+        """What is missing for a whole run, in words; empty for a whole one."""
+        return tuple(self._lacks())
+
+    @property
+    def partial(self) -> bool:
+        """Whether something of the run is missing."""
+        return bool(self.lacks)
+
+    def _lacks(self) -> Iterator[str]:
+        if self.facts.status != "completed":
+            yield f"status is {self.facts.status}"
+        if self.missing_ranks:
+            named = ", ".join(str(rank) for rank in self.missing_ranks[:8])
+            yield f"{len(self.missing_ranks)} of {self.world_size} ranks have no rows (rank {named})"
+        if self.measured.height < self.facts.steps:
+            yield f"{self.measured.height} of {self.facts.steps} measured steps"
+
+    def rank_rows(self, step: int) -> pl.DataFrame:
+        """The merged rows of one step, one per rank in order of rank."""
+        rows = pl.scan_parquet(self.run.path / PARQUET).filter(pl.col("step") == step)
+        return rows.collect().sort("rank")
+
+
+def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = None) -> MergedRun:
+    """Reads what a run's ranks wrote and writes `merged_metrics.parquet` (and .csv) into its folder.
+
+    Rows stand rank by rank, each in order of step. To the ranks' columns the merge adds `exposed_comm_ms` (least
+    `sync_ms` of the step: what even the last rank to arrive spends), `wait_ms` (`sync_ms` less that), `global_batch`,
+    `step_time_max_ms`, `loss_global` (mean over the step's samples), and the throughputs of the step in samples and
+    real tokens per second.
+
+    Args:
+        run: what to merge; the merged files go into its folder.
+        elsewhere: folders of the same run on other nodes, whose rank files belong to it too.
+        csv: write the CSV copy too; None writes it up to `CSV_ROWS` rows.
+
+    Raises:
+        RecordError: not a single row can be read (the message names what was found instead), or the run's record or
+            configuration cannot.
+    """
+    facts = read_facts(run)
+    files = [read_rank_file(rank, path) for rank, path in _rank_files([run, *elsewhere]).items()]
+    usable = [file.rows for file in files if file.rows is not None]
+    if not usable:
+        raise _no_row(run, facts, files)
+    rows = pl.concat(usable, how="diagonal_relaxed", rechunk=False)
+    steps, incomplete = step_table(rows, len(usable))
+    _write_merged(run, rows, steps, rows.height <= CSV_ROWS if csv is None else csv)
+    ranks = tuple(file.rank for file in files if file.rows is not None)
+    return MergedRun(
+        run=run,
+        facts=facts,
+        steps=steps,
+        rows=rows.height,
+        ranks=ranks,
+        missing_ranks=tuple(rank for rank in range(facts.world_size or 0) if rank not in ranks),
+        incomplete_steps=incomplete,
+        torn_lines=sum(file.torn_lines for file in files),
+        notes=tuple(file.note for file in files if file.note),
+        evaluations=_read_evaluations(run.path / "eval.csv"),
+    )
+
+
+def _rank_files(folders: Sequence[Run]) -> dict[int, Path]:
+    """Rank to file over all folders of a run; where two hold the same rank, the longer file counts."""
+    found: dict[int, Path] = {}
+    for folder in folders:
+        for rank, path in find_rank_files(folder.ranks_dir).items():
+            if rank not in found or path.stat().st_size > found[rank].stat().st_size:
+                found[rank] = path
+    return dict(sorted(found.items()))
+
+
+def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, csv: bool) -> None:
+    """Streams the rows with the per-step columns to disk; files appear under their name only when whole."""
+    per_step = steps.lazy().select("step", *MERGED_COLUMNS)
+    merged = (
+        rows.lazy()
+        .join(per_step, on="step", how="left", maintain_order="left")
+        .with_columns(wait_ms=pl.col("sync_ms") - pl.col("exposed_comm_ms").cast(pl.Float32))
+    )
+    _replace(run.path / PARQUET, lambda path: merged.sink_parquet(path))
+    if csv:
+        _replace(run.path / CSV, lambda path: merged.sink_csv(path))
+    else:
+        (run.path / CSV).unlink(missing_ok=True)
+        log.info("%s: %d rows, merged_metrics.csv left out; --csv writes it", run.label, rows.height)
+
+
+def _no_row(run: Run, facts: RunFacts, files: list[RankFile]) -> RecordError:
+    found = "; ".join(file.note for file in files if file.note) or f"no rank files in {run.ranks_dir}"
+    return RecordError(
+        f"run {run.label} ({facts.status}) has no row that can be read: {found}",
+        f"See {run.logs_dir} for why, and train again; `dynbench runs rm {run.id}` removes it.",
+    )
+
+
+def _read_evaluations(path: Path) -> pl.DataFrame:
+    """Rows of eval.csv (step, loss, accuracy or perplexity, samples); empty where the run never evaluated."""
+    if not path.is_file() or not path.stat().st_size:
+        return pl.DataFrame()
+    return pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True).drop_nulls()
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes beside the path and renames, so that a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        write(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

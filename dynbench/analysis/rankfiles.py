@@ -1,0 +1,98 @@
+"""Tolerant reading of the per-rank CSV files: what can be read is read, what cannot is counted and named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from dynbench.runs.records import COLUMNS
+
+_INTEGERS = {
+    "step": pl.Int32(),
+    "rank": pl.Int32(),
+    "warmup": pl.Int8(),
+    "local_batch": pl.Int32(),
+    "micro_batches": pl.Int32(),
+    "max_seq_len_in_batch": pl.Int32(),
+    "real_tokens": pl.Int32(),
+    "padded_tokens": pl.Int32(),
+    "work_hash": pl.UInt64(),
+    "skipped": pl.Int8(),
+    "bytes_raw": pl.Int64(),
+    "bytes_wire": pl.Int64(),
+}
+
+_FILE = re.compile(r"^rank_(\d+)\.csv$")
+
+
+def column_type(name: str) -> pl.DataType:
+    """Storage type of a column: times and memory in single precision, so that ten million rows fit in 1 GB."""
+    if name in _INTEGERS:
+        return _INTEGERS[name]
+    if name == "policy":
+        return pl.Categorical()
+    return pl.Float64() if name == "loss" else pl.Float32()
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """One rank's rows.
+
+    Attributes:
+        rank: from the file's name.
+        rows: the readable rows in order of step, or None where the file cannot be used.
+        torn_lines: lines dropped because they were incomplete or unreadable.
+        note: what was wrong with the file, empty when nothing was.
+    """
+
+    rank: int
+    rows: pl.DataFrame | None
+    torn_lines: int = 0
+    note: str = ""
+
+
+def find_rank_files(folder: Path) -> dict[int, Path]:
+    """Rank to file, for every `rank_<n>.csv` of a folder; empty when the folder does not exist."""
+    if not folder.is_dir():
+        return {}
+    matches = ((_FILE.match(path.name), path) for path in folder.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
+
+
+def read_rank_file(rank: int, path: Path) -> RankFile:
+    """Reads one file; a torn last line, unreadable lines and repeated steps are dropped and counted."""
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    torn = int(end < len(data))
+    data = data[:end]
+    if not data:
+        return RankFile(rank, None, torn, f"{path.name} is empty")
+    columns = data[: data.index(b"\n")].decode("utf-8", errors="replace").strip().split(",")
+    lacking = [name for name in COLUMNS if name not in columns]
+    if lacking:
+        return RankFile(rank, None, torn, f"{path.name} is of another version: it lacks {', '.join(lacking[:4])}")
+    rows = _parse(data, columns)
+    written = data.count(b"\n") - 1
+    rows = rows.filter(pl.all_horizontal(pl.col(COLUMNS).is_not_null()))
+    torn += written - rows.height
+    if rows.height and not rows["rank"].eq(rank).all():
+        return RankFile(rank, None, torn, f"{path.name} holds rows of rank {rows['rank'].unique().to_list()}")
+    if not rows.height:
+        return RankFile(rank, None, torn, f"{path.name} has no row")
+    if not rows["step"].is_sorted() or rows["step"].n_unique() < rows.height:
+        kept = rows.unique("step", keep="first").sort("step")
+        note = f"{path.name}: steps repeated or out of order, {rows.height - kept.height} rows dropped"
+        return RankFile(rank, kept, torn, note)
+    return RankFile(rank, rows, torn)
+
+
+def _parse(data: bytes, columns: list[str]) -> pl.DataFrame:
+    """All rows; cells that cannot be read become null."""
+    schema = {name: column_type(name) for name in columns}
+    try:
+        return pl.read_csv(data, schema=schema)
+    except pl.exceptions.PolarsError:
+        return pl.read_csv(data, schema=schema, ignore_errors=True, truncate_ragged_lines=True)

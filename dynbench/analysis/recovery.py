@@ -1,0 +1,135 @@
+"""How much of the time that the baseline loses a candidate gives back, against the least that any plan could take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dynbench.analysis.arms import Pair
+from dynbench.analysis.merge import PARQUET, MergedRun
+
+FloatArray = NDArray[np.float64]
+
+SPEEDS = "speeds.csv"
+"""Estimates of a run with `schedule.speeds=auto`, in its folder: step, rank, speed."""
+
+LEAST_LOSS = 0.01
+"""A loss below this part of the baseline's time is within its noise; no share of it is stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A candidate between the baseline and the bound.
+
+    Attributes:
+        bound_speedup: baseline's time over that of the bound on its own steps.
+        share: (baseline - candidate) / (baseline - bound), each in seconds per real token; None where the baseline
+            loses next to nothing.
+        overhead_share: part of the baseline's slowest rank's compute that does not grow with its tokens (alpha); 1
+            where a step is all launch overhead.
+    """
+
+    bound_speedup: float
+    share: float | None
+    overhead_share: float
+
+    def sentence(self, baseline: str) -> str:
+        """For people, without a full stop."""
+        bound = f"the bound on {baseline}'s steps is {self.bound_speedup:.3f} times as fast"
+        if self.share is None:
+            return f"{bound}: next to nothing is lost"
+        return f"{100 * self.share:.0f} % of what {baseline} loses is recovered; {bound}"
+
+
+def recovery(pairs: Sequence[Pair]) -> Recovery | None:
+    """What the candidates of the pairs recover together.
+
+    The bound leaves everything of a step as the baseline measured it but the slowest rank's compute, which becomes the
+    least that a plan of the same samples could reach with one micro-batch per rank and no padding (DESIGN, `measured`
+    bound): max((G*alpha + beta*sum(L)) / sum(speed), (alpha + beta*Lmax) / fastest). Alpha and beta are fitted to the
+    baseline's own rows, its ranks brought to full speed.
+
+    Returns:
+        None where times do not grow with padded tokens, or the arms' ranks were slowed differently.
+    """
+    baseline = candidate = bound = overhead = 0.0
+    for base, other in pairs:
+        found = _bound(base, other)
+        if found is None:
+            return None
+        bound_ms, overhead_share = found
+        tokens = float(base.measured["real_tokens"].sum())
+        baseline += _total_ms(base) / tokens
+        candidate += _total_ms(other) / float(other.measured["real_tokens"].sum())
+        bound += bound_ms / tokens
+        overhead += overhead_share / len(pairs)
+    lost = baseline - bound
+    share = (baseline - candidate) / lost if lost > LEAST_LOSS * baseline else None
+    return Recovery(baseline / bound, share, overhead)
+
+
+def _total_ms(run: MergedRun) -> float:
+    return float(run.measured["step_time_max_ms"].sum())
+
+
+def _bound(base: MergedRun, other: MergedRun) -> tuple[float, float] | None:
+    """Time of the baseline's measured steps, ms, were their compute as short as it can be; and its overhead's share."""
+    if base.facts.config["launch.slowdown"] != other.facts.config["launch.slowdown"]:
+        return None
+    speeds = relative_speeds(base, other)
+    fit = _fit(base, speeds)
+    if fit is None:
+        return None
+    alpha, beta = fit
+    steps = base.measured
+    tokens, longest = (steps[name].to_numpy().astype(np.float64) for name in ("real_tokens", "longest"))
+    ranks = len(speeds)
+    least = np.maximum((ranks * alpha + beta * tokens) / speeds.sum(), (alpha + beta * longest) / speeds.max())
+    slowest = steps["compute_ms_max"].to_numpy().astype(np.float64)
+    bound_ms = float((steps["step_time_max_ms"].to_numpy() - np.maximum(slowest - least, 0.0)).sum())
+    return bound_ms, float(min(1.0, alpha / slowest.mean()))
+
+
+def relative_speeds(*runs: MergedRun) -> FloatArray:
+    """Speed of each rank, 1 for the fastest, shape [G], as the first source that knows tells.
+
+    That is the stretching asked for in `launch.slowdown`, then `schedule.speeds`, then the last estimate of a run; else
+    ranks count as equal.
+    """
+    ranks = runs[0].world_size
+    found = next((speeds for run in runs for speeds in _known_speeds(run, ranks)), np.ones(ranks))
+    relative: FloatArray = found / found.max()
+    return relative
+
+
+def _known_speeds(run: MergedRun, ranks: int) -> Iterator[FloatArray]:
+    slowdown, speeds = run.facts.config["launch.slowdown"], run.facts.config["schedule.speeds"]
+    if isinstance(slowdown, Mapping) and slowdown:
+        yield 1 / np.array([float(slowdown.get(str(rank), 1.0)) for rank in range(ranks)])
+    if isinstance(speeds, Sequence) and len(speeds) == ranks and not isinstance(speeds, str):
+        yield np.array(speeds, dtype=np.float64)
+    file = run.run.path / SPEEDS
+    if file.is_file():
+        estimates = pl.read_csv(file).group_by("rank").agg(pl.col("speed").last()).sort("rank")
+        if estimates.height == ranks:
+            yield estimates["speed"].to_numpy().astype(np.float64)
+
+
+def _fit(run: MergedRun, speeds: FloatArray) -> tuple[float, float] | None:
+    """Compute time as alpha per micro-batch and beta per padded token of the fastest rank, ms; least squares."""
+    rows = (
+        pl.scan_parquet(run.run.path / PARQUET)
+        .filter(pl.col("warmup") == 0)
+        .select("rank", "compute_ms", "micro_batches", "padded_tokens")
+        .collect()
+    )
+    full_speed_ms = rows["compute_ms"].to_numpy().astype(np.float64) * speeds[rows["rank"].to_numpy()]
+    batches, tokens = (rows[name].to_numpy().astype(np.float64) for name in ("micro_batches", "padded_tokens"))
+    alpha, beta = np.linalg.lstsq(np.stack([batches, tokens], axis=1), full_speed_ms, rcond=None)[0].tolist()
+    if alpha < 0:
+        alpha, beta = 0.0, float((tokens @ full_speed_ms) / (tokens @ tokens))
+    return (alpha, beta) if beta > 0 else None

@@ -1,0 +1,170 @@
+"""The statistics of comparisons: small, and tested against known answers and by simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+_CONSISTENCY = 1.4826
+"""Median absolute deviation to standard deviation, for normal data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of two arms with its confidence interval.
+
+    Attributes:
+        estimate: geometric mean of the pairs' ratios.
+        low, high: ends of the interval, None with a single pair.
+        pairs: number of pairs.
+    """
+
+    estimate: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width on the log scale, for small values the part by which the ratio may be off."""
+        if self.low is None or self.high is None:
+            return None
+        return (math.log(self.high) - math.log(self.low)) / 2
+
+
+def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], confidence: float = 0.95) -> Ratio:
+    """Ratio of paired totals with a t interval on the mean of their logarithms.
+
+    Launches in ABBA order are paired as they ran, so a linear drift enters neighbouring pairs with opposite signs and
+    cancels in the mean.
+
+    Args:
+        numerator: one positive total per launch.
+        denominator: the same of the other arm, paired by position.
+        confidence: level of the interval.
+
+    Raises:
+        ValueError: lengths differ, nothing to pair, or a total that is not positive and finite.
+    """
+    top, bottom = np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)
+    if top.shape != bottom.shape or top.size == 0:
+        raise ValueError(f"pairs need as many totals on both sides, not {top.size} and {bottom.size}")
+    if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (top > 0).all() and (bottom > 0).all()):
+        raise ValueError("totals must be positive and finite")
+    logs = np.log(top) - np.log(bottom)
+    mean = float(logs.mean())
+    if logs.size == 1:
+        return Ratio(math.exp(mean), None, None, 1)
+    standard_error = float(logs.std(ddof=1)) / math.sqrt(logs.size)
+    half = student_t_quantile(0.5 + confidence / 2, logs.size - 1) * standard_error
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), logs.size)
+
+
+def student_t_quantile(p: float, df: float) -> float:
+    """Quantile of Student's t distribution with `df` degrees of freedom; relative error below 1e-9.
+
+    Raises:
+        ValueError: p outside (0, 1) or df not positive.
+    """
+    if not 0 < p < 1 or not df > 0:
+        raise ValueError(f"no quantile for p={p}, df={df}")
+    centre, tail = abs(p - 0.5), min(p, 1 - p)
+
+    # Whichever of the two areas is small enough to be told apart from its complement.
+    def excess(t: float) -> float:
+        return _t_centre(t, df) - centre if centre < 0.25 else tail - _t_tail(t, df)
+
+    low, high = 0.0, 1.0
+    while excess(high) < 0:
+        low, high = high, high * 2
+    root = _bisect(excess, low, high) if centre else 0.0
+    return root if p > 0.5 else -root
+
+
+def _t_tail(t: float, df: float) -> float:
+    """P(T > t) for t >= 0 (Abramowitz and Stegun, 26.7.1)."""
+    return 0.5 * regularised_beta(df / (df + t * t), df / 2, 0.5)
+
+
+def _t_centre(t: float, df: float) -> float:
+    """P(0 < T < t): the complement of the above within one half."""
+    return 0.5 * regularised_beta(t * t / (df + t * t), 0.5, df / 2)
+
+
+def regularised_beta(x: float, a: float, b: float) -> float:
+    """Regularised incomplete beta function I_x(a, b), for 0 <= x <= 1 and a, b > 0.
+
+    By its continued fraction (DLMF 8.17.22), evaluated with Lentz's method (Thompson and Barnett, J. Comput. Phys. 64,
+    1986) on the side of the mean where it converges fast.
+    """
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - regularised_beta(1 - x, b, a)
+    log_front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return math.exp(log_front) / (a * _beta_fraction(x, a, b))
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    tiny = 1e-300
+    value, c, d = 1.0, 1.0, 0.0
+    for i in range(1, 10_000):
+        m, odd = divmod(i, 2)
+        if odd:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d = 1 / ((1 + term * d) or tiny)
+        c = (1 + term / c) or tiny
+        value *= c * d
+        if abs(c * d - 1) < 1e-16:
+            break
+    return value
+
+
+def _bisect(increasing: Callable[[float], float], low: float, high: float) -> float:
+    """The root of an increasing function between two points, to the last bit."""
+    while True:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            return middle
+        if increasing(middle) < 0:
+            low = middle
+        else:
+            high = middle
+
+
+def coefficient_of_variation(values: ArrayLike) -> float:
+    """Sample standard deviation over the mean."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.std(ddof=1) / array.mean())
+
+
+def robust_z(value: float, others: ArrayLike) -> float:
+    """Distance of a value from the others' median, in standard deviations estimated from their absolute deviations."""
+    array = np.asarray(others, dtype=np.float64)
+    centre = float(np.median(array))
+    scale = _CONSISTENCY * float(np.median(np.abs(array - centre)))
+    if scale == 0:
+        return 0.0 if value == centre else math.inf
+    return (value - centre) / scale
+
+
+def relative_drift(values: ArrayLike) -> float:
+    """Change from the first to the last value along the Theil-Sen line, as a part of the median; outliers hardly count.
+
+    The median of all pairwise slopes (Sen, JASA 63, 1968), over at most 200 block means so that it stays cheap.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    blocks = np.array([block.mean() for block in np.array_split(array, min(array.size, 200))])
+    if blocks.size < 2:
+        return 0.0
+    first, second = np.triu_indices(blocks.size, k=1)
+    slope = float(np.median((blocks[second] - blocks[first]) / (second - first)))
+    return slope * (blocks.size - 1) / float(np.median(array))

@@ -1,0 +1,93 @@
+"""One row per step: what the ranks' rows of a step add up to."""
+
+from __future__ import annotations
+
+import polars as pl
+
+SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", "peak_mem_mb")
+"""Columns whose standard deviation over ranks is reported."""
+
+PHASES = ("compute_ms", "wait_ms", "exposed_comm_ms", "plan_ms", "data_ms", "optimizer_ms", "other_ms")
+"""Where the time of a step goes, in the order of the figures; means over ranks, adding up to the step."""
+
+MERGED_COLUMNS = (
+    "exposed_comm_ms",
+    "global_batch",
+    "step_time_max_ms",
+    "loss_global",
+    "throughput_samples_per_s",
+    "throughput_tokens_per_s",
+)
+"""Columns of the step table that the merged rows carry too."""
+
+OPTIONAL_MEANS = ("comm_ms", "bytes_raw", "bytes_wire")
+"""Columns that only some runs have."""
+
+
+def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
+    """Aggregates the rows of all ranks per step and drops incomplete steps.
+
+    Args:
+        rows: the ranks' rows, shape [ranks * steps, columns].
+        ranks: rows that a complete step has.
+
+    Returns:
+        One row per complete step in order of step, with: `warmup` (bool); `step_time_max_ms`; `exposed_comm_ms`;
+        `<column>_mean`, `_max` and `_std` over ranks (population standard deviation) of `SPREAD_COLUMNS`;
+        `<phase>_mean` over ranks of `PHASES`; `wait_max_ms`; `plan_max_ms`; `real_tokens`, `padded_tokens`,
+        `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global`; `work_hash`
+        (sum modulo 2**64); `skipped` (bool); throughputs; means over ranks of `OPTIONAL_MEANS` where the run has them.
+        And the number of steps dropped.
+    """
+    optional = [name for name in OPTIONAL_MEANS if name in rows.columns]
+    grouped = rows.lazy().group_by("step").agg(_aggregates(optional)).collect(engine="streaming").sort("step")
+    complete = grouped.filter(pl.col("ranks") == ranks)
+    return complete.with_columns(_derived()).with_columns(_other()), grouped.height - complete.height
+
+
+def _aggregates(optional: list[str]) -> list[pl.Expr]:
+    ms = {name: pl.col(name).cast(pl.Float64) for name in ("sync_ms", "plan_ms", "data_ms", "optimizer_ms")}
+    samples = pl.col("local_batch").cast(pl.Int64)
+    exposed = ms["sync_ms"].min()
+    expressions = [
+        pl.len().alias("ranks"),
+        (pl.col("warmup") > 0).any().alias("warmup"),
+        pl.col("policy").first(),
+        exposed.alias("exposed_comm_ms"),
+        exposed.alias("exposed_comm_ms_mean"),
+        (ms["sync_ms"].mean() - exposed).alias("wait_ms_mean"),
+        (ms["sync_ms"].max() - exposed).alias("wait_max_ms"),
+        ms["plan_ms"].max().alias("plan_max_ms"),
+        *(ms[name].mean().alias(f"{name}_mean") for name in ("plan_ms", "data_ms", "optimizer_ms")),
+        pl.col("real_tokens").cast(pl.Int64).sum(),
+        pl.col("padded_tokens").cast(pl.Int64).sum(),
+        samples.sum().alias("global_batch"),
+        pl.col("max_seq_len_in_batch").max().alias("longest"),
+        ((pl.col("loss") * samples).sum() / samples.sum()).alias("loss_global"),
+        pl.col("work_hash").sum(),
+        (pl.col("skipped") > 0).any().alias("skipped"),
+        *(pl.col(name).cast(pl.Float64).mean() for name in optional),
+    ]
+    for name in SPREAD_COLUMNS:
+        values = pl.col(name).cast(pl.Float64)
+        expressions += [
+            values.mean().alias(f"{name}_mean"),
+            values.max().alias(f"{name}_max"),
+            values.std(ddof=0).alias(f"{name}_std"),
+        ]
+    return expressions
+
+
+def _derived() -> list[pl.Expr]:
+    seconds = pl.col("step_time_ms_max") / 1000
+    return [
+        pl.col("step_time_ms_max").alias("step_time_max_ms"),
+        (pl.col("global_batch") / seconds).alias("throughput_samples_per_s"),
+        (pl.col("real_tokens") / seconds).alias("throughput_tokens_per_s"),
+    ]
+
+
+def _other() -> pl.Expr:
+    """What of the step's time no phase accounts for; the slowest rank's step is what all phases fill."""
+    known = pl.sum_horizontal(f"{phase}_mean" for phase in PHASES if phase != "other_ms")
+    return (pl.col("step_time_max_ms") - known).clip(lower_bound=0).alias("other_ms_mean")

@@ -1,0 +1,153 @@
+"""The summary of a run: one object, and the same as a table.
+
+Every statistic is over complete steps after the warm-up. A step lasts the maximum over ranks; throughput is the ratio
+of totals; planning and data are inside the time. Times in ms, memory in MB (1e6 bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from dynbench.analysis import tables
+from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.run import Run
+
+Summary = dict[str, object]
+
+
+def summarise(run: Run, *, csv: bool | None = None) -> Summary:
+    """Merges a run and writes summary.json, summary.csv and summary.md into its folder.
+
+    Args:
+        run: any run with at least one row; what is missing is named under `missing`.
+        csv: as for `merge_run`.
+
+    Raises:
+        RecordError: no row of the run can be read.
+    """
+    return write_summary(merge_run(run, csv=csv))
+
+
+def write_summary(merged: MergedRun) -> Summary:
+    """As `summarise`, for a run already merged."""
+    summary = summary_of(merged)
+    folder = merged.run.path
+    write_json(folder / "summary.json", summary)
+    rows = tables.summary_rows({merged.label: summary})
+    write_text(folder / "summary.csv", rows.write_csv())
+    write_text(folder / "summary.md", f"# {merged.label}\n\n{tables.markdown(rows)}\n\n{_footnote(summary)}\n")
+    return summary
+
+
+def summary_of(merged: MergedRun) -> Summary:
+    """The `summary` object of JSON.md; absent facts are None."""
+    steps, facts = merged.measured, merged.facts
+    total_ms = _total(steps, "step_time_max_ms")
+    return {
+        "policy": facts.policy,
+        "mode": facts.mode,
+        "launcher": facts.launcher,
+        "comm_model": facts.comm_model,
+        "world_size": merged.world_size,
+        "global_batch": facts.global_batch,
+        "steps": steps.height,
+        "warmup_steps": merged.steps.height - steps.height,
+        "rows": merged.rows,
+        "partial": merged.partial,
+        "missing": list(merged.lacks),
+        "step_time_ms": {**_distribution(steps, "step_time_max_ms", 50, 95), "total": total_ms},
+        "exposed_comm_ms": _distribution(steps, "exposed_comm_ms"),
+        "time_ms": {phase.removesuffix("_ms"): _mean(steps, f"{phase}_mean") for phase in PHASES},
+        "skipped_steps": int(steps["skipped"].sum()),
+        "throughput_samples_per_s": _throughput(steps, "global_batch", "throughput_samples_per_s"),
+        "throughput_tokens_per_s": _throughput(steps, "real_tokens", "throughput_tokens_per_s"),
+        "padded_tokens_max": {
+            "mean": _mean(steps, "padded_tokens_max"),
+            "total": _total(steps, "padded_tokens_max"),
+        },
+        "padding_ratio": _ratio(_total(steps, "padded_tokens"), _total(steps, "real_tokens")),
+        "wait_fraction": _ratio(_total(steps, "wait_ms_mean"), total_ms),
+        "plan_fraction": _ratio(_total(steps, "plan_ms_mean"), total_ms),
+        "std_over_ranks": {name: _distribution(steps, f"{name}_std", 95) for name in SPREAD_COLUMNS},
+        "step_length_tokens": _step_lengths(steps),
+        "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max())},
+        "loss": {"first": _end(steps, 0), "last": _end(steps, -1)},
+        "eval": _evaluation(merged.evaluations),
+        "samples": int(steps["global_batch"].sum()),
+        "real_tokens": int(steps["real_tokens"].sum()),
+        **_transport(steps),
+    }
+
+
+def _step_lengths(steps: pl.DataFrame) -> dict[str, float | None]:
+    """Mean over steps of their samples' mean length, and how far steps differ in it; random batches differ a little."""
+    lengths = (steps["real_tokens"] / steps["global_batch"]).to_numpy()
+    return {
+        "mean": float(lengths.mean()) if lengths.size else None,
+        "std": float(lengths.std()) if lengths.size else None,
+    }
+
+
+def _distribution(steps: pl.DataFrame, column: str, *percentiles: int) -> dict[str, float | None]:
+    """Mean over steps, and percentiles over steps by linear interpolation."""
+    values = steps[column].to_numpy()
+    named = {f"p{p}": float(np.percentile(values, p)) if values.size else None for p in percentiles}
+    return {"mean": _mean(steps, column), **named}
+
+
+def _throughput(steps: pl.DataFrame, amount: str, per_step: str) -> dict[str, float | None]:
+    """Ratio of totals, and the 95th percentile of the steps' own throughputs."""
+    seconds = (_total(steps, "step_time_max_ms") or 0.0) / 1000
+    return {"mean": _ratio(_total(steps, amount), seconds), "p95": _distribution(steps, per_step, 95)["p95"]}
+
+
+def _transport(steps: pl.DataFrame) -> Summary:
+    """What gradient synchronisation moved, for runs that record it; means per rank and step."""
+    found: Summary = {name: {"mean": _mean(steps, name)} for name in OPTIONAL_MEANS if name in steps.columns}
+    if {"bytes_raw", "bytes_wire"} <= set(steps.columns):
+        found["compression_ratio"] = _ratio(_total(steps, "bytes_raw"), _total(steps, "bytes_wire"))
+    return found
+
+
+def _evaluation(evaluations: pl.DataFrame) -> dict[str, float] | None:
+    """The last evaluation."""
+    if not evaluations.height:
+        return None
+    return dict(evaluations.tail(1).to_dicts()[0])
+
+
+def _end(steps: pl.DataFrame, index: int) -> float | None:
+    return _number(steps["loss_global"][index]) if steps.height else None
+
+
+def _mean(steps: pl.DataFrame, column: str) -> float | None:
+    return _number(steps[column].mean())
+
+
+def _total(steps: pl.DataFrame, column: str) -> float | None:
+    return _number(steps[column].sum()) if steps.height else None
+
+
+def _ratio(top: float | None, bottom: float | None) -> float | None:
+    return top / bottom if top is not None and bottom else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _footnote(summary: Mapping[str, object]) -> str:
+    lines = [tables.LEGEND]
+    missing = summary["missing"]
+    if isinstance(missing, list) and missing:
+        lines.append(f"**Partial run:** {'; '.join(str(item) for item in missing)}.")
+    if summary["launcher"] == "virtual":
+        lines.append(
+            f"Ranks are virtual: measured one after another on one device. Communication: {summary['comm_model']}."
+        )
+    return "\n\n".join(lines)

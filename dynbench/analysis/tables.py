@@ -1,0 +1,100 @@
+"""Summaries as tables: CSV for programs, Markdown for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from dynbench.analysis.metrics import METRICS, lookup
+
+if TYPE_CHECKING:
+    from dynbench.analysis.checks.finding import Finding
+
+Rows = pl.DataFrame
+
+LEGEND = (
+    "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals; spread is the standard "
+    "deviation over ranks within a step; MB is 1e6 bytes."
+)
+
+
+def summary_rows(
+    summaries: Mapping[str, Mapping[str, object]], improvements: Mapping[str, Mapping[str, float]] | None = None
+) -> Rows:
+    """One row per metric that at least one summary has.
+
+    Args:
+        summaries: column title to summary.
+        improvements: column title to improvement in percent by metric key, for comparisons.
+
+    Returns:
+        Columns `metric`, `title`, `unit`, one per summary, one per improvement.
+    """
+    rows = []
+    for metric in METRICS:
+        values = {title: lookup(summary, metric.key) for title, summary in summaries.items()}
+        if all(value is None for value in values.values()):
+            continue
+        gains = {title: gain.get(metric.key) for title, gain in (improvements or {}).items()}
+        rows.append({"metric": metric.key, "title": metric.title, "unit": metric.unit, **values, **gains})
+    text = {"metric": pl.String, "title": pl.String, "unit": pl.String}
+    numbers = dict.fromkeys((*summaries, *(improvements or {})), pl.Float64)
+    return pl.DataFrame(rows, schema={**text, **numbers})
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A number for reading: three or four digits, percent for fractions, an empty cell for nothing."""
+    if value is None:
+        return ""
+    if unit == "%":
+        return f"{100 * value:.1f} %"
+    magnitude = abs(value)
+    if magnitude >= 1000:
+        return f"{value:,.0f}"
+    if magnitude >= 100:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if magnitude >= 0.01 or value == 0 else f"{value:.2g}"
+
+
+def format_gain(percent: float | None) -> str:
+    """An improvement for reading; what rounds to nothing has no sign."""
+    if percent is None:
+        return ""
+    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
+
+
+def readable(rows: Rows, improvements: int = 0) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of `summary_rows` for people; the last `improvements` columns are percentages."""
+    titles = rows.columns[3:]
+    values, gains = titles[: len(titles) - improvements], titles[len(titles) - improvements :]
+    cells = [
+        [
+            f"{row['title']}, {row['unit']}" if row["unit"] not in ("", "%") else row["title"],
+            *(format_value(row[title], row["unit"]) for title in values),
+            *(format_gain(row[title]) for title in gains),
+        ]
+        for row in rows.iter_rows(named=True)
+    ]
+    return ["", *titles], cells
+
+
+def markdown(rows: Rows, improvements: int = 0) -> str:
+    """`summary_rows` as a Markdown table, numbers to the right."""
+    header, cells = readable(rows, improvements)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return _pipes([header, rule, *cells])
+
+
+def findings_markdown(findings: Sequence[Finding]) -> str:
+    """What the checks found as a Markdown table, or one line that says that they found nothing."""
+    if not findings:
+        return "No check found anything."
+    lines = [[item.severity, item.id, item.seen, item.limit, item.hint] for item in findings]
+    return _pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])
+
+
+def _pipes(lines: Sequence[Sequence[str]]) -> str:
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)

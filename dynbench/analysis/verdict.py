@@ -1,0 +1,59 @@
+"""From an interval to a word."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from dynbench.analysis.stats import Ratio
+
+
+class Verdict(StrEnum):
+    """What a comparison says about the candidate."""
+
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    SAME = "SAME"
+    AMBIGUOUS = "AMBIGUOUS"
+    INCOMPARABLE = "INCOMPARABLE"
+    ESTIMATE = "ESTIMATE"
+
+
+def decide(speedup: Ratio, noise: float) -> Verdict:
+    """The verdict on a speed-up.
+
+    SAME when the whole interval lies within the noise threshold, [1/(1+noise), 1+noise]. FASTER or SLOWER when the
+    interval leaves 1 out and the estimate is beyond the threshold. ESTIMATE without an interval. AMBIGUOUS otherwise.
+
+    Args:
+        speedup: baseline's time over the candidate's.
+        noise: differences below this part count as none.
+    """
+    if speedup.low is None or speedup.high is None:
+        return Verdict.ESTIMATE
+    upper, lower = 1 + noise, 1 / (1 + noise)
+    if lower <= speedup.low and speedup.high <= upper:
+        return Verdict.SAME
+    if speedup.low > 1 and speedup.estimate > upper:
+        return Verdict.FASTER
+    if speedup.high < 1 and speedup.estimate < lower:
+        return Verdict.SLOWER
+    return Verdict.AMBIGUOUS
+
+
+def sentence(verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float) -> str:
+    """Why, in one sentence with the numbers."""
+    measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in real tokens per second"
+    if speedup.low is None or speedup.high is None:
+        return f"{measured}; one launch per arm gives no interval"
+    interval = (
+        f"{100 * confidence:g} % interval of the speed-up [{speedup.low:.3f}, {speedup.high:.3f}] "
+        f"over {speedup.pairs} paired launches"
+    )
+    threshold = f"the noise threshold of {100 * noise:.1f} %"
+    why = {
+        Verdict.FASTER: f"above 1, and the estimate is beyond {threshold}",
+        Verdict.SLOWER: f"below 1, and the estimate is beyond {threshold}",
+        Verdict.SAME: f"wholly inside {threshold}",
+        Verdict.AMBIGUOUS: f"it does not settle the question at {threshold}",
+    }
+    return f"{measured}; {interval}: {why[verdict]}"

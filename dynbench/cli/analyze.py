@@ -1,0 +1,133 @@
+"""`dynbench analyze`: merged rows, summary, checks and figures of a run; the comparison of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from dynbench.cli.options import Settings, common_options, config_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynbench.analysis.analyze import Report
+
+LINE_EVERY_S = 5.0
+
+EPILOG = """\b
+Examples:
+  dynbench analyze runA                  one run: summary, checks, figures
+  dynbench analyze runA runB             the comparison; runA is the baseline
+  dynbench analyze runA runB --strict    exit 6 when a check warns
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
+@click.option("--strict", is_flag=True, help="Exit 6 when a check finds more than information.")
+@click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
+@click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
+@config_options("analysis")
+@common_options
+def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool, csv: bool) -> None:
+    """Analyze RUNs: ids, unique prefixes, names, @latest.
+
+    Runs of equal configuration but for the seed are launches of one arm; the first run's arm is the baseline.
+    A comparison named alone is analyzed again in its own folder.
+    """
+    from dynbench.analysis.analyze import COMPARISON_FILE, analyze_runs, arms_of
+    from dynbench.analysis.checks import require_clean
+    from dynbench.cli.output import print_json
+
+    store = settings.store()
+    with _progress(settings.shows_progress) as show:
+        entries = [store.resolve(ref) for ref in runs]
+        again = entries[0] if len(entries) == 1 and (entries[0].path / COMPARISON_FILE).is_file() else None
+        report = analyze_runs(
+            entries,
+            store,
+            settings.config().analysis,
+            arms=arms_of(again, store) if again else None,
+            into=again,
+            force=force,
+            csv=True if csv else None,
+            on_progress=show,
+        )
+    if not settings.as_json:
+        show_report(report)
+    if strict:
+        require_clean(report.findings)
+    if settings.as_json:
+        print_json(report.as_dict())
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner with what is being done on a terminal; elsewhere a line every `LINE_EVERY_S` seconds."""
+    from dynbench.cli.output import stderr
+
+    if wanted and stderr.is_terminal:
+        with stderr.status("reading runs") as status:
+            yield lambda text: status.update(text)
+        return
+    last = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal last
+        if wanted and time.monotonic() - last > LINE_EVERY_S:
+            last = time.monotonic()
+            stderr.print(text)
+
+    yield show
+
+
+def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
+    """Table, verdicts, checks, where the files are, and what to do next.
+
+    Args:
+        report: the analysis.
+        documents: reports already written from it.
+    """
+    from dynbench.analysis.analyze import arm_table
+    from dynbench.cli.output import print_line, print_table
+
+    header, cells = arm_table(report)
+    print_table(header, cells)
+    for run in report.runs:
+        if run.partial:
+            print_line(f"\npartial: {run.label}: {'; '.join(run.lacks)}")
+    for comparison in report.comparisons:
+        print_line(f"\n{comparison.verdict} (level {comparison.level}): {comparison.reason}.")
+        if comparison.predicted is not None:
+            print_line(f"  predicted by the probe: {comparison.predicted:.3f}")
+        if comparison.recovery is not None:
+            print_line(f"  {comparison.recovery.sentence(comparison.baseline.label)}")
+        for reason in comparison.pairing.left_out:
+            print_line(f"  left out: {reason}")
+    if len(report.runs) > 1 and not report.comparisons:
+        print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
+    print_line("")
+    show_findings(report)
+    print_line(f"\nfigures  {report.folder.figures_dir}")
+    print_line(f"folder   {report.folder.path}")
+    for path in documents:
+        print_line(f"report   {path}")
+    if documents:
+        print_line("next     open the HTML report in a browser")
+    else:
+        print_line(f"next     dynbench report {report.folder.label}")
+
+
+def show_findings(report: Report) -> None:
+    """Every finding of the checks: what was seen, the limit, the next step."""
+    from dynbench.cli.output import print_line
+
+    if not report.findings:
+        print_line("checks: nothing found")
+    for finding in report.findings:
+        print_line(f"{finding.severity}: {finding.id}: {finding.seen} (limit: {finding.limit})")
+        print_line(f"      {finding.hint}")

@@ -1,0 +1,160 @@
+"""`dynbench compare`: a recipe's arms launched in a fair order, analyzed and reported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dynbench.cli.options import Settings, common_options, config_options, name_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynbench.config.recipes import Recipe
+    from dynbench.experiment.cells import CellsOutcome
+    from dynbench.experiment.compare import Outcome
+    from dynbench.runs.run import Run
+    from dynbench.runs.store import RunStore
+
+EPILOG = """\b
+Examples:
+  dynbench compare                                   the quickstart: no network, no GPU
+  dynbench compare recipes/sst2.yaml --steps 50 --launches 2
+  dynbench compare --resume @latest:compare          go on with what is missing
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("recipe", required=False)
+@click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
+@click.option("--launches", type=int, metavar="N", help="Launches per arm, even; else the recipe's.")
+@click.option("--strict", is_flag=True, help="Exit 6 when a check finds more than information.")
+@click.option("--dry-run", is_flag=True, help="Print the launches and their settings; do nothing.")
+@name_options
+@config_options("workload", "schedule", "sync", "compress", "train", "launch", "analysis", defaults=False)
+@common_options
+def command(
+    settings: Settings,
+    recipe: str | None,
+    resume: str | None,
+    launches: int | None,
+    strict: bool,
+    dry_run: bool,
+    name: str | None,
+    replace: bool,
+) -> None:
+    """Run the experiment of a RECIPE: a file, or the name of a shipped one (default: quickstart).
+
+    Options that set configuration fields hold for all arms.
+    """
+    store = settings.store()
+    if resume is not None:
+        _refuse_with_resume(recipe, launches, name, dry_run, settings)
+        comparison = store.resolve(resume)
+    else:
+        loaded = _load(recipe, launches, settings)
+        if dry_run:
+            _show_plan(loaded, settings)
+            return
+        comparison = _start(loaded, store, name, replace)
+    outcome = _run(comparison, store, settings)
+    if not settings.as_json:
+        _show(outcome)
+    if strict:
+        from dynbench.analysis.checks import require_clean
+
+        require_clean(outcome.findings)
+    if settings.as_json:
+        from dynbench.cli.output import print_json
+
+        print_json(outcome.as_dict())
+
+
+def _start(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Run:
+    if len(recipes) == 1:
+        from dynbench.experiment.compare import start_comparison
+
+        return start_comparison(recipes[0], store, name=name, replace=replace)
+    from dynbench.experiment.cells import start_cells
+
+    return start_cells(recipes, store, name=name, replace=replace)
+
+
+def _load(reference: str | None, launches: int | None, settings: Settings) -> list[Recipe]:
+    from dynbench.config.recipes import find_recipe, load_cells
+    from dynbench.errors import UsageError
+
+    if settings.config_path is not None and reference is not None:
+        raise UsageError(f"two recipes given: {reference} and -c {settings.config_path}", "Name one.")
+    path = settings.config_path or find_recipe(reference or "quickstart")
+    return load_cells(path, settings.overrides, settings.flags, launches)
+
+
+def _refuse_with_resume(
+    recipe: str | None, launches: int | None, name: str | None, dry_run: bool, settings: Settings
+) -> None:
+    from dynbench.errors import UsageError
+
+    if any((recipe, launches, name, dry_run, settings.config_path, settings.overrides, settings.flags)):
+        raise UsageError(
+            "--resume goes on with the comparison's own recipe and settings and takes no others",
+            "Leave them out, or start a new comparison without --resume.",
+        )
+
+
+def _run(comparison: Run, store: RunStore, settings: Settings) -> Outcome | CellsOutcome:
+    from dynbench.experiment.cells import holds_cells, run_cells
+
+    if not holds_cells(comparison):
+        return _run_one(comparison, store, settings)
+
+    def run_cell(run: Run, which: str) -> Outcome:
+        if settings.shows_progress:
+            from dynbench.cli.output import stderr
+
+            stderr.print(f"comparison {which}", soft_wrap=True)
+        return _run_one(run, store, settings)
+
+    return run_cells(comparison, store, run_cell)
+
+
+def _run_one(comparison: Run, store: RunStore, settings: Settings) -> Outcome:
+    from dynbench.cli.compare_progress import compare_display
+    from dynbench.experiment.compare import run_comparison
+
+    with compare_display(settings.shows_progress) as display:
+        return run_comparison(comparison, store, display.on_progress, display.on_stage)
+
+
+def _show_plan(recipes: Sequence[Recipe], settings: Settings) -> None:
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.config.recipes import dump_recipe
+    from dynbench.experiment.order import abba_order
+
+    plans = []
+    for recipe in recipes:
+        order = abba_order(list(recipe.arms), recipe.launches)
+        arms = {name: config.model_dump(mode="json") for name, config in recipe.arms.items()}
+        launches = [{"arm": launch.arm, "block": launch.block} for launch in order]
+        plans.append({"recipe": recipe.name, "baseline": recipe.baseline, "arms": arms, "launches": launches})
+        if not settings.as_json:
+            print_line(dump_recipe(recipe).rstrip())
+            print_line(f"\n{len(order)} launches: {' '.join(launch.arm for launch in order)}")
+    if settings.as_json:
+        content = plans[0] if len(plans) == 1 else {"cells": plans}
+        print_json({"schema_version": 1, "command": "compare", "dry_run": True, **content})
+
+
+def _show(outcome: Outcome | CellsOutcome) -> None:
+    """Table, verdicts and checks as `analyze` shows them, and where the reports are; of several, a line each."""
+    from dynbench.experiment.compare import Outcome
+
+    if isinstance(outcome, Outcome):
+        from dynbench.cli.analyze import show_report
+
+        show_report(outcome.analysed, outcome.reports)
+        return
+    from dynbench.cli.compare_cells import show_cells
+
+    show_cells(outcome)

@@ -1,0 +1,88 @@
+"""The progress of a comparison on stderr: a bar on a terminal, a line per launch elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from dynbench.cli.output import stderr
+from dynbench.units import format_ms
+
+if TYPE_CHECKING:
+    from dynbench.experiment.launches import CompareProgress
+
+
+class Display:
+    """Shows launches and what follows them; see `compare_display`."""
+
+    def on_progress(self, progress: CompareProgress) -> None:
+        """A launch began or went on."""
+
+    def on_stage(self, text: str) -> None:
+        """Something after the launches began."""
+
+
+class _Lines(Display):
+    def __init__(self) -> None:
+        self._shown = -1
+        self._stage = ""
+
+    def on_progress(self, progress: CompareProgress) -> None:
+        if progress.done > self._shown:
+            self._shown = progress.done
+            stderr.print(f"{_title(progress)}  {_left(progress)}".rstrip(), soft_wrap=True)
+
+    def on_stage(self, text: str) -> None:
+        stage = text.partition(" ")[0]
+        if stage != self._stage:
+            self._stage = stage
+            stderr.print(text, soft_wrap=True)
+
+
+class _Bars(Display):
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._task: TaskID = bars.add_task("starting", total=None, facts="")
+
+    def on_progress(self, progress: CompareProgress) -> None:
+        fraction = progress.steps_done / progress.total_steps
+        facts = f"step {progress.steps_done}/{progress.total_steps}" if progress.steps_done else "starting ranks"
+        self._bars.update(
+            self._task,
+            description=_title(progress),
+            completed=progress.done + fraction,
+            total=progress.total,
+            facts=f"{facts}  {_left(progress)}".rstrip(),
+        )
+
+    def on_stage(self, text: str) -> None:
+        self._bars.update(self._task, description=text, completed=1, total=1, facts="")
+
+
+@contextmanager
+def compare_display(wanted: bool) -> Iterator[Display]:
+    """A display for stderr as it is; one that shows nothing when none is wanted."""
+    if not wanted:
+        yield Display()
+    elif not stderr.is_terminal:
+        yield _Lines()
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
+        with Progress(*columns, console=stderr, refresh_per_second=4, transient=True) as bars:
+            yield _Bars(bars)
+
+
+def _title(progress: CompareProgress) -> str:
+    return f"launch {progress.done + 1}/{progress.total}  {progress.launch.arm} #{progress.launch.block + 1}"
+
+
+def _left(progress: CompareProgress) -> str:
+    return "" if progress.eta_s is None else f"about {format_ms(1000 * round(progress.eta_s))} left"

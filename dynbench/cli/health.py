@@ -1,0 +1,207 @@
+"""The checks of `dynbench doctor`: what would go wrong on this machine, and what to do about it.
+
+Adding one: a function from a `Settings` to a `Finding`, and one line in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import locale
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from dynbench.cli.options import Settings
+from dynbench.errors import UsageError
+from dynbench.runs import provenance
+from dynbench.units import format_bytes
+
+LEAST_DISK_BYTES = 2_000_000_000
+LEAST_MEMORY_MB = 2_000
+LEAST_RANKS = 2
+BUSY_SHARE = 0.5
+"""Load per usable core above which others disturb the timing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check saw.
+
+    Args:
+        ok: False when something would go wrong or be misleading.
+        seen: the observation, with the limit where there is one.
+        hint: the next step; empty when all is well.
+    """
+
+    ok: bool
+    seen: str
+    hint: str = ""
+
+
+def torch_works(settings: Settings) -> Finding:
+    """Torch can be imported, and its kind of build."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Finding(False, f"torch cannot be imported: {error}", "Install it: pip install torch.")
+    return Finding(True, f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+
+
+def devices(settings: Settings) -> Finding:
+    """GPUs that torch sees."""
+    if find_spec("torch") is None:
+        return Finding(False, "unknown without torch", "Install it: pip install torch.")
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding(True, "no GPU: ranks run on the CPU with gloo")
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    seen = ", ".join(f"{item.name} {format_bytes(item.total_memory)}" for item in found)
+    if len(found) == 1:
+        return Finding(True, f"{seen}; one GPU: ranks are virtual unless --launcher torchrun is given")
+    return Finding(True, seen)
+
+
+def launcher(settings: Settings) -> Finding:
+    """Torchrun and the communication backends are there."""
+    if find_spec("torch") is None:
+        return Finding(False, "unknown without torch", "Install it: pip install torch.")
+    import torch.distributed as distributed
+
+    if not distributed.is_available() or find_spec("torch.distributed.run") is None:
+        return Finding(
+            False, "torch has no torch.distributed", "Install a torch build with it; only virtual ranks run."
+        )
+    backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
+    seen = f"torchrun; backends: {', '.join(name for name, present in backends.items() if present) or 'none'}"
+    if not backends["gloo"]:
+        return Finding(False, seen, "Ranks on the CPU need gloo; install a torch build with it.")
+    return Finding(True, seen)
+
+
+def cores(settings: Settings) -> Finding:
+    """Enough cores for the ranks that `train` starts on a CPU."""
+    usable = provenance.usable_cores()
+    ranks = max(LEAST_RANKS, min(4, usable))
+    seen = f"{usable} usable, {ranks} ranks by default on a CPU"
+    if usable < ranks:
+        return Finding(False, seen, "Ranks will take turns and their times mean little; use more cores.")
+    return Finding(True, seen)
+
+
+def load(settings: Settings) -> Finding:
+    """Nothing else computes."""
+    usable, average = provenance.usable_cores(), os.getloadavg()[0]
+    seen = f"load average {average:.2f} on {usable} cores, limit {BUSY_SHARE * usable:.1f}"
+    if average > BUSY_SHARE * usable:
+        return Finding(False, seen, "Something else is running and will disturb timings; wait, or stop it.")
+    return Finding(True, seen)
+
+
+def governor(settings: Settings) -> Finding:
+    """The clock does not follow the load."""
+    try:
+        name = provenance.cpu_governor()
+    except OSError:
+        return Finding(True, "the system does not say")
+    if name != "performance":
+        return Finding(False, f"{name}, best is performance", "cpupower frequency-set -g performance steadies timings.")
+    return Finding(True, name)
+
+
+def memory(settings: Settings) -> Finding:
+    """Enough memory for two ranks of the default model."""
+    try:
+        facts = provenance.memory_mb()
+    except (OSError, provenance.UnknownFactError) as reason:
+        return Finding(True, f"the system does not say: {reason}")
+    available = min(facts[key] or math.inf for key in ("available", "limit"))
+    seen = f"{format_bytes(available * 1e6)} available, {format_bytes(LEAST_MEMORY_MB * 1e6)} needed"
+    if available < LEAST_MEMORY_MB:
+        return Finding(False, seen, "Free some, or use fewer ranks (--nproc 2).")
+    return Finding(True, seen)
+
+
+def results_folder(settings: Settings) -> Finding:
+    """The results folder can be written; nothing is left behind."""
+    store = settings.store()
+    try:
+        if store.root.exists():
+            store.check_writable()
+        else:
+            with tempfile.TemporaryFile(dir=_nearest_folder(store.root)):
+                pass
+    except UsageError as error:
+        return Finding(False, error.message, error.hint)
+    except OSError as error:
+        return Finding(
+            False, f"{store.root}: cannot be made: {error.strerror}", "Name another with --results or DYNBENCH_RESULTS."
+        )
+    return Finding(True, f"{store.root} can be written")
+
+
+def disk(settings: Settings) -> Finding:
+    """Room for results."""
+    root = settings.store().root
+    free = shutil.disk_usage(_nearest_folder(root)).free
+    seen = f"{format_bytes(free)} free, {format_bytes(LEAST_DISK_BYTES)} wanted"
+    if free < LEAST_DISK_BYTES:
+        return Finding(False, seen, "Remove runs (dynbench runs rm --failed), or name another --results folder.")
+    return Finding(True, seen)
+
+
+def hub_cache(settings: Settings) -> Finding:
+    """What of the model hub is on this machine."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    models = sorted(path.name for path in folder.glob("models--*")) if folder.is_dir() else []
+    if not models:
+        return Finding(
+            True,
+            f"no model in {folder}",
+            "The embedded default needs none; pretrained weights need the network, or --model FOLDER.",
+        )
+    names = ", ".join(name.removeprefix("models--").replace("--", "/") for name in models)
+    return Finding(True, f"{folder}: {names}")
+
+
+def text_encoding(settings: Settings) -> Finding:
+    """Text files and the terminal are UTF-8."""
+    encoding = locale.getpreferredencoding(do_setlocale=False)
+    if encoding.lower().replace("-", "") != "utf8":
+        return Finding(False, f"{encoding}, expected UTF-8", "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1.")
+    return Finding(True, encoding)
+
+
+def packages(settings: Settings) -> Finding:
+    """Everything that dynbench needs is installed."""
+    optional = {"triton"}
+    missing = [name for name, found in provenance.package_versions().items() if found is None and name not in optional]
+    if missing:
+        return Finding(False, f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Finding(True, "all installed")
+
+
+CHECKS: dict[str, Callable[[Settings], Finding]] = {
+    "packages": packages,
+    "torch": torch_works,
+    "devices": devices,
+    "launcher": launcher,
+    "cores": cores,
+    "load": load,
+    "governor": governor,
+    "memory": memory,
+    "results": results_folder,
+    "disk": disk,
+    "hub cache": hub_cache,
+    "encoding": text_encoding,
+}
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())

@@ -1,0 +1,231 @@
+"""`dynbench`: finds the command, runs it, and turns what went wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from dynbench import __version__
+from dynbench.errors import EXIT_OK, EXIT_USAGE, DynbenchError, Interrupted, UsageError, did_you_mean
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "probe": ("dynbench.cli.probe", "What fits in memory, and what a step costs."),
+    "train": ("dynbench.cli.train", "Train, static or dynamic, and measure every step of every rank."),
+    "solve": ("dynbench.cli.solve", "Plan offline: policies, exact against greedy, bounds; no torch."),
+    "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
+    "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
+    "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
+    "runs": ("dynbench.cli.runs", "List, show and remove runs."),
+    "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
+    "doctor": ("dynbench.cli.doctor", "What this machine has, and what would go wrong."),
+}
+"""Command to module and short help: `--help` reads this table and imports no command."""
+
+GROUPS = ("runs", "recipes")
+"""Commands with commands of their own."""
+
+EXIT_PIPE_CLOSED = 141
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""System errors that say something about a disk or its permissions, not about dynbench."""
+EPILOG = """\b
+Exit codes:
+  0    done
+  1    a bug in dynbench
+  2    usage or configuration
+  3    a worker failed
+  4    out of memory, or nothing fits
+  5    runs not comparable
+  6    checks failed under --strict
+  130  interrupted (143 when terminated, 141 when the reader of stdout went away)
+"""
+
+
+class BugError(DynbenchError):
+    """Anything that is no error of the user's; exits with 1."""
+
+    kind = "bug"
+
+
+class StorageError(UsageError):
+    """A disk that is full, or a place that must not be written or read."""
+
+    kind = "storage"
+
+
+class PipeClosedError(Exception):
+    """The reader of stdout went away, as `head` does."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they run, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command named first, or an error with the nearest spelling."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"No such command '{name}'. {did_you_mean(name, COMMANDS)}".rstrip())
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a closed pipe is told from other system errors."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+@click.version_option(__version__, prog_name="dynbench")
+def group() -> None:
+    """How much of data-parallel training is spent waiting for the slowest rank, and what comes back.
+
+    Every command runs with no arguments on an embedded default. Start with `dynbench train --mode static`.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: what stands behind `dynbench`; the process's own when None.
+
+    Returns:
+        The exit code; see the table in `dynbench --help`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
+    try:
+        result = group.main(given, prog_name="dynbench", standalone_mode=False)
+        sys.stdout.flush()
+    except DynbenchError as error:
+        return _fail(given, error)
+    except click.ClickException as error:
+        return _fail_usage(given, error)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail(given, Interrupted("interrupted", signum=signal.SIGINT))
+    except (PipeClosedError, BrokenPipeError):
+        _abandon_stdout()
+        return EXIT_PIPE_CLOSED
+    except Exception as error:
+        if isinstance(error, OSError) and _errno(error) in STORAGE_ERRORS:
+            return _fail_storage(given, error)
+        return _fail_bug(given, error)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _prepare_streams() -> None:
+    """Streams that take everything: closed ones lead nowhere, characters that the locale lacks are escaped."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  it stays open
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _abandon_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter does not fail on it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail_usage(given: Sequence[str], error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return EXIT_USAGE
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "dynbench"
+    return _fail(given, UsageError(error.format_message(), f"{path} --help lists what there is."))
+
+
+def _errno(error: OSError) -> int | None:
+    """The system's number; libraries written in Rust leave it in the text, as `(os error 28)`."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return error.errno if found is None else int(found[1])
+
+
+def _fail_storage(given: Sequence[str], error: OSError) -> int:
+    where, number = error.filename or "output", _errno(error)
+    reason = os.strerror(number) if number is not None else str(error)
+    return _fail(given, StorageError(f"{where}: {reason}", "dynbench doctor shows the space and what can be written."))
+
+
+def _fail_bug(given: Sequence[str], error: Exception) -> int:
+    """A bug: its traceback goes to stderr under `--debug`, else to a file that the line names."""
+    message = f"{type(error).__name__}: {error}".splitlines()[0]
+    if "--debug" in given:
+        traceback.print_exc()
+        hint = "This is a bug in dynbench; the traceback is above."
+    else:
+        with tempfile.NamedTemporaryFile("w", prefix="dynbench-bug-", suffix=".txt", delete=False) as file:
+            file.write(f"dynbench {__version__} {' '.join(given)}\n\n")
+            traceback.print_exc(file=file)
+        hint = f"This is a bug in dynbench; the traceback is in {file.name}, --debug prints it."
+    return _fail(given, BugError(message, hint))
+
+
+def _fail(given: Sequence[str], error: DynbenchError) -> int:
+    """Say what went wrong on stderr, and as one JSON object on stdout when that was asked for."""
+    lines = error.message.splitlines() or [error.kind]
+    opening = lines if len(lines) == 1 else [f"{len(lines)} problems", *(f"  {line}" for line in lines)]
+    click.echo("error: " + "\n".join(opening), err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    if error.run_path is not None:
+        click.echo(f"run: {error.run_path}", err=True)
+    if "--json" in given and os.environ.get("RANK", "0") == "0":  # within torchrun, rank 0 speaks for all
+        from dynbench.cli.output import print_json
+
+        run = {} if error.run_path is None else {"run": {"id": error.run_path.name, "path": error.run_path}}
+        try:
+            print_json({"schema_version": 1, "command": _command_name(given), **run, "error": error.as_dict()})
+            sys.stdout.flush()
+        except OSError:
+            _abandon_stdout()
+    return error.exit_code
+
+
+def _command_name(given: Sequence[str]) -> str | None:
+    """The command as its JSON names it: `train`, `runs ls`."""
+    words = [word for word in given if not word.startswith("-")]
+    if not words or words[0] not in COMMANDS:
+        return None
+    return " ".join(words[:2]) if words[0] in GROUPS else words[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

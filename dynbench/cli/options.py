@@ -1,0 +1,200 @@
+"""The options that commands share, declared once.
+
+A command is decorated with what it takes and receives one `Settings`:
+
+    @click.command()
+    @config_options("schedule", "train")
+    @common_options
+    def command(settings: Settings) -> None:
+        config = settings.config()
+        store = settings.store()
+
+Option names may be written with underscores for dashes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynbench.cli.flags import FLAGS, Flag
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Config
+    from dynbench.runs.store import RunStore
+
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the shared options said.
+
+    Args:
+        config_path: the file of `-c/--config`.
+        overrides: the texts of `--set`.
+        flags: dotted key to value of the flags that were given.
+        results: the folder of `--results`.
+        as_json: `--json` was given: print one object and nothing else on stdout.
+        verbosity: -1 under `-q`, 1 under `-v`, else 0.
+        debug: `--debug` was given.
+    """
+
+    config_path: Path | None = None
+    overrides: tuple[str, ...] = ()
+    flags: Mapping[str, object] = field(default_factory=dict)
+    results: Path | None = None
+    as_json: bool = False
+    verbosity: int = 0
+    debug: bool = False
+
+    def config(self) -> Config:
+        """The configuration: flags over `--set` over the file over the defaults.
+
+        Raises:
+            ConfigError: every mistake found.
+        """
+        from dynbench.config.load import load_config
+
+        return load_config(self.config_path, self.overrides, self.flags)
+
+    def store(self) -> RunStore:
+        """The run registry."""
+        from dynbench.runs.store import RunStore, default_root
+
+        return RunStore(self.results or default_root())
+
+    @property
+    def shows_progress(self) -> bool:
+        """False under `-q`."""
+        return self.verbosity >= 0
+
+
+def common_options(function: Callable[..., object]) -> Callable[..., object]:
+    """`--results --json -q -v --debug`; the callback receives `settings`. Put it next to the function."""
+
+    @functools.wraps(function)
+    def wrapper(**given: object) -> object:
+        settings = _take_settings(given)
+        from dynbench.cli.output import set_up_logging
+
+        set_up_logging(settings.verbosity, settings.debug)
+        return function(settings=settings, **given)
+
+    options = (
+        click.option("--debug", is_flag=True, help="Details of the libraries too; tracebacks."),
+        click.option("-v", "--verbose", is_flag=True, help="More details."),
+        click.option("-q", "--quiet", is_flag=True, help="Errors only."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
+        click.option(
+            "--results",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Folder of the runs; else $DYNBENCH_RESULTS, else ./results.",
+        ),
+    )
+    return _decorate(wrapper, options)
+
+
+class _FieldOption(click.Option):
+    """A flag whose help ends with the default of its field, looked up when the help is asked for.
+
+    Args:
+        key: dotted key of the field; None shows no default.
+    """
+
+    def __init__(self, *arguments: Any, key: str | None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._key = key
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The option and its help."""
+        from dynbench.config.describe import field_of
+
+        record, found = super().get_help_record(ctx), field_of(self._key or "")
+        if record is None or found is None or not isinstance(found[0].default, str | int | float):
+            return record
+        return record[0], f"{record[1]} [{found[0].default}]"
+
+
+def config_options(*sections: str, defaults: bool = True) -> Decorator:
+    """`-c --set` and the flags of the given sections of the configuration; all of them when none is named.
+
+    Single flags can be named by their dotted key. Must stand above `common_options`.
+
+    Args:
+        sections: sections and dotted keys.
+        defaults: the help shows the schema's defaults; False where something else decides, like a recipe.
+    """
+    chosen = [flag for flag in FLAGS if not sections or flag.key in sections or flag.section in sections]
+
+    def decorate(function: Callable[..., object]) -> Callable[..., object]:
+        options = [_option(flag, defaults) for flag in reversed(chosen)]
+        options += [
+            click.option(
+                "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any field, like train.steps=200."
+            ),
+            click.option(
+                "-c",
+                "--config",
+                "config_path",
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="YAML file with the configuration.",
+            ),
+        ]
+        return _decorate(function, options)
+
+    return decorate
+
+
+def name_options(function: Callable[..., object]) -> Callable[..., object]:
+    """`--name --replace`, received as `name` and `replace`."""
+    return _decorate(
+        function,
+        (
+            click.option("--replace", is_flag=True, help="Take the name over; the older run keeps its id."),
+            click.option("--name", metavar="NAME", help="Name to find the run by."),
+        ),
+    )
+
+
+def _option(flag: Flag, shows_default: bool) -> Decorator:
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        return [choice for choice in flag.choices if choice.startswith(incomplete)]
+
+    return click.option(
+        flag.option,
+        flag.parameter,
+        cls=_FieldOption,
+        key=flag.key if shows_default else None,
+        metavar="|".join(flag.choices) or flag.metavar,
+        help=flag.help,
+        shell_complete=complete,
+    )
+
+
+def _decorate(function: Callable[..., object], options: Iterable[Decorator]) -> Callable[..., object]:
+    for option in options:
+        function = option(function)
+    return function
+
+
+def _take_settings(given: dict[str, object]) -> Settings:
+    """Take the shared options out of a callback's arguments."""
+    config_path, results = given.pop("config_path", None), given.pop("results", None)
+    overrides = given.pop("overrides", ())
+    flags = {flag.key: given.pop(flag.parameter) for flag in FLAGS if flag.parameter in given}
+    debug, quiet, verbose = given.pop("debug"), given.pop("quiet"), given.pop("verbose")
+    return Settings(
+        config_path=config_path if isinstance(config_path, Path) else None,
+        overrides=tuple(overrides) if isinstance(overrides, tuple) else (),
+        flags={key: value for key, value in flags.items() if value is not None},
+        results=results if isinstance(results, Path) else None,
+        as_json=bool(given.pop("as_json")),
+        verbosity=-1 if quiet else 1 if verbose else 0,
+        debug=bool(debug),
+    )

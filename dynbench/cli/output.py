@@ -1,0 +1,127 @@
+"""What the user sees: the result on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dynbench.runs.atomic import jsonable
+
+PIPE_WIDTH = 200
+"""Columns of a table that goes into a file or a pipe."""
+
+
+class _Console(Console):
+    """A console that leaves a closed pipe to the command line's own handling."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _console(to_stderr: bool, width: int | None = None) -> Console:
+    stream = sys.stderr if to_stderr else sys.stdout
+    if width is None and not stream.isatty():
+        width = PIPE_WIDTH
+    return _Console(stderr=to_stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+stdout = _console(to_stderr=False)
+stderr = _console(to_stderr=True)
+
+
+def print_json(value: object) -> None:
+    """Print exactly one JSON object, on one line, in ASCII whatever the locale; NaN and infinities are null."""
+    click.echo(json.dumps(jsonable(value), allow_nan=False))
+
+
+def print_line(text: str) -> None:
+    """Print one line of the result, never wrapped, so that paths can be copied."""
+    click.echo(text)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print a table; columns that hold numbers only are aligned to the right.
+
+    A terminal too narrow for the longest words gets the table at the width that these need: lines wrapped by the
+    terminal can still be read, words broken into letters cannot.
+    """
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for index, column in enumerate(columns):
+        numeric = all(_is_number(row[index]) for row in cells)
+        table.add_column(column, justify="right" if numeric and cells else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    least = stdout.measure(table, options=stdout.options.update(width=PIPE_WIDTH)).minimum
+    console = stdout if least <= stdout.width else _console(to_stderr=False, width=least)
+    with console.capture() as drawn:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def print_pairs(title: str, pairs: Mapping[str, object]) -> None:
+    """Print a title and, below it, one line per key and value; long values are not wrapped."""
+    print_line(title)
+    width = max((len(key) for key in pairs), default=0)
+    for key, value in pairs.items():
+        print_line(f"  {key:<{width}}  {value}")
+
+
+def brief(value: object) -> str:
+    """A nested value on one line; mappings within mappings stand in parentheses."""
+    if isinstance(value, dict):
+        parts = [f"{key} {_nested(item)}" for key, item in value.items() if item is not None]
+        return ", ".join(parts) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(brief(item) for item in value)
+    if value is None:
+        return "null"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _nested(value: object) -> str:
+    return f"({brief(value)})" if isinstance(value, dict) and value else brief(value)
+
+
+def _is_number(text: str) -> bool:
+    return not text or text.replace(",", "").lstrip("+-").replace(".", "", 1).rstrip("%x ").isdigit()
+
+
+class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the stream is looked up at every record
+    """Writes to the stderr of the moment, so that a progress bar can draw below."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(_Formatter())
+
+    @property
+    def stream(self) -> object:
+        return sys.stderr
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
+
+
+def set_up_logging(verbosity: int, debug: bool = False) -> None:
+    """Send diagnostics to stderr.
+
+    Args:
+        verbosity: -1 errors only, 0 what happens, 1 details of dynbench.
+        debug: details of the libraries as well.
+    """
+    level = logging.ERROR if verbosity < 0 else logging.DEBUG if verbosity > 0 or debug else logging.INFO
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if isinstance(h, _StderrHandler)]:
+        root.removeHandler(handler)
+    root.addHandler(_StderrHandler())
+    root.setLevel(logging.DEBUG if debug else max(level, logging.WARNING))
+    logging.getLogger("dynbench").setLevel(level)

@@ -1,0 +1,145 @@
+"""`dynbench probe`: what fits on every rank, what a step costs there, and what scheduling can gain."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from dynbench.cli.options import Settings, common_options, config_options, name_options
+
+if TYPE_CHECKING:
+    from dynbench.runs.probe_record import ProbeRecord
+
+
+@click.command(
+    epilog="\b\nExamples:\n  dynbench probe --name small\n  dynbench probe --memory-limit 2GiB --lengths 64,128,256\n"
+    "  dynbench train --mode dynamic --cost-type measured --probe small --capacity small"
+)
+@name_options
+@config_options("workload", "train", "launch", "probe")
+@common_options
+def command(settings: Settings, name: str | None, replace: bool) -> None:
+    """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
+    from dynbench.analysis.figures import draw_figures
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.probe.prober import run_probe
+    from dynbench.runs.probe_record import read_probe
+
+    with _progress(settings) as report:
+        run = run_probe(settings.config(), settings.store(), report=report, name=name, replace=replace)
+        report("drawing figures")
+        figures = draw_figures("probe", run, run.figures_dir)
+    record = read_probe(run.path)
+    if settings.as_json:
+        print_json(_as_json(record, {"id": run.id, "name": name, "path": str(run.path), "status": str(run.status)}))
+        return
+    _show(record)
+    print_line("")
+    print_line(f"run      {run.path}")
+    print_line(f"figures  {len([path for path in figures if path.suffix == '.png'])} in {run.figures_dir}")
+    print_line(
+        f"next     dynbench train --mode dynamic --cost-type measured --probe {run.label} --capacity {run.label}"
+    )
+
+
+@contextmanager
+def _progress(settings: Settings) -> Iterator[Callable[[str], None]]:
+    """One line that changes on a terminal, plain lines elsewhere, nothing under `-q`."""
+    from dynbench.cli.output import stderr
+
+    if not settings.shows_progress:
+        yield lambda text: None
+    elif sys.stderr.isatty():
+        with stderr.status("probing") as status:
+            yield status.update
+    else:
+        yield lambda text: stderr.print(text, soft_wrap=True)
+
+
+def _as_json(record: ProbeRecord, run: dict[str, object]) -> dict[str, object]:
+    """The object that JSON.md describes; the raw trials stay in `probe.json`."""
+    return {
+        "schema_version": 1,
+        "command": "probe",
+        "run": run,
+        **record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"}),
+    }
+
+
+def _show(record: ProbeRecord) -> None:
+    from dynbench.cli.output import print_line, print_table
+
+    limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
+    print_table(
+        ("rank", "tokens", "largest micro-batch", "passed", "failed", "peak MB"),
+        [
+            (
+                row.rank,
+                row.length,
+                row.max_batch,
+                row.tested_ok,
+                "not reached" if row.tested_fail is None else row.tested_fail,
+                "" if row.peak_mem_mb is None else f"{row.peak_mem_mb:,.0f}",
+            )
+            for row in record.capacity
+        ],
+        title=f"capacity on {record.device}, {record.precision}{limit}",
+    )
+    if record.memory_model is not None:
+        memory = record.memory_model
+        print_line(
+            f"memory model: mean error {memory.mape:.1%}; with padded tokens alone: {memory.tokens_only_mape:.1%}"
+        )
+    if record.soak is not None:
+        outcome = "passed" if record.soak.ok else "FAILED"
+        shrunk = f" after lowering the capacities {record.soak.shrunk} times" if record.soak.shrunk else ""
+        peak = "" if record.soak.peak_mem_mb is None else f", peak {record.soak.peak_mem_mb:,.0f} MB"
+        print_line(f"soak: {record.soak.steps} steps of the plan {outcome}{shrunk}{peak}")
+    _show_cost(record)
+    _show_prediction(record)
+
+
+def _show_cost(record: ProbeRecord) -> None:
+    from dynbench.cli.output import print_line, print_table
+
+    cost = record.cost_model
+    if cost is None:
+        return
+    print_line("")
+    print_line(
+        f"step time: {cost.alpha_ms:.3g} ms + {1e3 * cost.beta_ms_per_token:.3g} us per padded token"
+        f" + {1e6 * cost.gamma_ms_per_token2:.3g} ns per padded token and token of length"
+    )
+    print_table(
+        ("cost type", "error on unseen points", "rank correlation"),
+        [
+            (name, "too few points", "") if it is None else (name, f"{it.mape:.1%}", f"{it.rank_correlation:.3f}")
+            for name, it in cost.heldout.items()
+        ],
+    )
+    if record.allreduce is not None:
+        print_line(f"all-reduce of the gradient: {record.allreduce.ms:.3g} ms for {record.allreduce.megabytes:.3g} MB")
+    if min(record.speeds) < 0.9:
+        print_line(f"relative speed of the ranks: {', '.join(f'{speed:.2f}' for speed in record.speeds)}")
+
+
+def _show_prediction(record: ProbeRecord) -> None:
+    from dynbench.cli.output import print_line
+
+    print_line("")
+    known = {policy: speedup for policy, speedup in record.predicted_speedup.items() if speedup is not None}
+    if not known:
+        print_line("no prediction: static cannot be planned with these capacities and this global batch")
+        return
+    gains = ", ".join(f"{policy} {speedup:.2f}x" for policy, speedup in known.items())
+    print_line(f"predicted speedup over static at B={record.global_batch}, G={record.world_size}: {gains}")
+    if record.break_even_batch is None:
+        print_line("no global batch up to 4,096 is predicted to gain more than the noise threshold: do not schedule")
+    elif record.break_even_batch > record.global_batch:
+        print_line(f"at this batch the launch overhead hides the gain; it pays from B={record.break_even_batch} on")
+    else:
+        print_line(f"scheduling pays from a global batch of {record.break_even_batch} on")

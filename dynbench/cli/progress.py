@@ -1,0 +1,85 @@
+"""The progress of a training run on stderr: a bar on a terminal, a line every tenth elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from dynbench.cli.output import stderr
+
+if TYPE_CHECKING:
+    from dynbench.engine.progress import OnProgress, Progress
+
+LINES = 10
+"""Lines printed in all where there is no terminal."""
+
+BAR_WIDTH = 12
+"""Leaves room for the facts on 80 columns."""
+
+
+@contextmanager
+def progress_display(wanted: bool) -> Iterator[OnProgress | None]:
+    """What to call with progress; None when none is wanted."""
+    if not wanted:
+        yield None
+    elif stderr.is_terminal:
+        with _bar() as on_progress:
+            yield on_progress
+    else:
+        yield _line_printer()
+
+
+@contextmanager
+def _bar() -> Iterator[OnProgress]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=BAR_WIDTH),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[facts]}"),
+    )
+    with Bar(*columns, console=stderr, refresh_per_second=4, transient=True) as bar:
+        task = bar.add_task("starting ranks", total=None, facts="")
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                description="training" if progress.steps_done else "starting ranks",
+                completed=progress.steps_done,
+                total=progress.total_steps,
+                facts=describe(progress),
+            )
+
+        yield show
+
+
+def _line_printer() -> Callable[[Progress], None]:
+    shown = -1
+
+    def show(progress: Progress) -> None:
+        nonlocal shown
+        tenth = progress.steps_done * LINES // progress.total_steps
+        if tenth > shown:
+            shown = tenth
+            text = (
+                f"step {progress.steps_done}/{progress.total_steps}  {progress.elapsed_s:.0f} s  {describe(progress)}"
+            )
+            stderr.print(text.rstrip(), soft_wrap=True)
+
+    return show
+
+
+def describe(progress: Progress) -> str:
+    """Loss, throughput and imbalance (longest over mean compute of the ranks), as far as they are known."""
+    parts = []
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    if progress.tokens_per_s is not None:
+        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+    if progress.imbalance is not None:
+        parts.append(f"imbalance {progress.imbalance:.2f}")
+    return "  ".join(parts)

@@ -1,0 +1,78 @@
+"""`dynbench recipes`: the experiments that ship with dynbench, listed, shown and copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dynbench.cli.options import Settings, common_options
+
+
+@click.group()
+def command() -> None:
+    """List, show and copy the recipes of `compare`.
+
+    NAME is a shipped recipe or the path of a recipe file.
+    """
+
+
+@command.command("ls", epilog="Example: dynbench recipes ls")
+@common_options
+def list_recipes(settings: Settings) -> None:
+    """All shipped recipes."""
+    from dynbench.cli.output import print_json, print_table
+    from dynbench.config.recipes import list_recipes, load_recipe
+
+    found = [(name, path, load_recipe(path)) for name, path in list_recipes().items()]
+    if settings.as_json:
+        rows = [
+            {"name": name, "path": path, "description": recipe.description, "arms": list(recipe.arms)}
+            for name, path, recipe in found
+        ]
+        print_json({"schema_version": 1, "command": "recipes ls", "recipes": rows})
+    else:
+        print_table(("recipe", "what it does"), [(name, recipe.description) for name, _, recipe in found])
+
+
+@command.command("show", epilog="Example: dynbench recipes show quickstart")
+@click.argument("name", default="quickstart")
+@common_options
+def show_recipe(settings: Settings, name: str) -> None:
+    """The text of a recipe."""
+    from dynbench.cli.output import print_json
+    from dynbench.config.recipes import find_recipe
+
+    path = find_recipe(name)
+    text = path.read_text(encoding="utf-8")
+    if settings.as_json:
+        print_json({"schema_version": 1, "command": "recipes show", "path": path, "text": text})
+    else:
+        click.echo(text, nl=False)
+
+
+@command.command("cp", epilog="Example: dynbench recipes cp quickstart mine.yaml")
+@click.argument("name")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Overwrite the target.")
+@common_options
+def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> None:
+    """Copy a recipe, to change it."""
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.config.recipes import find_recipe
+    from dynbench.errors import UsageError
+
+    source = find_recipe(name)
+    path = target / source.name if target.is_dir() else target
+    if path.exists() and not force:
+        raise UsageError(f"{path}: exists already", "Name another file, or give --force.")
+    try:
+        path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}", "Name a file in an existing folder."
+        ) from error
+    if settings.as_json:
+        print_json({"schema_version": 1, "command": "recipes cp", "source": source, "path": path})
+    else:
+        print_line(f"{path}\nnext  dynbench compare {path}")

@@ -1,0 +1,229 @@
+"""`dynbench runs`: the registry, listed, shown and cleaned."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from dynbench.cli.options import Settings, common_options
+
+if TYPE_CHECKING:
+    from dynbench.runs.run import Run
+    from dynbench.runs.run_record import RunRecord
+    from dynbench.runs.store import RunStore
+
+
+@click.group()
+def command() -> None:
+    """List, show and remove runs.
+
+    REF is an id, a unique prefix of one, a name, `@latest`, `@latest:WORD` (a command, or the word within the id),
+    or the path of a run folder.
+    """
+
+
+@command.command("ls", epilog="Example: dynbench runs ls --json")
+@common_options
+def list_runs(settings: Settings) -> None:
+    """All runs, oldest first."""
+    from dynbench.cli.output import print_json, print_line, print_table
+
+    store = settings.store()
+    rows = [_row(run, record) for run, record in store.entries()]
+    if settings.as_json:
+        print_json({"schema_version": 1, "command": "runs ls", "results": store.root, "runs": rows})
+    elif rows:
+        columns = ("id", "name", "command", "status", "created", "duration", "policy", "G", "B")
+        print_table(columns, [_cells(row) for row in rows])
+    else:
+        print_line(f"No runs in {store.root}. `dynbench train --name NAME` makes one.")
+
+
+@command.command(
+    "show", short_help="One run: record, settings, environment, files.", epilog="Example: dynbench runs show @latest"
+)
+@click.argument("ref", default="@latest")
+@common_options
+def show_run(settings: Settings, ref: str) -> None:
+    """One run: its record, where its configuration leaves the defaults, its environment, its files."""
+    from dynbench.cli.output import print_json
+
+    shown = _facts(settings.store().resolve(ref))
+    if settings.as_json:
+        print_json({"schema_version": 1, "command": "runs show", **shown})
+    else:
+        _print_facts(shown)
+
+
+@command.command("rm", epilog="Example: dynbench runs rm --failed --yes")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@click.option("--failed", is_flag=True, help="Every run that failed, was interrupted, ran out of memory, or is lost.")
+@click.option("--force", is_flag=True, help="Also runs that are running.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+def remove_runs(settings: Settings, refs: Sequence[str], failed: bool, force: bool, yes: bool) -> None:
+    """Remove runs with everything in their folders."""
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.errors import UsageError
+
+    if not refs and not failed:
+        raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
+    store = settings.store()
+    runs = _chosen(store, refs, failed)
+    if not force:
+        for run in runs:
+            store.check_removable(run)
+    if runs and not yes:
+        _confirm(runs)
+    for run in runs:
+        store.remove(run, force=force)
+    if settings.as_json:
+        print_json({"schema_version": 1, "command": "runs rm", "removed": [run.id for run in runs]})
+    else:
+        print_line("\n".join(f"removed {run.path}" for run in runs) or "Nothing to remove.")
+
+
+def _chosen(store: RunStore, refs: Sequence[str], failed: bool) -> list[Run]:
+    """The runs named, each once, then the failed ones."""
+    from dynbench.runs.run import current_status
+    from dynbench.runs.status import UNSUCCESSFUL
+
+    runs = [store.resolve(ref) for ref in refs]
+    if failed:
+        runs += [run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL]
+    return list({run.path.resolve(): run for run in runs}.values())
+
+
+def _confirm(runs: Sequence[Run]) -> None:
+    from dynbench.errors import UsageError
+
+    if not sys.stdin.isatty():
+        raise UsageError("runs rm: cannot ask, as the input is not a terminal", "Give --yes to remove without asking.")
+    for run in runs:
+        click.echo(f"  {run.path}", err=True)
+    click.confirm(f"Remove {len(runs)} run{'s' if len(runs) > 1 else ''}?", abort=True, err=True)
+
+
+def _row(run: Run, record: RunRecord) -> dict[str, object]:
+    """What `ls` says about a run; what the configuration does not tell is None."""
+    from dynbench.errors import RecordError
+    from dynbench.runs.run import current_status, duration_s
+
+    row: dict[str, object] = {
+        "id": run.id,
+        "name": record.name,
+        "command": record.command,
+        "status": current_status(record),
+        "created": record.created,
+        "duration_s": duration_s(record),
+        "policy": None,
+        "world_size": None,
+        "global_batch": None,
+        "path": run.path,
+    }
+    try:
+        config = run.config()
+    except RecordError:
+        return row
+    from dynbench.config.rules import known_world_size
+
+    return row | {
+        "policy": config.schedule.policy_name,
+        "world_size": known_world_size(config),
+        "global_batch": config.train.global_batch,
+    }
+
+
+def _cells(row: dict[str, object]) -> list[object]:
+    return [
+        row["id"],
+        row["name"],
+        row["command"],
+        row["status"],
+        _when(str(row["created"])),
+        _duration(row["duration_s"]),
+        row["policy"],
+        row["world_size"],
+        row["global_batch"],
+    ]
+
+
+def _when(created: str) -> str:
+    """A stored UTC time as local time, to the minute."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return created
+
+
+def _duration(seconds: object) -> str:
+    from dynbench.units import format_ms
+
+    return format_ms(seconds * 1000) if isinstance(seconds, int | float) else ""
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """Everything that a run folder says about itself; parts that cannot be read say why instead."""
+    from dynbench.config.digest import differences
+    from dynbench.config.schema import Config
+    from dynbench.errors import RecordError
+    from dynbench.runs.run import current_status, duration_s
+
+    record = run.record()
+    facts: dict[str, object] = {
+        "run": record.as_dict() | {"status": current_status(record), "path": run.path, "duration_s": duration_s(record)}
+    }
+    try:
+        facts["config_differences"] = {
+            key: {"default": default, "value": value}
+            for key, (default, value) in differences(Config(), run.config()).items()
+        }
+    except RecordError as error:
+        facts["config_differences"], facts["config_error"] = None, error.message
+    try:
+        facts["env"] = run.env()
+    except RecordError as error:
+        facts["env"], facts["env_error"] = None, error.message
+    facts["files"] = [
+        {"path": str(path.relative_to(run.path)), "bytes": path.stat().st_size}
+        for path in sorted(run.path.rglob("*"))
+        if path.is_file()
+    ]
+    return facts
+
+
+def _print_facts(facts: dict[str, object]) -> None:
+    from dynbench.cli.output import brief, print_line, print_pairs
+    from dynbench.units import format_bytes
+
+    run = facts["run"]
+    assert isinstance(run, dict)
+    failure = run.pop("failure")
+    warnings = run.pop("warnings")
+    run["argv"] = shlex.join(run["argv"])
+    run["duration_s"] = _duration(run["duration_s"])
+    print_pairs("run", {key.removesuffix("_s"): value for key, value in run.items() if value not in (None, "")})
+    if failure:
+        print_pairs("failure", {key: value for key, value in failure.items() if value is not None})
+    for warning in warnings:
+        print_line(f"warning: {warning}")
+    changed = facts["config_differences"]
+    if isinstance(changed, dict):
+        texts = {key: f"{brief(item['value'])}  (default {brief(item['default'])})" for key, item in changed.items()}
+        print_pairs("configuration, where it leaves the defaults", texts or {"": "nowhere"})
+    else:
+        print_line(f"configuration: {facts['config_error']}")
+    env = facts["env"]
+    if isinstance(env, dict):
+        print_pairs("environment", {key: brief(value) for key, value in env.items() if value not in (None, {}, "")})
+    else:
+        print_line(f"environment: {facts['env_error']}")
+    files = facts["files"]
+    assert isinstance(files, list)
+    print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in files})

@@ -1,0 +1,238 @@
+"""`dynbench solve`: policies on length traces, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from dynbench.cli.options import Settings, common_options, config_options, name_options
+
+if TYPE_CHECKING:
+    from dynbench.experiment.solving import Solution
+    from dynbench.schedule.traces import Trace
+
+DATASETS = ("embedded",)
+"""Data sets of `train` that need no file, by name; sst2 is the histogram here and --dataset sst2 the text itself."""
+DATASET_KEYS = ("dataset", "data_path", "text_column", "label_column", "tokenizer", "subset")
+SCHEDULE_KEYS = ("cost_type", "solver", "buffer", "micro_batches", "capacity", "speeds")
+DEFAULT_WORLD_SIZES = (4, 8, 32)
+LONGEST_WORKLOAD_SAMPLE = 512
+EPILOG = """\b
+Examples:
+  dynbench solve
+  dynbench solve lengths.parquet --world-size 4,8,64 --batch-per-rank 8 --policy all
+  dynbench solve sst2 --world-size 8 --global-batch 64 --policy partition,window --window 4,8
+"""
+
+
+def _whole_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """`4,8,64` as numbers, each at least 1."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is not a whole number of at least 1.")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...] | None:
+    """`a,b` as names; `all` as None."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    return None if not names or "all" in names else names
+
+
+@click.command(epilog=EPILOG)
+@click.argument("traces", nargs=-1, metavar="[TRACE ...]")
+@click.option("--world-size", "world_sizes", callback=_whole_numbers, metavar="N,N", help="Ranks [4,8,32].")
+@click.option("--batch-per-rank", type=click.IntRange(1), default=8, show_default=True, help="Samples per rank.")
+@click.option("--global-batch", type=click.IntRange(1), help="Samples per step over all ranks, instead.")
+@click.option("--policy", "policies", callback=_names, default="all", metavar="all|NAME,NAME", help="[all]")
+@click.option(
+    "--window", "windows", callback=_whole_numbers, metavar="N,N", help="W of policy `window`, which it adds [8]."
+)
+@click.option("--steps", type=click.IntRange(1), help="Steps per line [100, less where a policy is slow].")
+@click.option("--order", type=click.Choice(["shuffle", "file"]), default="shuffle", show_default=True)
+@click.option("--max-length", type=click.IntRange(1), help="Cut samples to this many tokens [no cut].")
+@click.option("--column", help="Column of the trace file [length, or the only one].")
+@click.option("--from-run", metavar="RUN", help="Plan the data of a training run.")
+@click.option("--list", "list_only", is_flag=True, help="List the policies and stop.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the lines here too.")
+@click.option("--write-trace", type=click.Path(path_type=Path, dir_okay=False), help="Write the lengths here too.")
+@click.option("--no-figures", is_flag=True, help="Leave the figures out.")
+@config_options(
+    *(f"workload.{key}" for key in DATASET_KEYS),
+    *(f"schedule.{key}" for key in SCHEDULE_KEYS),
+    "train.seed",
+    "probe.run",
+)
+@name_options
+@common_options
+def command(
+    settings: Settings,
+    traces: Sequence[str],
+    world_sizes: tuple[int, ...] | None,
+    batch_per_rank: int,
+    global_batch: int | None,
+    policies: tuple[str, ...] | None,
+    windows: tuple[int, ...] | None,
+    steps: int | None,
+    order: Literal["shuffle", "file"],
+    max_length: int | None,
+    column: str | None,
+    from_run: str | None,
+    list_only: bool,
+    csv_path: Path | None,
+    write_trace: Path | None,
+    no_figures: bool,
+    name: str | None,
+    replace: bool,
+) -> None:
+    """Plan length traces offline: what static scheduling wastes, what each policy gives back, and the bound.
+
+    TRACE is a parquet, CSV, JSONL or .npy file with one length per sample, or sst2, gsm8k or lognormal; without any,
+    these three. `embedded`, or --dataset with its flags, plans a data set as `train` would load it.
+    """
+    if list_only:
+        return _list_policies(settings)
+    from dynbench.experiment.solving import SolveOptions, run_solve
+    from dynbench.schedule.solve import DEFAULT_WINDOW
+
+    loaded = _load(settings, traces, column, from_run, max_length)
+    if write_trace is not None:
+        _write_trace(loaded, write_trace)
+    options = SolveOptions(
+        traces=loaded,
+        world_sizes=world_sizes or DEFAULT_WORLD_SIZES,
+        policies=_with_window(policies, windows),
+        windows=windows or (DEFAULT_WINDOW,),
+        batch_per_rank=batch_per_rank,
+        global_batch=global_batch,
+        steps=steps,
+        order=order,
+        max_length=max_length,
+    )
+    from dynbench.cli.solve_view import Progress
+
+    with Progress(enabled=settings.shows_progress) as progress:
+        solution = run_solve(
+            settings.config(),
+            options,
+            settings.store(),
+            name=name,
+            replace_name=replace,
+            on_outcome=progress.update,
+        )
+    if csv_path is not None:
+        _write_csv(solution, csv_path)
+    _show(settings, solution, loaded, draw=not no_figures)
+    return None
+
+
+def _load(
+    settings: Settings, specs: Sequence[str], column: str | None, from_run: str | None, max_length: int | None
+) -> list[Trace]:
+    """The traces asked for, each with a name of its own, cut to `max_length`."""
+    from dynbench.schedule.traces import BUILT_IN, load_trace
+
+    loaded = [
+        _dataset(settings, max_length, {"workload.dataset": spec}) if spec in DATASETS else load_trace(spec, column)
+        for spec in specs
+    ]
+    if any(key.startswith("workload.") for key in settings.flags) and not set(specs) & set(DATASETS):
+        loaded.append(_dataset(settings, max_length, {}))
+    if from_run is not None:
+        from dynbench.experiment.trace_sources import run_trace
+
+        loaded.append(run_trace(settings.store().resolve(from_run)))
+    if not loaded:
+        loaded = [load_trace(name) for name in BUILT_IN]
+    seen: dict[str, int] = {}
+    named = []
+    for trace in loaded:
+        count = seen[trace.name] = seen.get(trace.name, 0) + 1
+        renamed = trace if count == 1 else replace(trace, name=f"{trace.name}#{count}")
+        named.append(renamed.cut(max_length))
+    return named
+
+
+def _with_window(policies: tuple[str, ...] | None, windows: tuple[int, ...] | None) -> tuple[str, ...] | None:
+    """The policies, with the one that plans windows where windows were asked for."""
+    if policies is None or windows is None or max(windows) == 1 or "window" in policies:
+        return policies
+    return (*policies, "window")
+
+
+def _dataset(settings: Settings, max_length: int | None, flags: Mapping[str, object]) -> Trace:
+    """A data set as `train` would load it, cut no shorter than asked for."""
+    from dynbench.experiment.trace_sources import dataset_trace
+
+    longest = min(max_length or LONGEST_WORKLOAD_SAMPLE, LONGEST_WORKLOAD_SAMPLE)
+    chosen = {**settings.flags, **flags, "workload.max_length": longest}
+    return dataset_trace(replace(settings, flags=chosen).config())
+
+
+def _write_trace(traces: Sequence[Trace], path: Path) -> None:
+    from dynbench.errors import UsageError
+    from dynbench.schedule.trace_files import write_trace
+
+    if len(traces) != 1:
+        raise UsageError(f"--write-trace {path}: {len(traces)} traces for one file", "Name a single trace.")
+    write_trace(traces[0].lengths, path)
+
+
+def _write_csv(solution: Solution, path: Path) -> None:
+    from dynbench.errors import UsageError
+    from dynbench.experiment.solving import flat, write_csv
+
+    try:
+        write_csv(path, [flat(line.result) for line in solution.lines])
+    except OSError as error:
+        raise UsageError(f"--csv {path}: cannot be written: {error.strerror}", "Name a writable folder.") from error
+
+
+def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw: bool) -> None:
+    from dynbench.cli.output import print_json
+    from dynbench.cli.solve_view import print_solution
+
+    figures: list[Path] = []
+    if draw:
+        from dynbench.analysis.figures import draw_figures
+
+        figures = draw_figures("solve", solution.run, solution.run.figures_dir)
+    if not settings.as_json:
+        print_solution(solution, traces, figures)
+        return
+    run = solution.run
+    print_json(
+        {
+            "schema_version": 1,
+            "command": "solve",
+            "run": {"id": run.id, "name": run.name, "path": run.path, "status": run.status},
+            "results": [line.result for line in solution.lines],
+            "skipped": solution.skipped,
+            "figures": figures,
+        }
+    )
+
+
+def _list_policies(settings: Settings) -> None:
+    from dynbench.cli.output import print_json, print_table
+    from dynbench.schedule.policy import REGISTRY, missing_package
+
+    if settings.as_json:
+        policies = [
+            {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": missing_package(name)}
+            for name, entry in REGISTRY.items()
+        ]
+        print_json({"schema_version": 1, "command": "solve", "policies": policies})
+        return
+    rows = [
+        (name, entry.summary, "train, solve" if entry.in_train else "solve", missing_package(name))
+        for name, entry in REGISTRY.items()
+    ]
+    print_table(("policy", "what it does", "runs in", ""), rows)

@@ -1,0 +1,193 @@
+"""How a solution looks on a terminal: progress while it is found, the table, what follows from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from dynbench.cli import output
+from dynbench.schedule.policy import REGISTRY
+from dynbench.schedule.solve import Line, Skipped
+from dynbench.schedule.traces import Trace, describe
+from dynbench.units import format_count
+
+if TYPE_CHECKING:
+    from dynbench.experiment.solving import Solution
+
+PATIENCE_S = 2.0
+"""Progress is shown once a solve takes longer than this."""
+SPREAD_LIMIT = 1.5
+"""Steps whose mean lengths are spread more than this many times random batches' are sorted, not random."""
+COLUMNS = (
+    "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "spread",
+    "plan ms", "exact",
+)  # fmt: skip
+ALIKE = {
+    "tokens_sq": "tokens_sq has the same least maximum as tokens at one micro-batch per rank; tie-breaks differ.",
+    "measured": "measured has the same least maximum as attention with a = gamma/beta at one micro-batch per rank.",
+}
+"""Costs that plan like another one (a monotone function of it), by name."""
+
+
+class Progress:
+    """A line on stderr that says what was solved last; shown only when it takes a while, and gone afterwards."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled and output.stderr.is_terminal
+        self._begin = time.monotonic()
+        self._lines = 0
+        self._status: Status | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, outcome: Line | Skipped) -> None:
+        """Note one more line."""
+        self._lines += 1
+        if not self._enabled or time.monotonic() - self._begin < PATIENCE_S:
+            return
+        if isinstance(outcome, Line):
+            where = "{trace} G={world_size} {policy}".format(**outcome.result)
+        else:
+            where = f"{outcome.trace} G={outcome.world_size}"
+        text = f"{self._lines} lines solved, last {where}"
+        if self._status is None:
+            self._status = output.stderr.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+
+def print_solution(solution: Solution, traces: Sequence[Trace], figures: Sequence[Path]) -> None:
+    """Statistics of the traces, the table, gaps and notes on stdout; what was left out on stderr."""
+    for trace in traces:
+        output.print_line(_describe(trace))
+    results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
+    output.stdout.print(_table(results))
+    for note in (*_greedy_notes(results), *_notes(results)):
+        output.print_line(note)
+    for text in _left_out(solution.skipped):
+        output.stderr.print(text, soft_wrap=True)
+    output.print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
+    output.print_line(f"Next: dynbench train --mode dynamic {_best_flags(results)}")
+
+
+def _best_flags(results: Sequence[Mapping[str, Any]]) -> str:
+    """How `train` is told the policy that gave back most."""
+    best = next((r for r in results if _is_best(r, results) and r["policy"] != "static"), None)
+    if best is None:
+        return "--policy partition"
+    return f"--policy {best['policy']}" + (f" --window {best['window']}" if best["window"] > 1 else "")
+
+
+def _describe(trace: Trace) -> str:
+    s = describe(trace.lengths)
+    return (
+        f"{trace.name}: {s.samples:,} samples, mean {s.mean:.1f}, sd {s.sd:.1f}, p50 {s.p50:g}, p95 {s.p95:g}, "
+        f"p99 {s.p99:g}, max {s.max} tokens ({trace.source})"
+    )
+
+
+def _table(results: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("trace", "policy", "exact") else "right", no_wrap=True)
+    previous: object = None
+    for result in results:
+        group = _group(result)
+        if previous not in (None, group):
+            table.add_section()
+        previous = group
+        style = "bold" if _is_best(result, results) else ""
+        table.add_row(*(Text(cell, style=style) for cell in _cells(result, results)))
+    return table
+
+
+def _group(result: Mapping[str, Any]) -> tuple[object, ...]:
+    return result["trace"], result["world_size"]
+
+
+def _is_best(result: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> bool:
+    """The most given back among policies that can train and leave the batches random."""
+    rivals = [r for r in results if _group(r) == _group(result) and _counts(r)]
+    return bool(rivals) and result is max(rivals, key=lambda r: r["speedup_vs_static"] or 0.0)
+
+
+def _counts(result: Mapping[str, Any]) -> bool:
+    spread = result["step_length_spread"]
+    return REGISTRY[result["policy"]].in_train and (spread is None or spread <= SPREAD_LIMIT)
+
+
+def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list[str]:
+    local, spread, speedup = result["local_batch"], result["step_length_spread"], result["speedup_vs_static"]
+    window = f" W={result['window']}" if result["window"] > 1 else ""
+    violations = f" ({result['capacity_violations']:,} over capacity)" if result["capacity_violations"] else ""
+    return [
+        str(result["trace"]),
+        str(result["world_size"]),
+        f"{result['global_batch']:,}",
+        f"{result['policy']}{window}{' *' if _is_best(result, results) else ''}",
+        format_count(round(result["mean_max_cost"], 3)),
+        "-" if speedup is None else f"{speedup:.2f}x",
+        format_count(round(result["mean_bound"], 3)),
+        f"{result['gap_to_bound']:.1%}",
+        f"{result['padding_ratio']:.2f}",
+        f"{local['min']}-{local['max']}{violations}",
+        "-" if spread is None else f"{spread:.2f}",
+        f"{result['plan_ms']['p50']:.3g}",
+        {"both": "both", "maximum": "maximum", False: "no"}[result["exact"]],
+    ]
+
+
+def _greedy_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Per trace and world size: greedy against exact, and the naive counts beside it."""
+    notes = []
+    for result in results:
+        gap = result["greedy_gap"]
+        if gap is None:
+            continue
+        naive = [f"{name} +{found['mean']:.1%}" for name, found in gap["naive_max_cost"].items() if found]
+        variance = "is not known at this size"
+        if gap["variance"]:
+            variance = f"+{gap['variance']['mean']:.2%} of the squared maximum on average"
+        notes.append(
+            f"{result['trace']} G={result['world_size']} prefix, greedy over exact in {gap['steps']} steps: maximum "
+            f"+{gap['max_cost']['max']:.2%} at worst, variance {variance}; naive maximum: {', '.join(naive)}"
+        )
+    return notes
+
+
+def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = ["* most given back among policies that train and leave the batches random; costs are per step"]
+    if any(not _counts(r) and REGISTRY[r["policy"]].in_train for r in results):
+        notes.append(
+            f"spread above {SPREAD_LIMIT:g}: whole steps are sorted by length, so training itself changes "
+            "(1 is random batches)"
+        )
+    if any(r["capacity_violations"] for r in results):
+        notes.append("over capacity: micro-batches that would not fit in memory")
+    cost = results[0]["cost_type"] if results else None
+    if cost in ALIKE and all(r["micro_batches"] == 1 for r in results):
+        notes.append(ALIKE[cost])
+    return notes
+
+
+def _left_out(skipped: Sequence[Skipped]) -> list[str]:
+    """One line per reason, with everything it left out."""
+    places: dict[tuple[str | None, str], list[str]] = {}
+    for item in skipped:
+        places.setdefault((item.policy, item.reason), []).append(f"{item.trace} G={item.world_size}")
+    return [
+        f"skipped {policy or 'all policies'} ({', '.join(where)}): {reason}"
+        for (policy, reason), where in places.items()
+    ]

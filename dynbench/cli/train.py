@@ -1,0 +1,114 @@
+"""`dynbench train`: one run, static or dynamic, with every step of every rank measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from dynbench.cli.options import Settings, common_options, config_options, name_options
+
+if TYPE_CHECKING:
+    from dynbench.engine.launch import LaunchPlan
+    from dynbench.runs.run import Run
+    from dynbench.runs.store import RunStore
+
+_SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "probe.run")
+
+
+@click.command(
+    epilog="\b\nExamples:\n  dynbench train --mode static --name runA\n  dynbench train --mode dynamic --name runB\n"
+    "  dynbench train --mode dynamic --dataset tsv --data-path train.tsv --tokenizer vocab.txt --nproc 2\n"
+    "  torchrun --nproc-per-node 2 -m dynbench train --mode static"
+)
+@name_options
+@click.option("--dry-run", is_flag=True, help="Print settings, torchrun line and run folder; do nothing.")
+@config_options(*_SECTIONS)
+@common_options
+def command(settings: Settings, name: str | None, replace: bool, dry_run: bool) -> None:
+    """Train a model on several ranks and record where every step's time goes."""
+    config, store = settings.config(), settings.store()
+    if dry_run:
+        from dynbench.engine.launch import plan_launch
+
+        _show_plan(plan_launch(config, store, name=name, replace=replace), settings)
+        return
+
+    from dynbench.cli.progress import progress_display
+    from dynbench.experiment.training import run_training
+
+    with progress_display(settings.shows_progress) as on_progress:
+        result = run_training(config, store, name=name, replace=replace, on_progress=on_progress)
+    if result is not None:
+        _show_result(result.run, result.summary, store, settings)
+
+
+def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.config.dump import dump_config
+
+    config = plan.resolved.config
+    environment = [f"{key}={value}" for key, value in plan.environment.items()]
+    if settings.as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "command": "train",
+                "dry_run": True,
+                "config": config.model_dump(mode="json"),
+                "decisions": plan.resolved.decisions,
+                "torchrun": list(plan.command),
+                "environment": plan.environment,
+                "run_path": plan.run_path,
+            }
+        )
+        return
+    print_line(dump_config(config).rstrip())
+    for key, decision in plan.resolved.decisions.items():
+        print_line(f"# {key}: {decision['value']} ({decision['reason']})")
+    print_line("")
+    print_line(f"torchrun  {' '.join(environment)} {shlex.join(plan.command)}")
+    print_line(f"run       {plan.run_path}")
+
+
+def _show_result(run: Run, summary: Mapping[str, object] | None, store: RunStore, settings: Settings) -> None:
+    from dynbench.analysis.tables import LEGEND, readable, summary_rows
+    from dynbench.cli.output import print_json, print_line, print_table
+
+    record = run.record()
+    if settings.as_json:
+        shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
+        print_json({"schema_version": 1, "command": "train", "run": shown, "summary": summary})
+        return
+    if summary is not None:
+        header, cells = readable(summary_rows({run.label: summary}))
+        print_table(header, cells)
+        print_line(f"\n{LEGEND}{_virtual_note(run)}\n")
+    print_line(f"run   {run.path}")
+    print_line(f"next  {next_command(run, store)}")
+
+
+def _virtual_note(run: Run) -> str:
+    """What a number of virtual ranks rests on; empty for real ones."""
+    if run.config().launch.launcher != "virtual":
+        return ""
+    decisions = run.env()["decisions"]
+    assert isinstance(decisions, dict)
+    return f" Virtual ranks, one device; communication model: {decisions['launch.comm_model']['value']}."
+
+
+def next_command(run: Run, store: RunStore) -> str:
+    """The comparison with the latest run that differs in scheduling only, static first; else this run alone."""
+    from dynbench.config.digest import differences
+
+    config = run.config()
+    for other, record in reversed(store.entries()):
+        if record.command != "train" or record.status != "completed" or other.id == run.id:
+            continue
+        differing = differences(config, other.config())
+        if "schedule.mode" in differing and all(key.startswith("schedule.") for key in differing):
+            pair = (run, other) if config.schedule.mode == "static" else (other, run)
+            return f"dynbench analyze {' '.join(shlex.quote(each.label) for each in pair)}"
+    return f"dynbench analyze {shlex.quote(run.label)}"

@@ -1,0 +1,1 @@
+"""The typed configuration shared by all commands."""

@@ -1,0 +1,141 @@
+"""What a field of the schema allows, in words, and which texts it takes from a command line."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from dynbench.config.schema import Config
+
+_BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+
+
+def field_of(dotted: str) -> tuple[FieldInfo, tuple[str, ...]] | None:
+    """The field that a dotted key names, and what of the key is left below it (keys of a mapping field).
+
+    None when the key names no field; a section is not a field.
+    """
+    section: type[BaseModel] = Config
+    parts = dotted.split(".")
+    for depth, part in enumerate(parts):
+        info = section.model_fields.get(part)
+        if info is None:
+            return None
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            section = info.annotation
+            continue
+        return info, tuple(parts[depth + 1 :])
+    return None
+
+
+def section_of(dotted: str) -> type[BaseModel] | None:
+    """The section class that a dotted key names; the empty key is the whole configuration."""
+    section: type[BaseModel] = Config
+    for part in dotted.split(".") if dotted else ():
+        info = section.model_fields.get(part)
+        if info is None or not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)):
+            return None
+        section = info.annotation
+    return section
+
+
+def all_keys() -> tuple[str, ...]:
+    """Every dotted key of the schema, in order."""
+    keys: list[str] = []
+    for name, info in Config.model_fields.items():
+        section = info.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel), "the schema is two levels deep"
+        keys.extend(f"{name}.{key}" for key in section.model_fields)
+    return tuple(keys)
+
+
+def allowed_words(info: FieldInfo) -> tuple[str, ...]:
+    """The fixed words that a field takes (`auto`, `static`, …)."""
+    return tuple(str(word) for kind in _alternatives(info.annotation) for word in _literals(kind))
+
+
+def takes_only_text(info: FieldInfo) -> bool:
+    """True when every non-null value of the field is text."""
+    kinds = [_bare(kind) for kind in _alternatives(info.annotation)]
+    return all(kind in (str, NoneType) or get_origin(kind) is Literal for kind in kinds)
+
+
+def takes_text(info: FieldInfo) -> bool:
+    """True when the field takes any text, perhaps among others."""
+    return any(_bare(kind) is str for kind in _alternatives(info.annotation))
+
+
+def takes_list(info: FieldInfo) -> bool:
+    """True when the field takes a list."""
+    return any(get_origin(_bare(kind)) is tuple for kind in _alternatives(info.annotation))
+
+
+def takes_number(info: FieldInfo) -> bool:
+    """True when the field takes a single number, perhaps among others."""
+    return any(_bare(kind) in (int, float) for kind in _alternatives(info.annotation))
+
+
+def takes_mapping(info: FieldInfo) -> bool:
+    """True when the field takes a mapping."""
+    return any(get_origin(_bare(kind)) is dict for kind in _alternatives(info.annotation))
+
+
+def describe(info: FieldInfo) -> str:
+    """What a field allows, for error messages: `a whole number > 0, or auto`."""
+    kinds = _alternatives(info.annotation)
+    words = [", ".join(allowed_words(info))] if allowed_words(info) else []
+    others = [_describe_kind(kind, info.metadata if len(kinds) == 1 else []) for kind in kinds if not _literals(kind)]
+    parts = [part for part in others if part != "null"] + words + (["null"] if "null" in others else [])
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def _alternatives(annotation: object) -> tuple[object, ...]:
+    bare = _bare(annotation)
+    if get_origin(bare) in (Union, UnionType):
+        return tuple(kind for part in get_args(bare) for kind in _alternatives(part))
+    return (annotation,)
+
+
+def _bare(annotation: object) -> object:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _literals(annotation: object) -> tuple[object, ...]:
+    bare = _bare(annotation)
+    return get_args(bare) if get_origin(bare) is Literal else ()
+
+
+def _describe_kind(annotation: object, metadata: list[object], plural: bool = False) -> str:
+    bare = _bare(annotation)
+    if get_origin(annotation) is Annotated:
+        metadata = [*metadata, *get_args(annotation)[1:]]
+    if bare is NoneType:
+        return "null"
+    if bare is str:
+        return "texts" if plural else "text"
+    if bare is bool:
+        return "true or false"
+    if bare in (int, float):
+        noun = "whole number" if bare is int else "number"
+        return f"{noun}s{_bounds(metadata)}" if plural else f"a {noun}{_bounds(metadata)}"
+    arguments = get_args(bare)
+    if get_origin(bare) is tuple:
+        count = "" if Ellipsis in arguments else f"{len(arguments)} "
+        return f"a list of {count}{_describe_kind(arguments[0], [], plural=True)}"
+    if get_origin(bare) is dict:
+        return f"a mapping from {_describe_kind(arguments[0], [])} to {_describe_kind(arguments[1], [])}"
+    return str(bare)
+
+
+def _bounds(metadata: list[object]) -> str:
+    items = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    texts = [
+        f"{sign} {getattr(item, name)}"
+        for name, sign in _BOUNDS
+        for item in items
+        if getattr(item, name, None) is not None
+    ]
+    return f" {' and '.join(texts)}" if texts else ""

@@ -1,0 +1,121 @@
+"""Layers of a configuration: a file's values, and what the command line lays over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from pydantic import ValidationError
+
+from dynbench.config import describe
+from dynbench.config.explain import explain, shown
+from dynbench.config.rules import check_rules, known_world_size
+from dynbench.config.schema import Config
+from dynbench.config.typed_text import read_text
+from dynbench.config.yaml_strict import Document, Value
+from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.errors import ConfigError
+
+
+@dataclass
+class Layers:
+    """A document with values laid over it, each remembering who gave it.
+
+    Args:
+        document: the lowest layer above the defaults.
+    """
+
+    document: Document
+    given_by: dict[str, str] = field(default_factory=dict)
+    opened_by: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.values = {key: _copy(value) for key, value in self.document.mapping.items()}
+        self.problems.extend(self.document.problems)
+
+    def override(self, text: str) -> None:
+        """Lay `a.b=c` over what is there; a mistake joins `problems`."""
+        key, equals, raw = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            self.problems.append(f"--set {text}: write it as key=value, like --set train.steps=200")
+            return
+        try:
+            self._put(key, read_text(key, raw.strip(), f"--set {key}"), "--set ")
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+
+    def flag(self, key: str, value: object) -> None:
+        """Lay the value of a command-line flag over what is there; a mistake joins `problems`."""
+        try:
+            typed = read_text(key, value, key) if isinstance(value, str) else cast(Value, value)
+            self._put(key, typed, "")
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+
+    def config(self, *, rules: bool = True) -> Config:
+        """The validated configuration.
+
+        Raises:
+            ConfigError: every mistake found in any layer.
+        """
+        sections = {key: {} if value is None else _freeze(value) for key, value in self.values.items()}
+        try:
+            config = Config.model_validate(sections)
+        except ValidationError as error:
+            self.problems.extend(explain(error, self.values, self._where))
+        else:
+            if rules and not self.problems:
+                self.problems.extend(
+                    self._located(problem) for problem in check_rules(config, known_world_size(config))
+                )
+        if self.problems:
+            raise ConfigError(self.problems)
+        return config
+
+    def _put(self, dotted: str, value: Value, opening: str) -> None:
+        *parents, last = dotted.split(".")
+        node: YamlMapping = self.values
+        for depth, part in enumerate(parents):
+            child = node.get(part)
+            if not isinstance(child, dict):
+                above = ".".join(parents[: depth + 1])
+                if child is not None:
+                    self.problems.append(f"{self._where(above)}{above}: {shown(child)} cannot hold {dotted}")
+                child = node[part] = {}
+                self.opened_by.setdefault(above, opening)
+            node = child
+        found = describe.field_of(dotted)
+        key = int(last) if found is not None and found[1] and last.isdecimal() else last
+        node[key] = value
+        self.given_by[dotted] = opening
+
+    def _where(self, dotted: str) -> str:
+        """How a message opens: the file and line, or nothing for what the command line gave."""
+        if dotted in self.opened_by:
+            return self.opened_by[dotted]
+        parts = dotted.split(".")
+        for depth in range(len(parts), 0, -1):
+            key = ".".join(parts[:depth])
+            if key in self.given_by:
+                return self.given_by[key]
+            if key in self.document.positions:
+                return f"{self.document.source}:{self.document.positions[key]}: "
+        return f"{self.document.source}: " if self.document.source and not self.given_by else ""
+
+    def _located(self, problem: str) -> str:
+        return f"{self._where(problem.partition(':')[0])}{problem}"
+
+
+def _copy(value: Value) -> Value:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _freeze(value: object) -> object:
+    """Lists as tuples: the schema's sequences are tuples, and strict validation does not convert."""
+    if isinstance(value, dict):
+        return {key: _freeze(item) for key, item in value.items()}
+    return tuple(_freeze(item) for item in value) if isinstance(value, list) else value

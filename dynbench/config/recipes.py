@@ -1,0 +1,264 @@
+"""Recipes: the arms of a comparison, what they share, and how often each is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from dynbench.config.dump import dump_yaml
+from dynbench.config.layers import Layers
+from dynbench.config.load import load_mapping
+from dynbench.config.schema import Config, PositiveInt, Section
+from dynbench.config.yaml_strict import Document, Value
+from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.errors import ConfigError, UsageError, did_you_mean
+
+ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
+
+
+class ArmText(Section):
+    """One arm as it stands in the file."""
+
+    name: ArmName
+    """Lower-case letters, digits, `_`, `.` and `-`; at most 32."""
+    set: dict[str, object] = Field(default_factory=dict)
+    """Dotted configuration key to value: what makes this arm differ."""
+
+
+class RecipeText(Section):
+    """A recipe as it stands in the file."""
+
+    description: str
+    """One line for `dynbench recipes ls`."""
+    settings: dict[str, object] = Field(default_factory=dict)
+    """Configuration sections that all arms share."""
+    arms: Annotated[tuple[ArmText, ...], Field(min_length=2)]
+    """Two or more."""
+    cells: tuple[dict[str, object], ...] = ()
+    """Several comparisons of the same arms: what each adds to the settings, dotted configuration key to value."""
+    baseline: str | None = None
+    """The arm that the others are compared with; null is the first."""
+    launches: PositiveInt = 2
+    """Launches per arm; even, so that the order is fair."""
+    order: Literal["abba"] = "abba"
+    """The arms in order, then reversed, repeated."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with every arm's configuration resolved.
+
+    Attributes:
+        name: the file's stem.
+        description: one line.
+        arms: configuration by arm name, in order.
+        baseline: name of the arm that the others are compared with.
+        launches: launches per arm, even.
+        cell: what this comparison of several adds to the shared settings; empty for a single one.
+    """
+
+    name: str
+    description: str
+    arms: Mapping[str, Config]
+    baseline: str
+    launches: int
+    cell: Mapping[str, object] = field(default_factory=dict)
+
+
+def recipes_dir() -> Path:
+    """The folder of the shipped recipes: in the package when installed from a wheel, else the checkout's `recipes/`."""
+    package = Path(str(resources.files("dynbench")))
+    installed = package / "_recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def list_recipes() -> dict[str, Path]:
+    """The shipped recipes by name (path below the folder without `.yaml`), sorted."""
+    folder = recipes_dir()
+    paths = sorted(folder.rglob("*.yaml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
+def find_recipe(reference: str) -> Path:
+    """The file of a recipe given by path, or by the name of a shipped one.
+
+    Raises:
+        UsageError: neither a file nor a shipped recipe; names the nearest.
+    """
+    path = Path(reference)
+    if path.is_file():
+        return path
+    shipped = list_recipes()
+    name = reference.removeprefix("recipes/").removesuffix(".yaml")
+    if name in shipped:
+        return shipped[name]
+    raise UsageError(
+        f"{reference}: neither a file nor a shipped recipe. {did_you_mean(name, shipped)}".rstrip(),
+        f"Shipped: {', '.join(shipped)}.",
+    )
+
+
+def load_recipe(
+    path: Path,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, object] | None = None,
+    launches: int | None = None,
+) -> Recipe:
+    """The first comparison of a recipe, and the only one of most; see `load_cells`."""
+    return load_cells(path, overrides, flags, launches)[0]
+
+
+def load_cells(
+    path: Path,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, object] | None = None,
+    launches: int | None = None,
+) -> list[Recipe]:
+    """A recipe's comparisons with their arms resolved.
+
+    Flags go over `--set` over the arm over the cell over the shared settings over the defaults.
+
+    Args:
+        path: the recipe's file.
+        overrides: texts like `train.steps=200`, for all arms.
+        flags: dotted key to value, for all arms; None values count as not given.
+        launches: launches per arm; None takes the recipe's.
+
+    Returns:
+        One recipe per cell; a single one where the recipe has no cells.
+
+    Raises:
+        ConfigError: every mistake in the file and in every arm, with `file:line`.
+        UsageError: the file cannot be read.
+    """
+    document = load_mapping(path)
+    text = _read_text(document)
+    problems: list[str] = []
+    recipes = []
+    for cell in range(max(1, len(text.cells))):
+        try:
+            recipes.append(_load_cell(path.stem, document, text, cell, overrides, flags or {}, launches))
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise ConfigError(problems)
+    return recipes
+
+
+def _load_cell(
+    name: str,
+    document: Document,
+    text: RecipeText,
+    cell: int,
+    overrides: Sequence[str],
+    flags: Mapping[str, object],
+    launches: int | None,
+) -> Recipe:
+    count = text.launches if launches is None else launches
+    problems = list(_rules(text, count, document, launches_given=launches is not None))
+    arms: dict[str, Config] = {}
+    for index, arm in enumerate(text.arms):
+        layers = Layers(_arm_document(document, text, cell, index))
+        for override in overrides:
+            layers.override(override)
+        for key, value in flags.items():
+            if value is not None:
+                layers.flag(key, value)
+        try:
+            arms[arm.name] = layers.config()
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise ConfigError(problems)
+    added = text.cells[cell] if text.cells else {}
+    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, count, added)
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe as YAML that loads back to it: the baseline's whole configuration, and each arm's differences."""
+    shared = recipe.arms[recipe.baseline].model_dump()
+    arms = [
+        {"name": name, "set": dict(_differences(shared, config.model_dump()))} for name, config in recipe.arms.items()
+    ]
+    return dump_yaml(
+        {
+            "description": recipe.description,
+            "settings": shared,
+            "arms": arms,
+            "baseline": recipe.baseline,
+            "launches": recipe.launches,
+            "order": "abba",
+        }
+    )
+
+
+def _read_text(document: Document) -> RecipeText:
+    top = dict(document.mapping)
+    for key in ("arms", "cells"):
+        if isinstance(listed := top.get(key), list):
+            top[key] = cast(Value, tuple(listed))
+    try:
+        return RecipeText.model_validate(top)
+    except ValidationError as error:
+        items = error.errors()
+        broken_arms = any(item["loc"][0] == "arms" and len(item["loc"]) > 1 for item in items)
+        problems = [_explain(item, document) for item in items if not (broken_arms and item["loc"] == ("arms",))]
+        raise ConfigError(problems) from None
+
+
+def _explain(item: ErrorDetails, document: Document) -> str:
+    location = item["loc"]
+    dotted = ".".join(str(part) for part in location)
+    where = f"{document.where(dotted)}: {dotted}"
+    match item["type"]:
+        case "extra_forbidden":
+            known = ArmText.model_fields if location[0] == "arms" else RecipeText.model_fields
+            near = f"{did_you_mean(str(location[-1]), known)} Allowed: {', '.join(known)}".lstrip()
+            return f"{where}: unknown key. {near}"
+        case "string_pattern_mismatch":
+            return f"{where}: {item['input']!r} is not allowed; use lower-case letters, digits, _ . -, up to 32"
+        case "missing":
+            return f"{where}: must be given"
+        case "too_short":
+            return f"{where}: {len(item['input'])} given; a comparison needs two or more"
+    return f"{where}: {item['input']!r} is not allowed: {item['msg'][:1].lower()}{item['msg'][1:]}"
+
+
+def _rules(text: RecipeText, launches: int, document: Document, *, launches_given: bool) -> Iterator[str]:
+    names = [arm.name for arm in text.arms]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield f"{document.where(f'arms.{index}.name')}: arms.{index}.name: '{name}' is the name of an earlier arm"
+    if text.baseline is not None and text.baseline not in names:
+        known = f"{did_you_mean(text.baseline, names)} Arms: {', '.join(names)}".lstrip()
+        yield f"{document.where('baseline')}: baseline: '{text.baseline}' is not an arm. {known}"
+    if launches < 1 or launches % 2:
+        where = "--launches" if launches_given else f"{document.where('launches')}: launches"
+        yield f"{where}: {launches} launches per arm; ABBA order needs an even number, like {max(2, launches + 1)}"
+
+
+def _arm_document(document: Document, text: RecipeText, cell: int, arm: int) -> Document:
+    """Shared settings with one cell's and one arm's laid over, as a configuration document that keeps their lines."""
+    prefix = "settings."
+    lines = {key.removeprefix(prefix): line for key, line in document.positions.items() if key.startswith(prefix)}
+    layers = Layers(Document(document.source, cast(YamlMapping, text.settings)))
+    added = [(f"cells.{cell}", text.cells[cell])] if text.cells else []
+    for where, values in (*added, (f"arms.{arm}.set", text.arms[arm].set)):
+        for key, value in values.items():
+            layers.flag(key, value)
+            lines[key] = document.positions[f"{where}.{key}"]
+    return Document(document.source, layers.values, lines)
+
+
+def _differences(shared: Mapping[str, object], arm: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for section, fields in arm.items():
+        base = cast(Mapping[str, object], shared[section])
+        for key, value in cast(Mapping[str, object], fields).items():
+            if base[key] != value:
+                yield f"{section}.{key}", value

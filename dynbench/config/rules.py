@@ -1,0 +1,243 @@
+"""Rules over several fields: what cannot work, with the nearest value that does.
+
+Each problem is one line that opens with the dotted key to change. Capacities that cannot hold the batch are not
+here: they are `NothingFits`, found when the plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from dynbench.config.schema import Config, Section
+from dynbench.units import parse_bytes
+
+DEFAULT_VIRTUAL_RANKS = 4
+FILE_DATASETS = ("tsv", "jsonl")
+UNREAD = {
+    "embedded": ("data_path", "eval_path", "tokenizer"),
+    "lognormal": ("data_path", "eval_path", "tokenizer"),
+    "sst2": ("data_path", "eval_path"),
+}
+"""Settings of text files that a dataset without them would silently ignore."""
+Rule = Callable[[Config], Iterator[str]]
+RankRule = Callable[[Config, int], Iterator[str]]
+
+
+def check_rules(config: Config, world_size: int | None) -> list[str]:
+    """Every broken rule, one line each; empty when the configuration can run.
+
+    Args:
+        config: a configuration whose fields are valid one by one.
+        world_size: ranks (G); None leaves out the rules that need it.
+    """
+    problems = [problem for rule in RULES for problem in rule(config)]
+    if world_size is not None:
+        problems += [problem for rank_rule in RANK_RULES for problem in rank_rule(config, world_size)]
+    return problems
+
+
+def known_world_size(config: Config) -> int | None:
+    """Ranks (G) as far as the configuration alone tells; None when it depends on the machine."""
+    launch = config.launch
+    if launch.launcher == "virtual":
+        return launch.world_size or DEFAULT_VIRTUAL_RANKS
+    if launch.launcher == "torchrun" and launch.nproc != "auto":
+        return launch.nproc * launch.nnodes
+    return None
+
+
+def buffer_size(config: Config, world_size: int) -> int:
+    """Samples that each rank of `prefix` holds (K): as configured, or max(32, B - G + 1)."""
+    if config.schedule.buffer != "auto":
+        return config.schedule.buffer
+    return max(32, config.train.global_batch - world_size + 1)
+
+
+def rule_warnings(config: Config, world_size: int) -> list[str]:
+    """What can run but says less than it seems; one line each."""
+    warnings = []
+    batch = config.train.global_batch
+    if config.schedule.policy_name == "prefix":
+        buffer = buffer_size(config, world_size)
+        held, every_count = world_size * buffer, buffer > batch - world_size
+        if batch <= held < 2 * batch and not every_count:
+            warnings.append(
+                f"schedule.buffer: {world_size} ranks hold {held} samples for a global batch of {batch}, which leaves "
+                f"little to choose; the limit is {2 * batch}, set it to {_ceil_div(2 * batch, world_size)} or more"
+            )
+    if config.schedule.policy_name == "window" and config.schedule.window == 1:
+        warnings.append(
+            "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
+        )
+    return [*warnings, *_without_effect(config)]
+
+
+def _without_effect(config: Config) -> Iterator[str]:
+    """Settings that were changed and decide nothing."""
+    pretrained, policy = config.workload.weights == "pretrained", config.schedule.policy_name
+    for key, in_use, reason in (
+        ("workload.size", not pretrained, "pretrained weights bring their own shape"),
+        ("workload.model", pretrained, "weights are random, their shape is workload.size; set weights to pretrained"),
+        ("schedule.solver", policy == "prefix", f"policy {policy!r} has one of its own"),
+        ("schedule.buffer", policy == "prefix", f"policy {policy!r} holds no samples back"),
+        (
+            "schedule.replan_steps",
+            config.schedule.speeds == "auto",
+            "speeds are not estimated (schedule.speeds=auto)",
+        ),
+        ("schedule.window", policy == "window", f"policy {policy!r} plans one batch at a time"),
+    ):
+        section, _, name = key.partition(".")
+        values: Section = getattr(config, section)
+        value = getattr(values, name)
+        if not in_use and value != type(values).model_fields[name].default:
+            yield f"{key}: {value!r} has no effect: {reason}"
+
+
+def _data_files(config: Config) -> Iterator[str]:
+    workload = config.workload
+    if workload.dataset in FILE_DATASETS and workload.data_path is None:
+        yield f"workload.data_path: null, but dataset {workload.dataset!r} reads a file; name it (--data-path FILE)"
+    for key in UNREAD.get(workload.dataset, ()):
+        value = getattr(workload, key)
+        if value is not None:
+            yield (
+                f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; "
+                "set workload.dataset to tsv or jsonl, or leave it out"
+            )
+    if workload.text_column == workload.label_column:
+        yield f"workload.label_column: {workload.label_column!r} is the text column too; name another"
+
+
+def _subset_holds_a_batch(config: Config) -> Iterator[str]:
+    subset, batch = config.workload.subset, config.train.global_batch
+    if subset is not None and subset < batch:
+        yield f"workload.subset: {subset} samples are fewer than train.global_batch {batch}; least that works: {batch}"
+
+
+def _static_has_no_policy(config: Config) -> Iterator[str]:
+    schedule = config.schedule
+    if schedule.mode == "static" and schedule.policy not in (None, "static"):
+        yield f"schedule.policy: {schedule.policy!r} needs schedule.mode dynamic, which is static; set mode to dynamic"
+
+
+def _gather_needs_prefix(config: Config) -> Iterator[str]:
+    schedule = config.schedule
+    if schedule.exchange == "gather" and schedule.policy_name != "prefix":
+        yield (
+            f"schedule.exchange: 'gather' is for policy prefix, not {schedule.policy_name!r}; "
+            "set it to replicated, or schedule.policy to prefix"
+        )
+
+
+def _estimated_speeds_are_planned_with(config: Config) -> Iterator[str]:
+    if config.schedule.speeds == "auto" and config.schedule.exchange == "gather":
+        yield "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the speeds"
+
+
+def _measured_cost_has_a_source(config: Config) -> Iterator[str]:
+    schedule = config.schedule
+    if schedule.cost_type == "measured" and schedule.cost_coefficients is None and config.probe.run in (None, "off"):
+        yield (
+            "schedule.cost_type: 'measured' has no coefficients; set schedule.cost_coefficients, "
+            "or probe.run to a probe run or auto"
+        )
+
+
+def _nodes_agree(config: Config) -> Iterator[str]:
+    launch = config.launch
+    if launch.launcher == "virtual" and launch.nnodes > 1:
+        yield f"launch.nnodes: {launch.nnodes} nodes cannot share virtual ranks; set it to 1"
+    if launch.node_rank >= launch.nnodes:
+        yield (
+            f"launch.node_rank: {launch.node_rank} is not below launch.nnodes {launch.nnodes}; "
+            f"greatest that works: {launch.nnodes - 1}"
+        )
+    if launch.nnodes > 1 and launch.rdzv_endpoint is None:
+        yield f"launch.rdzv_endpoint: null, but {launch.nnodes} nodes must meet; set host:port, the same on all"
+    if launch.launcher == "torchrun" and launch.nproc != "auto":
+        ranks = launch.nproc * launch.nnodes
+        if launch.world_size not in (None, ranks):
+            yield f"launch.world_size: {launch.world_size} is not nproc x nnodes = {ranks}; leave it out with torchrun"
+
+
+def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
+    limit = config.probe.memory_limit
+    if limit is None:
+        return
+    try:
+        parse_bytes(limit)
+    except ValueError as error:
+        yield f"probe.memory_limit: {error}"
+
+
+def _batch_reaches_every_rank(config: Config, world_size: int) -> Iterator[str]:
+    batch, micro = config.train.global_batch, config.schedule.micro_batches
+    if batch < world_size:
+        yield (
+            f"train.global_batch: {batch} is less than the {world_size} ranks, each of which needs a sample; "
+            f"nearest that works: {world_size}"
+        )
+    elif micro != "auto" and batch < world_size * micro:
+        yield (
+            f"schedule.micro_batches: {micro} on {world_size} ranks need {world_size * micro} samples, "
+            f"train.global_batch is {batch}; greatest that works: {batch // world_size}"
+        )
+
+
+def _static_deals_evenly(config: Config, world_size: int) -> Iterator[str]:
+    batch = config.train.global_batch
+    if config.schedule.policy_name != "static" or batch < world_size or batch % world_size == 0:
+        return
+    below = batch - batch % world_size
+    yield (
+        f"train.global_batch: {batch} cannot be dealt equally to {world_size} ranks, as static must; "
+        f"nearest that works: {below} or {below + world_size}"
+    )
+
+
+def _buffers_hold_a_batch(config: Config, world_size: int) -> Iterator[str]:
+    if config.schedule.policy_name != "prefix":
+        return
+    batch, held = config.train.global_batch, buffer_size(config, world_size)
+    if world_size * held < batch:
+        yield (
+            f"schedule.buffer: {held} samples on each of {world_size} ranks are {world_size * held}, fewer than "
+            f"train.global_batch {batch}; nearest that works: {_ceil_div(batch, world_size)}"
+        )
+
+
+def _one_value_per_rank(config: Config, world_size: int) -> Iterator[str]:
+    schedule = config.schedule
+    for key, values in (("capacity", schedule.capacity), ("speeds", schedule.speeds)):
+        if isinstance(values, tuple) and len(values) != world_size:
+            yield f"schedule.{key}: {list(values)} has {len(values)} values for {world_size} ranks; give one per rank"
+
+
+def _slowed_ranks_exist(config: Config, world_size: int) -> Iterator[str]:
+    for rank in config.launch.slowdown:
+        if rank >= world_size:
+            yield f"launch.slowdown: there is no rank {rank} among {world_size}; greatest: {world_size - 1}"
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+RULES: tuple[Rule, ...] = (
+    _data_files,
+    _subset_holds_a_batch,
+    _static_has_no_policy,
+    _gather_needs_prefix,
+    _estimated_speeds_are_planned_with,
+    _measured_cost_has_a_source,
+    _nodes_agree,
+    _memory_limit_is_a_size,
+)
+RANK_RULES: tuple[RankRule, ...] = (
+    _batch_reaches_every_rank,
+    _static_deals_evenly,
+    _buffers_hold_a_batch,
+    _one_value_per_rank,
+    _slowed_ranks_exist,
+)

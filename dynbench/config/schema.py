@@ -1,0 +1,252 @@
+"""The one typed configuration of every command: frozen, no extra keys, each field described with its unit.
+
+`auto` means that the program decides when it starts; the decision and its reason are stored in `env.json`
+(`decisions`), and the resolved value in `config.yaml`. Rules over several fields are in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Auto = Literal["auto"]
+Dataset = Literal["embedded", "lognormal", "sst2", "tsv", "jsonl"]
+"""The registry of `workloads/datasets`."""
+PolicyName = Literal[
+    "static",
+    "partition",
+    "window",
+    "prefix",
+    "sorted_equal",
+    "lpt",
+    "karmarkar_karp",
+    "karmarkar_karp_equal",
+    "token_budget",
+    "group_by_length",
+    "hf_batch_rebalance",
+]
+"""The registry of `schedule/policy.py`, without what cannot train."""
+SyncName = Literal["ddp"]
+"""The registry of `sync`."""
+
+
+class Section(BaseModel):
+    """Base of the sections: immutable, unknown keys refused, values never coerced across types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Workload(Section):
+    """What is trained, on which data."""
+
+    name: Literal["text_classification"] = "text_classification"
+    """Workload of the registry."""
+    dataset: Dataset = "embedded"
+    """`embedded` (generated with SST-2's lengths, needs no network), `lognormal` (the same with longer, heavy-tailed
+    lengths), `sst2` (GLUE SST-2 from the hub or its cache), `tsv` or `jsonl` (with `data_path`)."""
+    data_path: str | None = None
+    """Training file of `tsv` and `jsonl`."""
+    eval_path: str | None = None
+    """Evaluation file of `tsv` and `jsonl`; without it a part of the training file is held out."""
+    text_column: str = "sentence"
+    """Column that holds the text."""
+    label_column: str = "label"
+    """Column that holds the integer label, counted from 0."""
+    tokenizer: str | None = None
+    """Hub name, local folder, or a `vocab.txt` (WordPiece, lower case). null: the model's own."""
+    model: str = "distilbert-base-uncased"
+    """Hub name or local folder of the model; with `weights: random` only its tokenizer is used."""
+    weights: Literal["pretrained", "random"] = "random"
+    """`pretrained` loads them from `model`; `random` initialises from `train.seed`."""
+    size: Literal["small", "base"] = "small"
+    """Shape with random weights: `small` runs on a CPU, `base` is distilbert-base-uncased's."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
+    max_length: Annotated[int, Field(ge=2, le=512)] = 256
+    """Longest sample in tokens; longer ones are truncated."""
+    subset: PositiveInt | None = None
+    """Random subset of this many training samples, drawn with `train.seed`; null takes all."""
+    pad_to_multiple_of: PositiveInt | Auto = "auto"
+    """Padded lengths are rounded up to a multiple of this many tokens; auto is 8 on GPUs, 1 on CPU."""
+    cache_dir: str | None = None
+    """Folder of tokenised data and lengths; null is `$DYNBENCH_CACHE`, else the user's cache folder."""
+
+
+class Schedule(Section):
+    """Who computes which samples."""
+
+    mode: Literal["static", "dynamic"] = "static"
+    """`static`: equal sample counts, as a distributed sampler deals them; `dynamic`: `policy` decides."""
+    policy: PolicyName | None = None
+    """Policy of the registry (`dynbench solve --list`); null is `static` or, when dynamic, `partition`, and `window`
+    where several global batches are planned together."""
+    solver: Literal["exact", "enumerate", "greedy"] = "exact"
+    """Solver of `prefix`."""
+    cost_type: Literal["auto", "tokens", "tokens_sq", "attention", "measured"] = "auto"
+    """Predicted cost of a micro-batch of n samples padded to L: n*L, (n*L)^2, n*L + a*n*L^2, or the probe's fit; auto
+    is `measured` where `probe.run` or `cost_coefficients` are given, else `tokens`."""
+    attention_a: NonNegativeFloat = 0.001
+    """a of the `attention` cost, per token."""
+    cost_coefficients: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
+    """alpha (ms), beta (ms per padded token), gamma (ms per padded token and token of length) of the `measured`
+    cost; null takes them from `probe.run`."""
+    buffer: PositiveInt | Auto = "auto"
+    """Samples that each rank of `prefix` holds to choose from (K); auto is max(32, B - G + 1)."""
+    window: PositiveInt = 1
+    """Global batches planned together (W)."""
+    micro_batches: PositiveInt | Auto = 1
+    """Micro-batches per rank and step; auto lets the plan decide (one, more where a capacity or the measured cost
+    asks for it)."""
+    exchange: Literal["replicated", "gather"] = "replicated"
+    """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
+    gathered to rank 0, which solves and broadcasts the counts."""
+    capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
+    """Largest micro-batch in samples: one number, one per rank, or a probe run (id, prefix, name, `@latest`); null
+    takes it from `probe.run`, else there is none."""
+    speeds: tuple[PositiveFloat, ...] | Auto | None = None
+    """Relative speed of each rank; null takes them from `probe.run`, else as equal; auto estimates them from the
+    steps of the run."""
+    replan_steps: PositiveInt = 10
+    """With `speeds: auto`, steps between two estimates; the first ones are planned as if speeds were equal."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _policy_implies_mode(cls, values: object) -> object:
+        """A policy given without a mode means dynamic scheduling, unless it is `static`."""
+        if not isinstance(values, dict) or values.get("policy") in (None, "static"):
+            return values
+        return {"mode": "dynamic", **values}
+
+    @property
+    def policy_name(self) -> str:
+        """The policy that runs: as given, or what the mode means alone."""
+        if self.policy is not None:
+            return self.policy
+        if self.mode == "static":
+            return "static"
+        return "partition" if self.window == 1 else "window"
+
+
+class Sync(Section):
+    """How gradients meet."""
+
+    name: SyncName = "ddp"
+    """Strategy of the registry."""
+    bucket_mb: PositiveFloat = 25.0
+    """Bucket size in MiB, as torch counts it."""
+
+
+class Compress(Section):
+    """What travels."""
+
+    name: Literal["none"] = "none"
+    """Compressor of the registry."""
+    error_feedback: bool = True
+    """Keep what compression left out and add it to the next gradient."""
+
+
+class Train(Section):
+    """The optimisation loop."""
+
+    steps: PositiveInt = 100
+    """Measured optimizer steps, after the warm-up."""
+    warmup_steps: NonNegativeInt = 10
+    """Optimizer steps before measuring; recorded, marked, and left out of every statistic."""
+    global_batch: PositiveInt = 64
+    """Samples per optimizer step over all ranks (B)."""
+    seed: NonNegativeInt = 0
+    """Seed of data order, initialisation, subset and dropout (each a stream of its own)."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16, else fp16 with a loss scaler, on GPUs; fp32 on CPU."""
+    learning_rate: PositiveFloat = 5e-4
+    """AdamW's step size; constant."""
+    weight_decay: NonNegativeFloat = 0.01
+    """AdamW's decoupled weight decay."""
+    eval_every: NonNegativeInt = 0
+    """Evaluate every this many steps, outside the measured time; 0 evaluates once, at the end."""
+    eval_samples: NonNegativeInt = 512
+    """Samples of one evaluation over all ranks; 0 switches evaluation off."""
+
+
+class Launch(Section):
+    """The processes."""
+
+    launcher: Literal["auto", "torchrun", "virtual"] = "auto"
+    """`torchrun`: real ranks; `virtual`: one process plays every rank in turn; auto: virtual with one GPU."""
+    nproc: PositiveInt | Auto = "auto"
+    """Ranks on this node; auto is the number of GPUs, or min(4, cores) and at least 2 on CPU."""
+    world_size: PositiveInt | None = None
+    """Virtual ranks (G); null is 4. With torchrun it follows from nodes and `nproc`."""
+    threads: PositiveInt | Auto = "auto"
+    """Computing threads per rank; auto is cores over ranks, at least 1."""
+    slowdown: dict[NonNegativeInt, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
+    """Rank to factor: stretches that rank's compute, to study unequal devices."""
+    comm_model: str | None = None
+    """Virtual ranks: `none`, `ALPHA_MS,BETA_MS_PER_MB`, or a file or probe run with a measured all-reduce."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto is cuda where torch sees a GPU."""
+    nnodes: PositiveInt = 1
+    """Nodes, as given to torchrun."""
+    node_rank: NonNegativeInt = 0
+    """This node, as given to torchrun."""
+    rdzv_endpoint: str | None = None
+    """host:port where nodes meet, as given to torchrun; null on one node."""
+    rdzv_id: str | None = None
+    """Rendezvous id; null leaves the choice to torchrun."""
+    timeout_s: PositiveInt = 600
+    """Longest wait in a collective before a rank gives up, seconds."""
+
+
+class Probe(Section):
+    """The search for capacities and the cost model."""
+
+    run: str | None = None
+    """Probe run to use (id, prefix, name, `@latest`), `auto` to make one first, `off`; null is auto for dynamic
+    scheduling on GPUs, else off."""
+    lengths: tuple[PositiveInt, ...] | None = None
+    """Length grid in tokens; null is 32, 64, … up to `workload.max_length`."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that a trial may use."""
+    memory_limit: str | None = None
+    """Memory that a trial may use on CPU, like 2GiB; null is an equal share of what is available, less a reserve."""
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Part of what passed that is left unused."""
+    gap: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """The search ends when the failure is within this part of the success."""
+    trials: PositiveInt = 3
+    """Tries of a trial whose process ended without a record."""
+    repeats: PositiveInt = 5
+    """Timed repeats per grid point."""
+    soak_steps: NonNegativeInt = 50
+    """Steps of the real plan replayed at the capacities found; 0 leaves the soak out."""
+
+
+class Analysis(Section):
+    """Statistics and verdicts."""
+
+    noise_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """Differences below this part count as none."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Level of the intervals."""
+    loss_tolerance: PositiveFloat = 1e-3
+    """Largest relative difference of the global loss that still counts as parity, at level `step`."""
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    workload: Workload = Field(default_factory=Workload)
+    schedule: Schedule = Field(default_factory=Schedule)
+    sync: Sync = Field(default_factory=Sync)
+    compress: Compress = Field(default_factory=Compress)
+    train: Train = Field(default_factory=Train)
+    launch: Launch = Field(default_factory=Launch)
+    probe: Probe = Field(default_factory=Probe)
+    analysis: Analysis = Field(default_factory=Analysis)

@@ -1,0 +1,42 @@
+"""Values typed on a command line."""
+
+from __future__ import annotations
+
+from dynbench.config import describe
+from dynbench.config.yaml_strict import Value, parse_scalar
+from dynbench.errors import ConfigError
+
+
+def read_text(key: str, text: str, source: str) -> Value:
+    """A value typed on the command line, read by what its field takes.
+
+    Text fields keep what was typed (a path like `1e-4` stays text), lists may be written `8,4` or `8`, mappings
+    `1:2,3:1.5`, and the rest is read as YAML.
+
+    Args:
+        key: dotted key that it is for; an unknown one is read as YAML.
+        text: what was typed.
+        source: how messages open.
+
+    Raises:
+        ConfigError: not YAML, where it must be.
+    """
+    found = describe.field_of(key)
+    if found is None:
+        return parse_scalar(text, source)
+    info, below = found
+    if describe.takes_list(info) and "," in text and not text.startswith("["):
+        text = f"[{text}]"
+    if not below and describe.takes_mapping(info) and ":" in text and not text.startswith("{"):
+        text = f"{{{text.replace(':', ': ')}}}"
+    try:
+        value = parse_scalar(text, source)
+    except ConfigError:
+        if describe.takes_text(info):
+            return text
+        raise
+    if not below and describe.takes_only_text(info) and value is not None and not isinstance(value, str):
+        return text
+    if describe.takes_list(info) and not describe.takes_number(info) and isinstance(value, int | float):
+        return [value]
+    return value

@@ -1,0 +1,236 @@
+"""YAML as people expect it: the core schema of YAML 1.2, duplicate keys refused, line numbers kept.
+
+PyYAML follows YAML 1.1, where `1e-4` is text, `no` is false, `3:30` is 210 and `012` is 10. Here they are 0.0001,
+text, text and 12 (YAML 1.2.2, section 10.3.2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from dynbench.errors import ConfigError
+
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str | int, Value] | None"
+Mapping: TypeAlias = "dict[str | int, Value]"
+Positions: TypeAlias = "dict[str, int]"
+
+_NULL = "tag:yaml.org,2002:null"
+_BOOL = "tag:yaml.org,2002:bool"
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_STR = "tag:yaml.org,2002:str"
+_MAP = "tag:yaml.org,2002:map"
+_SEQ = "tag:yaml.org,2002:seq"
+
+_PATTERNS: tuple[tuple[str, str, str | None], ...] = (
+    (_NULL, r"^(?:~|null|Null|NULL|)$", None),
+    (_BOOL, r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    (_INT, r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
+    (
+        _FLOAT,
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+.0123456789",
+    ),
+)
+
+_ADVICE = {"@": "quote the value", "`": "quote the value", "%": "quote the value", "\t": "indent with spaces"}
+"""What to do about a character that cannot stand where it was found."""
+
+
+def use_core_schema(cls: type[yaml.SafeLoader] | type[yaml.SafeDumper]) -> None:
+    """Replace the YAML 1.1 scalar rules of a loader or dumper class by those of YAML 1.2."""
+    cls.yaml_implicit_resolvers = {}
+    for tag, pattern, first in _PATTERNS:
+        starts = [None] if first is None else list(first)
+        cls.add_implicit_resolver(tag, re.compile(pattern), starts)
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """Composes nodes under the YAML 1.2 core schema; values are made by `_Reader`."""
+
+
+use_core_schema(_CoreLoader)
+
+
+@dataclass
+class Document:
+    """A YAML mapping with the line of every dotted key, and what was wrong with it.
+
+    Args:
+        source: what messages call the text, usually its path.
+        mapping: the values; keys in error are left out.
+        positions: dotted key to line, counted from 1.
+        problems: one line per mistake, each opening with `source:line`.
+    """
+
+    source: str
+    mapping: Mapping = field(default_factory=dict)
+    positions: Positions = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def where(self, dotted: str) -> str:
+        """`source:line` of a dotted key, or of its nearest parent that has a line."""
+        key = dotted
+        while key and key not in self.positions:
+            key = key.rpartition(".")[0]
+        return f"{self.source}:{self.positions[key]}" if key else self.source
+
+
+class _Refused(Exception):
+    """A value that was refused; the problem is in the document, and its key is left out of the mapping."""
+
+
+class _Reader:
+    """Turns nodes into values, collecting positions and problems into a document."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.open_nodes: set[int] = set()
+
+    def problem(self, line: int, text: str) -> None:
+        self.document.problems.append(f"{self.document.source}:{line}: {text}")
+
+    def value(self, node: Node, path: str) -> Value:
+        if id(node) in self.open_nodes:
+            self.problem(self.document.positions.get(path, _line(node)), f"{path}: contains itself through an alias")
+            raise _Refused
+        self.open_nodes.add(id(node))
+        try:
+            if not isinstance(node, ScalarNode) and node.tag not in (_MAP, _SEQ):
+                raise self.refused_tag(node, path)
+            if isinstance(node, MappingNode):
+                return self.mapping(node, path)
+            if isinstance(node, SequenceNode):
+                return [self.value(item, f"{path}.{i}") for i, item in enumerate(node.value)]
+            return self.scalar(node, path)
+        finally:
+            self.open_nodes.discard(id(node))
+
+    def mapping(self, node: MappingNode, path: str) -> Mapping:
+        result: Mapping = {}
+        lines: dict[Hashable, int] = {}
+        for key_node, value_node in node.value:
+            line = _line(key_node)
+            with suppress(_Refused):
+                key = self.key(key_node, path)
+                dotted = f"{path}.{key}" if path else str(key)
+                if key in lines:
+                    self.problem(line, f"{dotted}: given twice, first in line {lines[key]}; keep one")
+                    continue
+                lines[key] = line
+                self.document.positions[dotted] = line
+                result[key] = self.value(value_node, dotted)
+        return result
+
+    def key(self, node: Node, path: str) -> str | int:
+        key = self.scalar(node, path) if isinstance(node, ScalarNode) else None
+        if isinstance(key, str | int) and not isinstance(key, bool):
+            return key
+        text = f"{node.value!r}; quote it" if isinstance(node, ScalarNode) else "a list or mapping"
+        self.problem(_line(node), f"{path or 'top level'}: a key must be text or a whole number, not {text}")
+        raise _Refused
+
+    def scalar(self, node: Node, path: str) -> Value:
+        text: str = node.value
+        match node.tag:
+            case t if t == _NULL:
+                return None
+            case t if t == _BOOL and text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            case t if t == _INT:
+                return _parse_int(text)
+            case t if t == _FLOAT:
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+            case t if t == _STR:
+                return text
+        raise self.refused_tag(node, path)
+
+    def refused_tag(self, node: Node, path: str) -> _Refused:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        self.problem(_line(node), f"{path}: the tag {tag} is not supported")
+        return _Refused()
+
+
+def _line(node: Node) -> int:
+    line: int = node.start_mark.line + 1
+    return line
+
+
+def _parse_int(text: str) -> int:
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text, base)
+
+
+def read_yaml(text: str, source: str) -> Document:
+    """Read one YAML mapping without raising: mistakes are in the document's `problems`.
+
+    Args:
+        text: the YAML text; an empty one is an empty mapping.
+        source: what messages call it.
+    """
+    document = Document(source)
+    try:
+        root = yaml.compose(text, _CoreLoader)
+    except yaml.YAMLError as error:
+        document.problems.append(_syntax_problem(error, text, source))
+        return document
+    if root is None or (isinstance(root, ScalarNode) and root.tag == _NULL):
+        return document
+    if not isinstance(root, MappingNode):
+        document.problems.append(f"{source}:{root.start_mark.line + 1}: expected `key: value` lines at the top level")
+        return document
+    document.mapping = _Reader(document).mapping(root, "")
+    return document
+
+
+def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:
+    """Read one YAML mapping and the line of every dotted key.
+
+    Raises:
+        ConfigError: syntax errors, duplicate keys, unsupported tags; all of them, with `source:line`.
+    """
+    document = read_yaml(text, source)
+    if document.problems:
+        raise ConfigError(document.problems)
+    return document.mapping, document.positions
+
+
+def parse_scalar(text: str, source: str) -> Value:
+    """One value as it would stand behind `key:` in a YAML file: a scalar, `[list]` or `{mapping}`.
+
+    Raises:
+        ConfigError: the text is not YAML.
+    """
+    document = Document(source)
+    try:
+        node = yaml.compose(text, _CoreLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{source}: {text!r} is not a YAML value: {_reason(error)}"]) from None
+    try:
+        value = None if node is None else _Reader(document).value(node, source)
+    except _Refused:
+        value = None
+    if document.problems:
+        raise ConfigError([f"{source}: {problem.partition(': ')[2]}" for problem in document.problems])
+    return value
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return str(error).splitlines()[0]
+    reason = ", ".join(part.removeprefix("but ") for part in (error.context, error.problem) if part)
+    advice = next((text for sign, text in _ADVICE.items() if f"found character {sign!r}" in reason), "")
+    return f"{reason}; {advice}" if advice else reason
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = text.count("\n", 0, getattr(error, "position", 0)) if mark is None else mark.line
+    return f"{source}:{line + 1}: not valid YAML: {_reason(error)}"

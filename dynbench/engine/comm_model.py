@@ -1,0 +1,168 @@
+"""What the all-reduce of a step costs where virtual ranks send nothing: a stated model, never a guess."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from dynbench.engine.planning import load_probe
+from dynbench.errors import UsageError
+
+FILE_SCHEMA_VERSION = 1
+
+
+class CommModel(Protocol):
+    """Predicted time of one all-reduce."""
+
+    @property
+    def description(self) -> str:
+        """Shown wherever the virtual step time is."""
+        ...
+
+    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
+        """Milliseconds for a buffer of `megabytes` (1e6 bytes) over `world_size` ranks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoComm:
+    """Communication takes no time."""
+
+    description: str = "none: communication takes no time"
+
+    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
+        """Zero."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """Latency and inverse bandwidth of a whole all-reduce, as given."""
+
+    alpha_ms: float
+    beta_ms_per_mb: float
+
+    @property
+    def description(self) -> str:
+        """The formula."""
+        return f"{self.alpha_ms:g} ms + {self.beta_ms_per_mb:g} ms/MB, as given"
+
+    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
+        """Alpha + beta * size, whatever the number of ranks."""
+        return self.alpha_ms + self.beta_ms_per_mb * megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measured all-reduces: interpolated over size, scaled over ranks.
+
+    A ring all-reduce moves 2(G-1)/G of the buffer per rank (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69,
+    2009), so a measurement with another number of ranks is scaled by that factor.
+    """
+
+    source: str
+    megabytes: tuple[float, ...]
+    """Ascending."""
+    ms: tuple[float, ...]
+    world_size: int
+
+    @property
+    def description(self) -> str:
+        """The source."""
+        return f"all-reduce measured with {self.world_size} ranks ({self.source})"
+
+    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
+        """Interpolated between the measured sizes, proportional to size beyond the largest."""
+        if megabytes > self.megabytes[-1]:
+            at_size = self.ms[-1] * megabytes / self.megabytes[-1]
+        else:
+            at_size = float(np.interp(megabytes, self.megabytes, self.ms))
+        return at_size * _ring_share(world_size) / _ring_share(self.world_size)
+
+
+def build_comm_model(text: str | None, root: Path) -> CommModel:
+    """The model of `launch.comm_model`.
+
+    Args:
+        text: null or `none`; `ALPHA_MS,BETA_MS_PER_MB`; a JSON file; or a probe run.
+        root: results folder in which a probe run is looked up.
+
+    Raises:
+        UsageError: none of these, or a file of another schema.
+    """
+    if text is None or text == "none":
+        return NoComm()
+    if (pair := _number_pair(text)) is not None:
+        return AlphaBeta(*pair)
+    path = Path(text)
+    return read_comm_file(path) if path.suffix == ".json" or path.is_file() else _from_probe(text, root)
+
+
+def read_comm_file(path: Path) -> Measured:
+    """A file `{"schema_version": 1, "world_size": G, "allreduce": [{"megabytes": x, "ms": y}, …]}`.
+
+    Raises:
+        UsageError: it cannot be read, or is of another schema.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["schema_version"]
+        points = sorted((float(point["megabytes"]), float(point["ms"])) for point in content["allreduce"])
+        world_size = int(content["world_size"])
+    except OSError as error:
+        raise UsageError(f"launch.comm_model: {path}: {error.strerror}", "Name a file, a probe run, or none.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"launch.comm_model: {path} is not a communication file ({error})", _FILE_HINT) from None
+    if version != FILE_SCHEMA_VERSION:
+        raise UsageError(
+            f"launch.comm_model: {path} has schema version {version}, this version reads {FILE_SCHEMA_VERSION}",
+            _FILE_HINT,
+        )
+    return _measured(str(path), points, world_size)
+
+
+_FILE_HINT = (
+    'It holds {"schema_version": 1, "world_size": G, "allreduce": [{"megabytes": x, "ms": y}]} with at least one point.'
+)
+
+
+def _from_probe(reference: str, root: Path) -> Measured:
+    probe = load_probe(reference, "launch.comm_model", root).allreduce
+    if probe is None:
+        raise UsageError(
+            f"launch.comm_model: probe {reference!r} measured no all-reduce", "Probe with two or more ranks."
+        )
+    return _measured(f"probe {reference}", [(probe.megabytes, probe.ms)], probe.world_size)
+
+
+def _measured(source: str, points: Sequence[tuple[float, float]], world_size: int) -> Measured:
+    if not points or points[0][0] <= 0 or min(ms for _, ms in points) <= 0 or world_size < 2:
+        raise UsageError(
+            f"launch.comm_model: {source}: sizes and times must be above 0, from at least two ranks", _FILE_HINT
+        )
+    if len(points) == 1:
+        points = [(0.0, 0.0), *points]
+    sizes, times = zip(*points, strict=True)
+    return Measured(source, sizes, times, world_size)
+
+
+def _number_pair(text: str) -> tuple[float, float] | None:
+    parts = text.split(",")
+    if len(parts) != 2:
+        return None
+    try:
+        alpha, beta = float(parts[0]), float(parts[1])
+    except ValueError:
+        return None
+    if alpha < 0 or beta < 0:
+        raise UsageError(f"launch.comm_model: {text!r} is negative", "Give ALPHA_MS,BETA_MS_PER_MB, both at least 0.")
+    return alpha, beta
+
+
+def _ring_share(world_size: int) -> float:
+    return 2 * (world_size - 1) / world_size

@@ -1,0 +1,95 @@
+"""Evaluation on held-out samples, sharded over ranks, outside the measured time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from dynbench.config.schema import Config
+from dynbench.engine.precision import Precision
+from dynbench.schedule.plan import IntArray
+from dynbench.workloads.base import Workload
+
+EVAL_BATCH = 64
+EVAL_FILE = "eval.csv"
+_COLUMNS = "step,loss,accuracy,samples\n"
+
+
+class Evaluator:
+    """Evaluates one model on this rank's part of a fixed random sample of the held-out data.
+
+    Args:
+        config: resolved configuration; `train.eval_samples` samples over all ranks.
+        workload: data and loss.
+        device: where the model is.
+        shard: this rank and the number of ranks that share the work.
+        sum_over_ranks: adds up vectors over those ranks.
+        file: where results are appended; None on ranks that do not write.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        device: torch.device,
+        *,
+        shard: tuple[int, int],
+        sum_over_ranks: Callable[[Sequence[float]], list[float]],
+        file: Path | None,
+    ) -> None:
+        assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
+        self._workload = workload
+        self._device = device
+        self._pad_to_multiple_of = config.workload.pad_to_multiple_of
+        self._every = config.train.eval_every
+        self._last_step = config.train.warmup_steps + config.train.steps - 1
+        self._sum_over_ranks = sum_over_ranks
+        self._file = file
+        self._batches = self._choose(config, *shard)
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate after `step`: every `train.eval_every` steps, and after the last one."""
+        if self._batches is None:
+            return False
+        return step == self._last_step or (self._every > 0 and (step + 1) % self._every == 0)
+
+    def evaluate_if_due(self, step: int, model: nn.Module, precision: Precision) -> bool:
+        """Evaluate after `step` if that is due, and say whether it was; the same answer on every rank."""
+        if not self.due(step):
+            return False
+        self.evaluate(step, model, precision)
+        return True
+
+    def evaluate(self, step: int, model: nn.Module, precision: Precision) -> None:
+        """Mean loss and accuracy over all ranks' samples, appended to the file."""
+        loss_sum, correct, samples = self._sum_over_ranks(self._local_sums(model, precision))
+        if self._file is not None and samples > 0:
+            with self._file.open("a", encoding="utf-8") as file:
+                if file.tell() == 0:
+                    file.write(_COLUMNS)
+                file.write(f"{step},{loss_sum / samples!r},{correct / samples!r},{samples:.0f}\n")
+
+    def _choose(self, config: Config, rank: int, world_size: int) -> list[IntArray] | None:
+        data = self._workload.eval
+        if data is None or len(data) == 0 or config.train.eval_samples == 0:
+            return None
+        chosen = np.random.default_rng(config.train.seed).permutation(len(data))[: config.train.eval_samples]
+        mine = chosen[rank::world_size].astype(np.int64)
+        mine = mine[np.argsort(data.lengths[mine], kind="stable")]
+        return [mine[start : start + EVAL_BATCH] for start in range(0, len(mine), EVAL_BATCH)]
+
+    def _local_sums(self, model: nn.Module, precision: Precision) -> list[float]:
+        assert self._workload.eval is not None and self._batches is not None
+        sums = np.zeros(3)
+        model.eval()
+        with torch.inference_mode(), precision.autocast():
+            for ids in self._batches:
+                inputs = self._workload.collate(self._workload.eval, ids, self._pad_to_multiple_of)
+                part = self._workload.eval_sums(model, {key: value.to(self._device) for key, value in inputs.items()})
+                sums += (part["loss_sum"], part["correct"], part["n"])
+        model.train()
+        return [float(value) for value in sums]

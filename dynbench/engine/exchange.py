@@ -1,0 +1,101 @@
+"""Small facts exchanged between ranks through CPU tensors: batch sizes, sums, plans, names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dynbench.errors import DynbenchError
+
+T = TypeVar("T")
+
+
+class GlobalBatch:
+    """The step's samples over all ranks (B_t), summed while the forward pass runs.
+
+    Args:
+        local_batch: samples of this rank in this step.
+    """
+
+    def __init__(self, local_batch: int) -> None:
+        self._total = torch.tensor([local_batch], dtype=torch.int64)
+        self._work = dist.all_reduce(self._total, async_op=True)
+
+    def value(self) -> int:
+        """B_t; waits for the slowest rank's plan."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return int(self._total.item())
+
+    def per_sample_weight(self) -> float:
+        """G / B_t: DDP averages over ranks, so n samples weigh n * G / B_t."""
+        return dist.get_world_size() / self.value()
+
+    def check(self, expected: int, step: int) -> None:
+        """Refuse a step in which the ranks' plans do not make up the global batch.
+
+        Raises:
+            DynbenchError: they do not.
+        """
+        if self.value() != expected:
+            raise DynbenchError(
+                f"step {step}: the ranks planned {self.value()} samples together instead of {expected}",
+                "The ranks disagree on the plan: do all of them read the same data?",
+            )
+
+
+def wait_for_all() -> None:
+    """Return when every rank has called this."""
+    dist.all_reduce(torch.zeros(1))
+
+
+def sum_over_ranks(values: Sequence[float]) -> list[float]:
+    """Element-wise sums over ranks."""
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return [float(value) for value in total]
+
+
+def all_floats(value: float) -> np.ndarray:
+    """Every rank's value on every rank, shape [G]."""
+    mine = torch.tensor([value], dtype=torch.float64)
+    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(theirs, mine)
+    return torch.cat(theirs).numpy()
+
+
+def gather_floats(values: np.ndarray, rank: int, world_size: int) -> np.ndarray | None:
+    """Equal-sized vectors of all ranks on rank 0, shape [G, n]; None on the others."""
+    mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
+    theirs = [torch.empty_like(mine) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(mine, theirs, dst=0)
+    return None if theirs is None else np.stack([row.numpy() for row in theirs])
+
+
+def broadcast_integers(values: np.ndarray | None, n: int) -> np.ndarray:
+    """Rank 0's `n` integers on every rank."""
+    shared = torch.zeros(n, dtype=torch.int64)
+    if values is not None:
+        shared.copy_(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)))
+    dist.broadcast(shared, src=0)
+    return shared.numpy()
+
+
+def broadcast_text(text: str | None) -> str:
+    """Rank 0's text on every rank."""
+    shared: list[str | None] = [text]
+    dist.broadcast_object_list(shared, src=0)
+    assert shared[0] is not None, "rank 0 gives the text"
+    return shared[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's value, by rank, on every rank."""
+    found: list[T] = [value] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found

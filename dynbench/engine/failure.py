@@ -1,0 +1,179 @@
+"""How a rank's end is recorded by itself, and how the launcher finds the cause among several."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from dynbench.errors import (
+    ConfigError,
+    DataError,
+    DynbenchError,
+    HubError,
+    NothingFits,
+    RecordError,
+    RunLookupError,
+    UsageError,
+    WorkerFailed,
+)
+from dynbench.runs.atomic import write_json
+from dynbench.runs.reserve import release
+from dynbench.runs.run import Run
+
+_USER_ERRORS: dict[str, type[DynbenchError]] = {
+    error.kind: error for error in (UsageError, DataError, HubError, RunLookupError, RecordError, NothingFits)
+}
+_AFTERMATH = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "timed out waiting",
+    "application timeout caused pair closure",
+    "nccl communicator was aborted",
+    "remote process exited",
+)
+"""What a rank says when another one is gone; never the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """Why one rank ended, written by that rank."""
+
+    rank: int
+    time_ns: int
+    """Since the epoch; torchrun's own records know whole seconds only."""
+    host: str
+    kind: str
+    """`memory`, `aftermath`, `stopped`, `worker`, or the kind of one of our errors."""
+    exception: str
+    """Class name."""
+    message: str
+    hint: str
+
+    @property
+    def is_cause(self) -> bool:
+        """False for a rank that ended because another one did, or was told to."""
+        return self.kind not in ("aftermath", "stopped")
+
+
+def failure_file(run: Run, rank: int) -> Path:
+    """Where a rank writes why it ended."""
+    return run.ranks_dir / f"failure_{rank}.json"
+
+
+def record_failure(run: Run, rank: int, error: BaseException) -> None:
+    """Write why this rank ends, also on a disk that is full by now."""
+    release(run.path)
+    text = str(error) or type(error).__name__
+    failure = RankFailure(
+        rank=rank,
+        time_ns=time.time_ns(),
+        host=socket.gethostname(),
+        kind=_kind(error),
+        exception=type(error).__name__,
+        message=text if isinstance(error, DynbenchError) else f"{_where(error)}{text.splitlines()[0]}",
+        hint=_hint(error),
+    )
+    write_json(failure_file(run, rank), asdict(failure))
+
+
+def read_failures(run: Run) -> list[RankFailure]:
+    """What the ranks wrote, earliest first."""
+    found = [
+        RankFailure(**json.loads(path.read_text(encoding="utf-8"))) for path in run.ranks_dir.glob("failure_*.json")
+    ]
+    return sorted(found, key=lambda failure: failure.time_ns)
+
+
+def root_cause(run: Run, exit_codes: Mapping[int, int]) -> DynbenchError:
+    """The error to report for a launch whose ranks ended badly.
+
+    A rank's own record of a cause comes first, the earliest of several; then a rank that died without a word (those
+    that torchrun terminated last); what ranks say about each other's end comes last.
+
+    Args:
+        run: the run.
+        exit_codes: rank to exit code, negative for a signal, of the ranks that failed.
+    """
+    failures = read_failures(run)
+    causes = [failure for failure in failures if failure.is_cause]
+    if causes:
+        return _as_error(run, causes[0])
+    told = {failure.rank for failure in failures}
+    silent = sorted(exit_codes.keys() - told, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, rank))
+    if silent:
+        return _silent_death(run, silent[0], exit_codes[silent[0]])
+    if failures:
+        return _as_error(run, failures[0])
+    return WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
+
+
+def log_file(run: Run, rank: int) -> Path:
+    """Everything a rank prints."""
+    return run.logs_dir / f"rank_{rank}.log"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on the device or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_aftermath(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _AFTERMATH)
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, DynbenchError):
+        return error.kind
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "stopped"
+    if is_out_of_memory(error):
+        return NothingFits.kind
+    return "aftermath" if is_aftermath(error) else WorkerFailed.kind
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, DynbenchError):
+        return error.hint
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space, or name another --results folder; the rows until then are kept."
+    return ""
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {type(error).__name__}: " if frames else ""
+
+
+def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
+    log = log_file(run, failure.rank)
+    if failure.kind == ConfigError.kind:
+        return ConfigError(failure.message.splitlines(), failure.hint)
+    if failure.kind == NothingFits.kind:
+        hint = failure.hint or "Lower train.global_batch or workload.max_length, or set schedule.capacity."
+        return NothingFits(f"rank {failure.rank}: {failure.message}", hint)
+    if failure.kind in _USER_ERRORS:
+        return _USER_ERRORS[failure.kind](failure.message, failure.hint)
+    return WorkerFailed(f"rank {failure.rank}: {failure.message}; log: {log}", failure.hint, rank=failure.rank)
+
+
+def _silent_death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
+    log = log_file(run, rank)
+    if exit_code >= 0:
+        return WorkerFailed(f"rank {rank} ended with exit code {exit_code}; log: {log}", "See its log.", rank=rank)
+    name = signal.Signals(-exit_code).name
+    hint = "The system kills so when memory runs out: see dmesg." if name == "SIGKILL" else "See its log."
+    return WorkerFailed(f"rank {rank} was killed by {name}; log: {log}", hint, rank=rank)

@@ -1,0 +1,163 @@
+"""What a rank trains on in each step: the problem built from a configuration, and the plans made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from dynbench.config.rules import buffer_size
+from dynbench.config.schema import Config
+from dynbench.engine.speeds import StepPlans
+from dynbench.errors import UsageError
+from dynbench.runs.probe_record import ProbeRecord, read_probe
+from dynbench.runs.store import RunStore, default_root
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel, CostType
+from dynbench.schedule.plan import FloatArray, IntArray, Share
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.speeds import distinct_speeds
+
+
+class PlanSource(Protocol):
+    """Where the loop gets a rank's work from."""
+
+    def share(self, step: int) -> Share:
+        """The micro-batches of sample ids that this rank runs in `step`; asked for in order."""
+        ...
+
+    def observe(self, share: Share, compute_ms: float) -> None:
+        """Told how long this rank computed the last share."""
+        ...
+
+
+class ReplicatedPlans:
+    """Every rank makes the whole plan by itself: a pure function of what all ranks know, so nothing is exchanged."""
+
+    def __init__(self, plans: StepPlans, rank: int) -> None:
+        self._plans = plans
+        self._rank = rank
+
+    def share(self, step: int) -> Share:
+        """This rank's share of the plan."""
+        return self._plans.plan(step).shares[self._rank]
+
+    def observe(self, share: Share, compute_ms: float) -> None:
+        """Passed on to the plans."""
+        self._plans.observe(self._rank, share, compute_ms)
+
+
+def build_problem(
+    config: Config, lengths: IntArray, world_size: int, pad_to_multiple_of: int, root: Path | None = None
+) -> Problem:
+    """The planning problem of a configuration.
+
+    Args:
+        config: resolved configuration.
+        lengths: tokens of every training sample, after truncation, shape [N].
+        world_size: ranks (G).
+        pad_to_multiple_of: padded lengths are multiples of this, tokens.
+        root: results folder in which a probe run is looked up.
+
+    Raises:
+        UsageError: settings that no plan can meet, or a probe run that is missing or was made for other ranks.
+        RecordError: a run that is named as a probe and is none.
+    """
+    schedule = config.schedule
+    return Problem(
+        lengths=np.asarray(lengths, dtype=np.int64),
+        world_size=world_size,
+        global_batch=config.train.global_batch,
+        cost=build_cost(config, pad_to_multiple_of, root),
+        capacity=build_capacity(config, world_size, root),
+        speeds=build_speeds(config),
+        seed=config.train.seed,
+        window=schedule.window,
+        solver=schedule.solver,
+        buffer=buffer_size(config, world_size),
+        micro_batches=schedule.micro_batches,
+    )
+
+
+def build_cost(config: Config, pad_to_multiple_of: int, root: Path | None = None) -> CostModel:
+    """The cost model of `schedule.cost_type`, with its coefficients from the configuration or the probe run."""
+    schedule = config.schedule
+    cost_type = default_cost_type(config)[0] if schedule.cost_type == "auto" else schedule.cost_type
+    if cost_type != "measured":
+        return CostModel(cost_type, attention_a=schedule.attention_a, pad_to_multiple_of=pad_to_multiple_of)
+    if schedule.cost_coefficients is not None:
+        alpha, beta, gamma = schedule.cost_coefficients
+    else:
+        fit = load_probe(config.probe.run, "probe.run", root).cost_model
+        if fit is None:
+            raise UsageError(
+                f"probe.run: {config.probe.run!r} holds no cost model",
+                "Probe again, or set schedule.cost_coefficients.",
+            )
+        alpha, beta, gamma = fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2
+    return CostModel("measured", alpha=alpha, beta=beta, gamma=gamma, pad_to_multiple_of=pad_to_multiple_of)
+
+
+def default_cost_type(config: Config) -> tuple[CostType, str]:
+    """What `schedule.cost_type: auto` means, and why."""
+    if config.schedule.cost_coefficients is not None:
+        return "measured", "schedule.cost_coefficients are given"
+    if names_a_probe(config):
+        return "measured", "probe.run names a probe"
+    return "tokens", "nothing was measured"
+
+
+def names_a_probe(config: Config) -> bool:
+    """Whether `probe.run` means a run of the registry."""
+    return config.probe.run not in (None, "auto", "off")
+
+
+def build_capacity(config: Config, world_size: int, root: Path | None = None) -> Capacity:
+    """The capacity of `schedule.capacity`: none, one number, one per rank, or a probe run's table."""
+    capacity = config.schedule.capacity
+    if capacity is None:
+        return Capacity()
+    if isinstance(capacity, int):
+        return Capacity.uniform(capacity)
+    if isinstance(capacity, tuple):
+        return Capacity.per_rank(capacity)
+    return probe_capacity(load_probe(capacity, "schedule.capacity", root), world_size)
+
+
+def build_speeds(config: Config) -> FloatArray | None:
+    """Relative speed of each rank, shape [G]; None where ranks count as equal, or until they are estimated."""
+    speeds = config.schedule.speeds
+    return None if speeds is None or speeds == "auto" else np.asarray(speeds, dtype=np.float64)
+
+
+def probe_speeds(probe: ProbeRecord, world_size: int) -> FloatArray | None:
+    """The speeds that a probe found, shape [G]; None where ranks are alike, or it measured other ranks."""
+    return distinct_speeds(probe.speeds) if len(probe.speeds) == world_size else None
+
+
+def probe_capacity(probe: ProbeRecord, world_size: int) -> Capacity:
+    """The capacities that a probe found, for `world_size` ranks.
+
+    Raises:
+        UsageError: it probed another number of ranks, and not one for all.
+    """
+    tables = probe.tables
+    if len(tables) not in (1, world_size):
+        raise UsageError(
+            f"schedule.capacity: the probe measured {len(tables)} ranks, this run has {world_size}",
+            f"Probe with --nproc {world_size}.",
+        )
+    return Capacity.table(tables)
+
+
+def load_probe(reference: str | None, key: str, root: Path | None) -> ProbeRecord:
+    """The record of the probe run that `key` names.
+
+    Raises:
+        UsageError: none is named, or no such run.
+        RecordError: the run is not a probe.
+    """
+    if reference is None or reference in ("auto", "off"):
+        raise UsageError(f"{key}: {reference!r} names no probe run", "Name one: dynbench runs ls.")
+    return read_probe(RunStore(root or default_root()).resolve(reference).path)

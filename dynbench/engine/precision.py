@@ -1,0 +1,46 @@
+"""Mixed precision: autocast, and the loss scaler that fp16 needs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Runs forward passes and optimizer steps in one precision.
+
+    Args:
+        name: fp32, bf16 or fp16.
+        device: where the model is.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device_type = device.type
+        self._dtype = _DTYPES.get(name)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+        self._scale = self._scaler.get_scale()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context of a forward pass."""
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=self._dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass of the scaled loss."""
+        torch.autograd.backward(self._scaler.scale(loss))
+
+    def step(self, optimizer: Optimizer) -> None:
+        """One optimizer step on unscaled gradients, or none where they overflowed."""
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def take_skipped(self) -> bool:
+        """Whether the last step was skipped (the scale went down); waits for the device, so ask after the step."""
+        before, self._scale = self._scale, self._scaler.get_scale()
+        return self._scale < before

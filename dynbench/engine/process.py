@@ -1,0 +1,126 @@
+"""One rank as a process: who it is, its process group, its signals, its log."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from dynbench.config.schema import Launch
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """This process among the ranks."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 speaks, decides and writes what exists once."""
+        return self.rank == 0
+
+    @classmethod
+    def from_environment(cls, device: str, environment: Mapping[str, str] = os.environ) -> RankContext:
+        """From torchrun's variables; `device` is cpu or cuda."""
+        local_rank = int(environment["LOCAL_RANK"])
+        return cls(
+            rank=int(environment["RANK"]),
+            local_rank=local_rank,
+            world_size=int(environment["WORLD_SIZE"]),
+            device=torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu"),
+        )
+
+
+@contextmanager
+def process_group(context: RankContext, settings: Launch) -> Iterator[None]:
+    """The process group of a run: gloo, and nccl for tensors on GPUs.
+
+    CPU tensors go through gloo on GPU machines too, so that small host facts (batch sizes, plans, digests) are
+    exchanged without touching the device.
+    """
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    backend = "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def set_threads(settings: Launch) -> None:
+    """Computing threads of this process."""
+    assert isinstance(settings.threads, int), "resolved before the launch"
+    torch.set_num_threads(settings.threads)
+
+
+class StopFlag:
+    """Remembers SIGTERM or SIGINT until the step in progress is recorded.
+
+    Outside the loop, and on the second signal, the process ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self.deferred = False
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if self.signum is not None or not self.deferred:
+            sys.exit(128 + signum)
+        self.signum = signum
+
+    @contextmanager
+    def defer(self) -> Iterator[None]:
+        """Inside it a first signal only sets `signum`."""
+        self.deferred = True
+        try:
+            yield
+        finally:
+            self.deferred = False
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask Linux to send SIGTERM when the launcher dies, however it dies; elsewhere there is no such thing.
+
+    Args:
+        parent: the launcher's process id; when it is gone already, this process ends here.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if parent is not None and os.getppid() != parent:
+        sys.exit(128 + signal.SIGTERM)
+
+
+def redirect_output(log: Path) -> None:
+    """Send everything this process prints, in any language, to one file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab", buffering=0) as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+
+
+def set_up_logging(context: RankContext) -> None:
+    """Rank 0 speaks, the others only warn."""
+    level = logging.INFO if context.is_first else logging.WARNING
+    logging.basicConfig(level=level, format=f"%(asctime)s rank {context.rank} %(levelname)s %(name)s: %(message)s")

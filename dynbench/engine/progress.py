@@ -1,0 +1,132 @@
+"""Progress of a run, read from the rows that its ranks write; the ranks themselves draw nothing."""
+
+from __future__ import annotations
+
+import csv
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynbench.runs.run import Run
+
+POLL_S = 0.25
+RECENT_STEPS = 20
+"""Steps that rates and imbalance are taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands."""
+
+    steps_done: int
+    """Steps that every rank has recorded, warm-up included."""
+    total_steps: int
+    elapsed_s: float
+    """Since the launch."""
+    loss: float | None = None
+    """Mean loss over the last step's samples."""
+    tokens_per_s: float | None = None
+    """Real tokens over recent steps."""
+    imbalance: float | None = None
+    """Longest over mean compute of the ranks, over recent steps; 1 is perfect."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class _Tail:
+    """Complete lines added to a rank file since the last look, as rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._columns: list[str] = []
+
+    def new_rows(self) -> list[dict[str, str]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        lines = list(csv.reader(complete.decode("utf-8", errors="replace").splitlines()))
+        if lines and not self._columns:
+            self._columns = lines.pop(0)
+        return [dict(zip(self._columns, line, strict=False)) for line in lines]
+
+
+class ProgressReader:
+    """A daemon thread that reports what the local rank files show, until it is left.
+
+    Args:
+        run: the run.
+        ranks: ranks whose files are read.
+        total_steps: steps of the run, warm-up included.
+        on_progress: called in the thread whenever a step was completed, and once at the end.
+    """
+
+    def __init__(self, run: Run, ranks: range, total_steps: int, on_progress: OnProgress | None) -> None:
+        self._tails = [_Tail(run.rank_file(rank)) for rank in ranks]
+        self._rows: list[deque[dict[str, str]]] = [deque(maxlen=RECENT_STEPS) for _ in ranks]
+        self._counts = [0] * len(ranks)
+        self._total_steps = total_steps
+        self._on_progress = on_progress
+        self._started = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> ProgressReader:
+        if self._on_progress is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._on_progress is not None:
+            self._thread.join()
+            self._on_progress(self.look())
+
+    def look(self) -> Progress:
+        """Read what is new."""
+        for index, tail in enumerate(self._tails):
+            rows = tail.new_rows()
+            self._rows[index].extend(rows)
+            self._counts[index] += len(rows)
+        done = min(self._counts)
+        progress = Progress(done, self._total_steps, time.monotonic() - self._started)
+        return self._with_rates(progress) if done else progress
+
+    def _watch(self) -> None:
+        assert self._on_progress is not None
+        shown = -1
+        while not self._stop.wait(POLL_S):
+            progress = self.look()
+            if progress.steps_done != shown:
+                shown = progress.steps_done
+                self._on_progress(progress)
+
+    def _with_rates(self, progress: Progress) -> Progress:
+        last = {row["step"] for row in self._rows[0]}
+        for rows in self._rows[1:]:
+            last &= {row["step"] for row in rows}
+        if not last:
+            return progress
+        by_rank = [[row for row in rows if row["step"] in last] for rows in self._rows]
+        newest = [rows[-1] for rows in by_rank]
+        samples = sum(int(row["local_batch"]) for row in newest)
+        step_ms = [max(float(row["step_time_ms"]) for row in rows) for rows in zip(*by_rank, strict=True)]
+        compute = [[float(row["compute_ms"]) for row in rows] for rows in zip(*by_rank, strict=True)]
+        tokens = sum(int(row["real_tokens"]) for rows in by_rank for row in rows)
+        longest, mean = sum(map(max, compute)), sum(sum(row) / len(row) for row in compute)
+        return Progress(
+            progress.steps_done,
+            progress.total_steps,
+            progress.elapsed_s,
+            loss=sum(int(row["local_batch"]) * float(row["loss"]) for row in newest) / samples,
+            tokens_per_s=tokens / (sum(step_ms) / 1e3),
+            imbalance=longest / mean if mean > 0 else None,
+        )

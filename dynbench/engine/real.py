@@ -1,0 +1,75 @@
+"""The loop of a real rank, put together from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from dynbench.config.schema import Config
+from dynbench.engine.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.exchange import all_floats, sum_over_ranks
+from dynbench.engine.gather import GatheredPlans
+from dynbench.engine.loop import Loop
+from dynbench.engine.memory import MemoryMeter
+from dynbench.engine.planning import PlanSource, ReplicatedPlans, build_problem
+from dynbench.engine.process import RankContext, StopFlag
+from dynbench.engine.replica import Replica
+from dynbench.engine.rows import RowBuilder
+from dynbench.engine.speeds import SPEEDS_FILE, step_plans
+from dynbench.engine.timers import StepTimer
+from dynbench.runs.rows import RowWriter
+from dynbench.runs.run import Run
+from dynbench.schedule.policy import Problem, policy_class
+from dynbench.sync.registry import build_strategy
+from dynbench.workloads.base import Workload
+
+
+@contextmanager
+def real_loop(
+    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter, stop: StopFlag
+) -> Iterator[Loop]:
+    """The loop of this process's rank; its row file is closed on the way out."""
+    multiple = config.workload.pad_to_multiple_of
+    assert isinstance(multiple, int), "resolved before the launch"
+    lengths = workload.train.lengths
+    problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent)
+    timer = StepTimer(context.device)
+    replica = Replica(
+        config,
+        workload,
+        context.device,
+        timer,
+        lambda model, on_ready: build_strategy(model, config.sync, on_ready),
+        slowdown=config.launch.slowdown.get(context.rank, 1.0),
+    )
+    policy = config.schedule.policy_name
+    with closing(replica.strategy), RowWriter(run.rank_file(context.rank)) as writer:
+        yield Loop(
+            config=config,
+            context=context,
+            plans=plan_source(config, problem, context, run),
+            replica=replica,
+            timer=timer,
+            memory=memory,
+            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths, multiple),
+            writer=writer,
+            evaluator=Evaluator(
+                config,
+                workload,
+                context.device,
+                shard=(context.rank, context.world_size),
+                sum_over_ranks=sum_over_ranks,
+                file=run.path / EVAL_FILE if context.is_first else None,
+            ),
+            stop=stop,
+            fixed_batch=policy_class(policy).fixed_batch,
+        )
+
+
+def plan_source(config: Config, problem: Problem, context: RankContext, run: Run) -> PlanSource:
+    """Plans made on every rank, or on rank 0 from gathered costs."""
+    if config.schedule.exchange == "gather":
+        return GatheredPlans(problem, context.rank)
+    speeds_file = run.path / SPEEDS_FILE if context.is_first else None
+    plans = step_plans(config, problem, lambda paces: all_floats(paces[context.rank]), speeds_file)
+    return ReplicatedPlans(plans, context.rank)

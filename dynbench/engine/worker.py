@@ -1,0 +1,97 @@
+"""What one launched process runs: `python -m dynbench.engine.worker RUN_FOLDER`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from dynbench.config.schema import Config
+from dynbench.engine.agreement import check_same_config, check_same_data
+from dynbench.engine.exchange import wait_for_all
+from dynbench.engine.facts import write_facts
+from dynbench.engine.failure import log_file, record_failure
+from dynbench.engine.memory import memory_meter
+from dynbench.engine.nodes import meet
+from dynbench.engine.process import (
+    RankContext,
+    StopFlag,
+    die_with_parent,
+    process_group,
+    redirect_output,
+    set_threads,
+    set_up_logging,
+)
+from dynbench.engine.rank_warnings import keep_warnings
+from dynbench.engine.real import real_loop
+from dynbench.engine.virtual import virtual_loop
+from dynbench.runs.run import Run
+from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import build_workload
+
+_log = logging.getLogger(__name__)
+
+
+@record
+def main(run_path: Path) -> None:
+    """One rank of a launched run, from its start to its end."""
+    run = Run(run_path)
+    die_with_parent(run.record().pid)
+    stop = StopFlag()
+    context = RankContext.from_environment(run.config().launch.device)
+    redirect_output(log_file(run, context.rank))
+    run_rank(run, context, stop)
+
+
+def run_rank(run: Run, context: RankContext, stop: StopFlag) -> None:
+    """Train as one rank of `run`, recording why it ended if it did before its time.
+
+    Raises:
+        SystemExit: a signal asked to stop; 128 plus its number, after the step in progress was recorded.
+    """
+    try:
+        config = run.config()
+        set_up_logging(context)
+        keep_warnings(run, context)
+        set_threads(config.launch)
+        with process_group(context, config.launch):
+            train(meet(run, context) if config.launch.nnodes > 1 else run, config, context, stop)
+    except BaseException as error:
+        record_failure(run, context.rank, error)
+        raise
+
+
+def train(run: Run, config: Config, context: RankContext, stop: StopFlag) -> None:
+    """Load the workload, then run the loop of the launcher."""
+    check_same_config(config)
+    workload = load_workload(config, context)
+    check_same_data(workload.train.fingerprint)
+    memory = memory_meter(context.device)
+    write_facts(run, config, context, workload, memory)
+    _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
+    make_loop = virtual_loop if config.launch.launcher == "virtual" else real_loop
+    with make_loop(run, config, context, workload, memory, stop) as loop:
+        loop.run()
+    if stop.signum is not None:
+        sys.exit(128 + stop.signum)
+
+
+def load_workload(config: Config, context: RankContext) -> Workload:
+    """The workload; each node's first rank fills the cache before the others read it."""
+    if context.local_rank != 0:
+        wait_for_all()
+        return build_workload(config)
+    workload = build_workload(config)
+    wait_for_all()
+    return workload
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything is written, and gloo's threads have been seen to hang an interpreter that goes down

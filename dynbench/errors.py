@@ -1,0 +1,140 @@
+"""The error tree and the exit codes of the command line.
+
+Every error that a user can cause is one of these classes: one line that says what, where and which value, and a hint
+that says what to do next. Anything else that escapes is a bug and exits with 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_WORKER = 3
+EXIT_MEMORY = 4
+EXIT_INCOMPARABLE = 5
+EXIT_CHECKS = 6
+
+
+class DynbenchError(Exception):
+    """Base of all errors shown to the user as one line instead of a traceback.
+
+    Args:
+        message: what happened, where, and the value seen; one line.
+        hint: what to do about it; one line, may be empty.
+    """
+
+    kind: str = "error"
+    exit_code: int = EXIT_BUG
+    run_path: Path | None = None
+    """Folder of the run that ended so, where there is one; its record is finished."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def as_dict(self) -> dict[str, object]:
+        """The `error` object that `--json` prints."""
+        return {"kind": self.kind, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
+
+
+class UsageError(DynbenchError):
+    """A mistake in arguments, in data given by the user, or in where things are."""
+
+    kind = "usage"
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UsageError):
+    """One or more mistakes in a configuration, all reported at once.
+
+    Args:
+        problems: one line per mistake, each opening with `file:line` or a dotted key.
+    """
+
+    kind = "config"
+
+    def __init__(self, problems: Sequence[str], hint: str = "") -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems), hint)
+
+
+class DataError(UsageError):
+    """A data file that cannot be used; the message names file, line, and what was expected."""
+
+    kind = "data"
+
+
+class HubError(UsageError):
+    """A model or dataset hub that cannot be reached, and nothing in its local cache."""
+
+    kind = "hub"
+
+
+class RunLookupError(UsageError):
+    """A run reference that is unknown, ambiguous, malformed or already in use."""
+
+    kind = "run"
+
+
+class RecordError(UsageError):
+    """A record file that this version cannot read (empty, torn beyond use, or of another schema)."""
+
+    kind = "record"
+
+
+class WorkerFailed(DynbenchError):
+    """A rank ended with an error; the message names the rank and its log."""
+
+    kind = "worker"
+    exit_code = EXIT_WORKER
+
+    def __init__(self, message: str, hint: str = "", *, rank: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.rank = rank
+
+
+class NothingFits(DynbenchError):
+    """Out of memory, or capacities that cannot hold the work asked for."""
+
+    kind = "memory"
+    exit_code = EXIT_MEMORY
+
+
+class NotComparable(DynbenchError):
+    """Runs that differ in more than what is being compared; the message names the keys."""
+
+    kind = "incomparable"
+    exit_code = EXIT_INCOMPARABLE
+
+
+class ChecksFailed(DynbenchError):
+    """Checks found something and `--strict` was given."""
+
+    kind = "checks"
+    exit_code = EXIT_CHECKS
+
+
+class Interrupted(DynbenchError):
+    """The run was stopped by a signal.
+
+    Args:
+        signum: the signal's number; the exit code is 128 plus it (130 for SIGINT, 143 for SIGTERM).
+    """
+
+    kind = "interrupted"
+
+    def __init__(self, message: str, hint: str = "", *, signum: int) -> None:
+        super().__init__(message, hint)
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`Did you mean 'x'?` with the nearest known spelling, or an empty string when nothing is near."""
+    near = get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f"Did you mean '{near[0]}'?" if near else ""

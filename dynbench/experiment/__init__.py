@@ -1,0 +1,1 @@
+"""Whole experiments: launches in a fair order, analyzed and reported."""

@@ -1,0 +1,140 @@
+"""A recipe with cells: the same arms compared under several settings, one comparison after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.figures import draw_figures
+from dynbench.analysis.figures.regimes import CELLS_FILE
+from dynbench.config.recipes import Recipe
+from dynbench.errors import RecordError
+from dynbench.experiment.compare import Outcome, recorded, start_comparison
+from dynbench.runs.atomic import write_json
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+RunCell = Callable[[Run, str], Outcome]
+"""Runs the comparison of a cell; told how far it is, like `2 of 6`."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One of several comparisons.
+
+    Attributes:
+        settings: dotted key to value, what sets it apart.
+        comparison: id of its run folder.
+    """
+
+    settings: Mapping[str, object]
+    comparison: str
+
+    @property
+    def label(self) -> str:
+        """The settings in one line."""
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class CellsOutcome:
+    """Several finished comparisons.
+
+    Attributes:
+        run: the folder over all of them.
+        cells: in order.
+        comparisons: per cell what its candidates showed.
+        figures: PNG files.
+        findings: of the checks of the comparisons that ran now.
+    """
+
+    run: Run
+    cells: Sequence[Cell]
+    comparisons: Sequence[Sequence[Mapping[str, object]]]
+    figures: Sequence[Path]
+    findings: Sequence[Finding]
+
+    def as_dict(self) -> dict[str, object]:
+        """What `compare --json` prints for a recipe with cells."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "command": "compare",
+            "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
+            "cells": [
+                {"settings": cell.settings, "comparison": cell.comparison, "comparisons": found}
+                for cell, found in zip(self.cells, self.comparisons, strict=True)
+            ],
+            "figures": self.figures,
+        }
+
+
+def start_cells(
+    recipes: Sequence[Recipe],
+    store: RunStore,
+    *,
+    name: str | None = None,
+    replace: bool = False,
+    argv: Sequence[str] | None = None,
+) -> Run:
+    """Register every comparison and the folder over them; none has begun.
+
+    Raises:
+        NotComparable, RunLookupError, UsageError: as `compare.start_comparison`.
+    """
+    store.check_name(name, replace)
+    cells = [
+        {"settings": dict(recipe.cell), "comparison": start_comparison(recipe, store, argv=argv).id}
+        for recipe in recipes
+    ]
+    together = store.create("compare", recipes[0].name, name=name, replace=replace, argv=argv)
+    write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
+    return together
+
+
+def holds_cells(run: Run) -> bool:
+    """Whether a run folder is one over several comparisons."""
+    return (run.path / CELLS_FILE).is_file()
+
+
+def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome:
+    """Run the comparisons that have not ended, then draw what they show together.
+
+    Raises:
+        RecordError: a file of the folder cannot be read.
+        DynbenchError: a comparison ended so; what is done is kept, and the hint says how to go on.
+    """
+    findings: list[Finding] = []
+    with recorded(together):
+        cells = read_cells(together)
+        for number, cell in enumerate(cells, 1):
+            comparison = store.resolve(cell.comparison)
+            if comparison.status is not Status.COMPLETED:
+                findings += run_cell(comparison, f"{number} of {len(cells)}: {cell.label}").findings
+        figures = draw_figures("cells", together, together.figures_dir)
+    found = [_comparisons(store.root / cell.comparison) for cell in cells]
+    return CellsOutcome(together, cells, found, [path for path in figures if path.suffix == ".png"], findings)
+
+
+def read_cells(together: Run) -> list[Cell]:
+    """The cells of a folder over several comparisons.
+
+    Raises:
+        RecordError: its file cannot be read.
+    """
+    path = together.path / CELLS_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [Cell(dict(cell["settings"]), str(cell["comparison"])) for cell in content["cells"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path}: cannot be read ({error})", "Start the comparison anew.") from error
+
+
+def _comparisons(folder: Path) -> list[Mapping[str, object]]:
+    content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    found: list[Mapping[str, object]] = content["comparisons"]
+    return found

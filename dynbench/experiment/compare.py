@@ -1,0 +1,204 @@
+"""A whole comparison: every arm launched in a fair order, analyzed, reported; interrupted, it goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dynbench.analysis.analyze import Report as Analysed
+from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.comparability import MAY_DIFFER, describe
+from dynbench.config.digest import differences
+from dynbench.config.dump import dump_config
+from dynbench.config.recipes import Recipe, dump_recipe, load_recipe
+from dynbench.engine.attach import started_as_rank
+from dynbench.errors import EXIT_BUG, EXIT_OK, DynbenchError, Interrupted, NotComparable, NothingFits, UsageError
+from dynbench.experiment.launches import OnProgress, run_launches
+from dynbench.experiment.order import abba_order
+from dynbench.experiment.probing import wants_probe, with_probe
+from dynbench.experiment.reporting import FORMATS, write_report
+from dynbench.experiment.solved import solve_like
+from dynbench.experiment.state import CompareState, plan_state, read_state
+from dynbench.experiment.subject import read_subject
+from dynbench.runs.atomic import write_text
+from dynbench.runs.process import start_mark
+from dynbench.runs.run import Run
+from dynbench.runs.run_record import Failure
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+RECIPE_FILE = "recipe.yaml"
+_GO_ON = "Go on with:"
+OnStage = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished comparison.
+
+    Attributes:
+        run: its folder.
+        state: its launches.
+        analysed: runs, verdicts, checks and figures.
+        reports: the report files.
+    """
+
+    run: Run
+    state: CompareState
+    analysed: Analysed
+    reports: Sequence[Path]
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """What the checks found."""
+        return self.analysed.findings
+
+    def as_dict(self) -> dict[str, object]:
+        """What `compare --json` prints."""
+        return {
+            **self.analysed.as_dict(),
+            "command": "compare",
+            "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
+            "recipe": self.state.recipe,
+            "reports": self.reports,
+        }
+
+
+def start_comparison(
+    recipe: Recipe,
+    store: RunStore,
+    *,
+    name: str | None = None,
+    replace: bool = False,
+    argv: Sequence[str] | None = None,
+) -> Run:
+    """Register a comparison with all its launches planned; none has begun.
+
+    Raises:
+        NotComparable: arms that differ in more than may be compared.
+        RunLookupError: the name is in use.
+        UsageError: the results folder cannot be written, or this process is itself a rank.
+    """
+    _check_comparable(recipe)
+    if started_as_rank(recipe.arms[recipe.baseline]):
+        raise UsageError(
+            "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
+        )
+    comparison = store.create("compare", recipe.name, name=name, replace=replace, argv=argv)
+    write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
+    write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
+    seeds = {arm: config.train.seed for arm, config in recipe.arms.items()}
+    order = abba_order(list(recipe.arms), recipe.launches)
+    plan_state(recipe.name, recipe.baseline, order, seeds).write(comparison.path)
+    return comparison
+
+
+def run_comparison(
+    comparison: Run, store: RunStore, on_progress: OnProgress | None = None, on_stage: OnStage = lambda _: None
+) -> Outcome:
+    """Launch what is missing, then analyze and report.
+
+    Args:
+        comparison: what `start_comparison` made, also one that was interrupted.
+        store: registry of the launches.
+        on_progress: told how far the launches are.
+        on_stage: told what is done after them, in a few words.
+
+    Raises:
+        RecordError: the comparison's files cannot be read.
+        UsageError: another process is at it.
+        DynbenchError: a launch ended so; what is done is kept, and the hint says how to go on.
+    """
+    if comparison.status is Status.RUNNING:
+        raise UsageError(f"{comparison.label}: is running in process {comparison.record().pid}", "Wait until it ends.")
+    recipe = load_recipe(comparison.path / RECIPE_FILE)
+    with recorded(comparison):
+        recipe = _probed(comparison, recipe, store)
+        state = _without_removed(read_state(comparison.path), store)
+        state = run_launches(comparison, state, recipe.arms, store, on_progress)
+        analysed = _analyze(comparison, state, recipe, store, on_stage)
+        on_stage("solving exact against greedy")
+        state = solve_like(comparison, state, analysed, store)
+        on_stage("writing the report")
+        subject = read_subject(store, comparison)
+        reports = [write_report(subject, store, form=form) for form in FORMATS]
+    return Outcome(comparison, state, analysed, reports)
+
+
+def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
+    """The recipe with one probe for all arms where one of them wants it; written back, so that resuming keeps it."""
+    wanting = [config for config in recipe.arms.values() if wants_probe(config)]
+    if not wanting:
+        return recipe
+    found = with_probe(wanting[0], store).probe.run
+    arms = {
+        name: config.model_copy(update={"probe": config.probe.model_copy(update={"run": found})})
+        for name, config in recipe.arms.items()
+    }
+    recipe = replace(recipe, arms=arms)
+    write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
+    return recipe
+
+
+def _without_removed(state: CompareState, store: RunStore) -> CompareState:
+    """Launches whose run folder was removed since are missing again."""
+    for index, launch in enumerate(state.launches):
+        if launch.run is not None and not (store.root / launch.run / "run.json").is_file():
+            state = state.with_run(index, None, done=False)
+    return state
+
+
+def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunStore, on_stage: OnStage) -> Analysed:
+    names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
+    arms = {name: [store.resolve(run_id) for run_id in state.arms[name]] for name in names}
+    settings = recipe.arms[recipe.baseline].analysis
+    return analyze_runs((), store, settings, arms=arms, into=comparison, on_progress=on_stage)
+
+
+def _check_comparable(recipe: Recipe) -> None:
+    """Refuse, before anything is launched, what the analysis would refuse after it."""
+    baseline = recipe.arms[recipe.baseline]
+    for name, config in recipe.arms.items():
+        forbidden = {
+            key: values
+            for key, values in differences(baseline, config).items()
+            if key not in MAY_DIFFER and key.partition(".")[0] not in MAY_DIFFER
+        }
+        if forbidden:
+            raise NotComparable(
+                f"recipe {recipe.name}: arms {recipe.baseline} and {name} cannot be compared, they differ in "
+                f"{describe(forbidden)}",
+                "Give these keys under settings, the same for all arms.",
+            )
+
+
+@contextmanager
+def recorded(comparison: Run) -> Iterator[None]:
+    """The comparison's record says that this process runs it, and how that ended."""
+    pid = os.getpid()
+    comparison.update(status=Status.RUNNING, pid=pid, pid_start=start_mark(pid), exit_code=None, failure=None)
+    try:
+        yield
+    except DynbenchError as error:
+        status = Status.FAILED
+        if isinstance(error, Interrupted | NothingFits):
+            status = Status.INTERRUPTED if isinstance(error, Interrupted) else Status.OOM
+        _end(comparison, status, error.exit_code, Failure(error.kind, error.message))
+        advice = error.hint.partition(_GO_ON)[0].strip()
+        error.hint = f"{advice} {_GO_ON} dynbench compare --resume {comparison.label}".strip()
+        raise
+    except KeyboardInterrupt:
+        _end(comparison, Status.INTERRUPTED, 130, Failure("interrupted", "interrupted"))
+        raise
+    except BaseException as error:
+        _end(comparison, Status.FAILED, EXIT_BUG, Failure("bug", f"{type(error).__name__}: {error}"))
+        raise
+    _end(comparison, Status.COMPLETED, EXIT_OK, None)
+
+
+def _end(comparison: Run, status: Status, exit_code: int, failure: Failure | None) -> None:
+    comparison.update(status=status, exit_code=exit_code, failure=failure)

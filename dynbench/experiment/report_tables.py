@@ -1,0 +1,250 @@
+"""The Markdown tables of a report, in the template's language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from dynbench.analysis.comparability import fact
+from dynbench.analysis.metrics import METRICS, Metric, lookup
+from dynbench.analysis.tables import format_value
+from dynbench.config.digest import flatten
+from dynbench.config.schema import Config
+from dynbench.errors import RecordError
+from dynbench.experiment.formats import NBSP, interval, percent, saved_hours, speedup
+from dynbench.experiment.subject import Json, Member, Subject, mean_of
+from dynbench.report import Template, table
+from dynbench.runs.run import Run
+from dynbench.units import format_count, format_ms
+
+SETTINGS: Mapping[str, str] = {
+    "workload": "workload.name",
+    "dataset": "workload.dataset",
+    "model": "workload.model",
+    "max_length": "workload.max_length",
+    "global_batch": "train.global_batch",
+    "cost_type": "schedule.cost_type",
+    "precision": "train.precision",
+    "sync": "sync.name",
+    "device": "launch.device",
+    "threads": "launch.threads",
+}
+"""Label of the template to the configuration key that it shows."""
+
+
+def settings_table(subject: Subject, template: Template) -> str:
+    """What was run, on what; a key whose value differs between runs shows all its values."""
+    members = [member for arm in subject.arms.values() for member in arm]
+    configs = [flatten(config) for member in members if (config := _config(member.run)) is not None]
+    first, state = members[0].summary, subject.state
+    facts: dict[str, str | None] = {
+        **({"recipe": state.recipe, "order": "ABBA"} if state else {}),
+        **{label: _distinct(config[key] for config in configs) for label, key in SETTINGS.items()},
+        "world_size": _count(first, "world_size"),
+        "launcher": ranks_kind(subject, template),
+        "steps": _count(first, "steps"),
+        "warmup_steps": _count(first, "warmup_steps"),
+        "launches": _distinct(len(arm) for arm in subject.arms.values()),
+        **_machine(members, template),
+    }
+    missing = template.label("words.not_measured")
+    rows = [[template.label(f"settings.{label}"), missing if text is None else text] for label, text in facts.items()]
+    return table([template.label("headings.item"), template.label("headings.value")], rows, numeric_from=2)
+
+
+def ranks_kind(subject: Subject, template: Template) -> str | None:
+    """`real` or `virtual` in words; None when not recorded."""
+    launcher = subject.arms[subject.baseline][0].summary.get("launcher")
+    if launcher is None:
+        return None
+    return template.label("words.virtual" if launcher == "virtual" else "words.real")
+
+
+def comparisons_table(subject: Subject, template: Template) -> str:
+    """One line per candidate arm: verdict, speed-up with its interval, and what it saves."""
+    columns = ("comparison", "verdict", "level", "speedup", "interval", "recovered", "saved", "launches", "loss_parity")
+    return table(
+        [template.label(f"headings.{column}") for column in columns],
+        [
+            [
+                f"{item.get('candidate')} / {item.get('baseline')}",
+                template.label(f"verdicts.{item.get('verdict')}", str(item.get("verdict"))),
+                template.label(f"levels.{item.get('level')}", str(item.get("level"))),
+                speedup(item) or template.label("words.not_measured"),
+                interval(item) or template.label("words.none"),
+                recovered_share(item) or template.label("words.not_measured"),
+                saved_hours(item) or template.label("words.not_measured"),
+                str(item.get("launches")),
+                loss_difference(item) or template.label("words.not_compared"),
+            ]
+            for item in subject.comparisons
+        ],
+        numeric_from=3,
+    )
+
+
+def recovered_share(item: Json) -> str | None:
+    """Part of what the baseline loses against the bound that the candidate gives back; None where unknown."""
+    value = item.get("recovered_share")
+    return percent(value) if isinstance(value, int | float) else None
+
+
+def loss_difference(item: Json) -> str | None:
+    """Largest relative difference of the loss between paired steps; None where it was not compared."""
+    value = item.get("loss_max_rel_diff")
+    return f"{value:.1e}" if isinstance(value, int | float) else None
+
+
+def metrics_table(subject: Subject, template: Template) -> str:
+    """One line per metric: the mean over each arm's launches, then every candidate's improvement in percent."""
+    gains = [(str(item.get("candidate")), item.get("improvement_percent")) for item in subject.comparisons]
+    headings = [
+        template.label("headings.metric"),
+        *subject.arms,
+        *(template.label("headings.improvement").replace("…", name) for name, _ in gains),
+    ]
+    rows = []
+    for metric in METRICS:
+        means = [mean_of(arm, metric.key) for arm in subject.arms.values()]
+        if any(mean is not None for mean in means):
+            values = [format_value(mean, metric.unit) for mean in means]
+            rows.append([_title(metric, template), *values, *(_gain(gain, metric) for _, gain in gains)])
+    return table(headings, rows)
+
+
+def checks_table(checks: Sequence[Json], template: Template) -> str:
+    """What the checks found; empty when they found nothing."""
+    if not checks:
+        return ""
+    columns = ("severity", "check", "seen", "limit", "hint")
+    keys = ("severity", "id", "seen", "limit", "hint")
+    rows = [[str(check.get(key, "")) for key in keys] for check in checks]
+    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=5)
+
+
+def solve_table(results: Sequence[Json], template: Template) -> str:
+    """The lines of a `solve` run; empty when there are none."""
+    if not results:
+        return ""
+    columns = (
+        "trace",
+        "cost",
+        "policy",
+        "exact",
+        "world_size",
+        "global_batch",
+        "mean_max_cost",
+        "gap_to_bound",
+        "speedup_vs_static",
+        "plan_ms",
+    )
+    rows = [_solve_row(result, template) for result in results]
+    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
+
+
+def greedy_table(results: Sequence[Json], template: Template) -> str:
+    """Greedy and equal counts against the exact ones, for the lines of `prefix`; empty when there are none."""
+    columns = ("trace", "world_size", "global_batch", "naive_max", "greedy_max", "greedy_variance")
+    rows = [
+        [
+            str(result.get("trace")),
+            str(result.get("world_size")),
+            str(result.get("global_batch")),
+            _gap(result, "naive_max_cost.equal_counts", template),
+            _gap(result, "max_cost", template),
+            _gap(result, "variance", template),
+        ]
+        for result in results
+        if result.get("greedy_gap")
+    ]
+    return table([template.label(f"headings.{column}") for column in columns], rows) if rows else ""
+
+
+def runs_table(subject: Subject, template: Template) -> str:
+    """Every run that went into the report."""
+    rows = []
+    for name, members in subject.arms.items():
+        for member in members:
+            config = _config(member.run)
+            seed = str(config.train.seed) if config else template.label("words.not_measured")
+            status = str(member.run.status) if member.run else template.label("words.none")
+            rows.append([name, f"`{member.id}`", seed, status])
+    columns = ("arm", "run", "seed", "status")
+    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
+
+
+def _solve_row(result: Json, template: Template) -> list[str]:
+    exact, median_ms = result.get("exact"), lookup(result, "plan_ms.p50")
+    gap, speed = lookup(result, "gap_to_bound"), lookup(result, "speedup_vs_static")
+    return [
+        str(result.get("trace")),
+        str(result.get("cost_type")),
+        str(result.get("policy")),
+        template.label(f"exactness.{str(exact).lower()}", str(exact)),
+        str(result.get("world_size")),
+        str(result.get("global_batch")),
+        format_value(lookup(result, "mean_max_cost"), ""),
+        percent(gap) or "",
+        "" if speed is None else f"{speed:.2f}",
+        "" if median_ms is None else format_ms(median_ms).replace(" ", NBSP),
+    ]
+
+
+def _gap(result: Json, objective: str, template: Template) -> str:
+    mean, worst = (lookup(result, f"greedy_gap.{objective}.{key}") for key in ("mean", "max"))
+    if mean is None or worst is None:
+        return template.label("words.not_measured")
+    return f"{100 * mean:.2f} / {100 * worst:.2f} %".replace(" ", NBSP)
+
+
+def _title(metric: Metric, template: Template) -> str:
+    unit = f" ({metric.unit})" if metric.unit not in ("", "%") else ""
+    return template.label(f"metrics.{metric.key}", metric.title) + unit
+
+
+def _gain(gains: object, metric: Metric) -> str:
+    value = gains.get(metric.key) if isinstance(gains, Mapping) else None
+    return f"{value:+.1f} %" if isinstance(value, int | float) else ""
+
+
+def _config(run: Run | None) -> Config | None:
+    try:
+        return run.config() if run is not None else None
+    except RecordError:
+        return None
+
+
+def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
+    """Facts of the first run's provenance; None where they were not recorded."""
+    facts: dict[str, str | None] = dict.fromkeys(("samples", "cpu", "memory", "packages", "commit"))
+    run = members[0].run
+    if run is None or not run.env_file.is_file():
+        return facts
+    env = run.env()
+    cores, memory_mb, samples = (
+        lookup(env, key) for key in ("cpu_cores.usable", "memory_mb.total", "data.train.samples")
+    )
+    packages, git = env.get("packages"), env.get("git")
+    if model := fact(env, "data.model.source"):
+        facts["model"] = str(model)
+    if samples is not None:
+        facts["samples"] = format_count(samples)
+    if env.get("cpu_model"):
+        facts["cpu"] = f"{env['cpu_model']}" + (f", {cores:.0f} cores" if cores is not None else "")
+    if memory_mb is not None:
+        facts["memory"] = f"{memory_mb / 1000:.1f} GB"
+    if isinstance(packages, Mapping):
+        facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+    if isinstance(git, Mapping):
+        changes = f", {template.label('words.local_changes')}" if git.get("dirty") else ""
+        facts["commit"] = f"`{str(git.get('commit'))[:12]}`{changes}"
+    return facts
+
+
+def _count(summary: Json, key: str) -> str | None:
+    value = lookup(summary, key)
+    return None if value is None else format_count(value)
+
+
+def _distinct(values: Iterable[object]) -> str | None:
+    found = dict.fromkeys(str(value) for value in values)
+    return ", ".join(found) if found else None

@@ -1,0 +1,59 @@
+"""From a comparison or run in the registry to a report file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from dynbench.experiment.html_page import to_html
+from dynbench.experiment.report_values import Sources, report_values
+from dynbench.experiment.solved import solved_for
+from dynbench.experiment.subject import Subject
+from dynbench.report import fill, load_template
+from dynbench.runs.atomic import write_text
+from dynbench.runs.store import RunStore
+
+Format = Literal["md", "html"]
+FORMATS: tuple[Format, ...] = ("md", "html")
+
+
+def render_report(
+    subject: Subject, store: RunStore, language: str, form: Format, folder: Path, template: Path | None = None
+) -> str:
+    """The report's text.
+
+    Args:
+        subject: what it is about.
+        store: registry, for the latest offline results.
+        language: `en` or `zh`.
+        form: `md`, or `html` for one self-contained page.
+        folder: where the text will lie; Markdown links figures relative to it.
+        template: the user's own template, or None.
+
+    Raises:
+        TemplateError: the template has unknown placeholders.
+    """
+    loaded = load_template(language, template)
+    markdown = fill(loaded, report_values(Sources(subject, solved_for(subject.state, store), loaded, folder)))
+    return markdown if form == "md" else to_html(markdown, folder, language)
+
+
+def write_report(
+    subject: Subject,
+    store: RunStore,
+    language: str = "en",
+    form: Format = "md",
+    output: Path | None = None,
+    template: Path | None = None,
+) -> Path:
+    """Write a report file and return its path, by default `report.<language>.<form>` in the subject's folder.
+
+    Raises:
+        TemplateError: the template has unknown placeholders.
+        OSError: the file cannot be written.
+    """
+    path = output or subject.run.path / f"report.{language}.{form}"
+    text = render_report(subject, store, language, form, path.parent, template)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+    return path

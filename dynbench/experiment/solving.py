@@ -1,0 +1,238 @@
+"""A `solve` as an entry of the run registry: the problem from the configuration, the lines, what the figures need.
+
+The run folder holds results.json and results.csv (the lines), traces.csv (length statistics), rank_costs.csv (the
+first step, rank by rank) and, where `prefix` ran, greedy_gaps.csv (step by step).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from dynbench.config.dump import dump_config
+from dynbench.config.schema import Config
+from dynbench.engine.planning import build_capacity, build_cost, build_speeds
+from dynbench.errors import EXIT_OK, DynbenchError
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.provenance import collect
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run import Run
+from dynbench.runs.run_record import Failure
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+from dynbench.schedule.plan import IntArray
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest, solve
+from dynbench.schedule.traces import Trace, describe
+
+OnOutcome = Callable[[Line | Skipped], None]
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """What the configuration does not say.
+
+    Args:
+        traces: what to plan.
+        world_sizes: ranks (G), one experiment each.
+        policies: names of the registry, or None for all that can run.
+        windows: numbers of global batches that `window` plans together (W).
+        batch_per_rank: samples per rank and step; B is G times it.
+        global_batch: B itself, in place of `batch_per_rank`.
+        steps: optimizer steps; None decides by time.
+        order: `shuffle`, or `file` for the order in which the samples stand.
+        max_length: cut every sample to this many tokens; None cuts nothing.
+    """
+
+    traces: Sequence[Trace]
+    world_sizes: Sequence[int]
+    policies: Sequence[str] | None = None
+    windows: Sequence[int] = (DEFAULT_WINDOW,)
+    batch_per_rank: int = 8
+    global_batch: int | None = None
+    steps: int | None = None
+    order: Literal["shuffle", "file"] = "shuffle"
+    max_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A finished `solve`: its run, its lines and what could not run."""
+
+    run: Run
+    lines: Sequence[Line]
+    skipped: Sequence[Skipped]
+
+
+def run_solve(
+    config: Config,
+    options: SolveOptions,
+    store: RunStore,
+    *,
+    name: str | None = None,
+    replace_name: bool = False,
+    argv: Sequence[str] | None = None,
+    on_outcome: OnOutcome | None = None,
+) -> Solution:
+    """Solve and keep the results in the registry.
+
+    Args:
+        config: cost, capacity, speeds, solver, buffer, micro-batches and seed.
+        options: traces, sizes, policies.
+        store: registry that the run is put into.
+        name: name of the run.
+        replace_name: take the name over from an older run.
+        argv: the command line to record.
+        on_outcome: called with every line as it is found.
+
+    Raises:
+        UsageError: settings that cannot work; nothing was made.
+        NothingFits: a sample beyond the capacities (nothing was made), or a batch (the run is recorded as failed).
+    """
+    request = solve_request(config, options, store.root)
+    outcomes = solve(request)
+    run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
+    write_text(run.config_file, dump_config(config))
+    write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in request.traces]}))
+    run.update(status=Status.RUNNING)
+    try:
+        lines, skipped = _collect(outcomes, on_outcome)
+        _write(run, request.traces, lines, skipped)
+    except BaseException as error:
+        run.update(**_ending(error))
+        raise
+    run.update(status=Status.COMPLETED, exit_code=EXIT_OK)
+    return Solution(run, lines, skipped)
+
+
+def solve_request(config: Config, options: SolveOptions, root: Path) -> SolveRequest:
+    """The experiment that configuration and options describe; probe runs are looked up in `root`."""
+    schedule = config.schedule
+    multiple = config.workload.pad_to_multiple_of
+    cost = build_cost(config, 1 if multiple == "auto" else multiple, root)
+
+    def make_problem(lengths: IntArray, world_size: int, window: int) -> Problem:
+        return Problem(
+            lengths=lengths,
+            world_size=world_size,
+            global_batch=options.global_batch or options.batch_per_rank * world_size,
+            cost=cost,
+            capacity=build_capacity(config, world_size, root),
+            speeds=build_speeds(config),
+            seed=config.train.seed,
+            order=options.order,
+            window=window,
+            solver=schedule.solver,
+            buffer=None if schedule.buffer == "auto" else schedule.buffer,
+            micro_batches=schedule.micro_batches,
+        )
+
+    return SolveRequest(
+        traces=[trace.cut(options.max_length) for trace in options.traces],
+        world_sizes=options.world_sizes,
+        make_problem=make_problem,
+        policies=options.policies,
+        windows=options.windows,
+        steps=options.steps,
+        max_length=options.max_length,
+    )
+
+
+def _collect(outcomes: Iterable[Line | Skipped], on_outcome: OnOutcome | None) -> tuple[list[Line], list[Skipped]]:
+    lines: list[Line] = []
+    skipped: list[Skipped] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Line):
+            lines.append(outcome)
+        else:
+            skipped.append(outcome)
+        if on_outcome is not None:
+            on_outcome(outcome)
+    return lines, skipped
+
+
+def _ending(error: BaseException) -> dict[str, object]:
+    """The record of a run that an error ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"status": Status.INTERRUPTED, "exit_code": 130, "failure": Failure("interrupted", "interrupted")}
+    if isinstance(error, DynbenchError):
+        return {
+            "status": Status.FAILED,
+            "exit_code": error.exit_code,
+            "failure": Failure(error.kind, error.message),
+        }
+    return {"status": Status.FAILED, "exit_code": 1, "failure": Failure("bug", f"{type(error).__name__}: {error}")}
+
+
+def _trace_facts(trace: Trace) -> dict[str, object]:
+    digest = hashlib.sha256(trace.lengths.tobytes()).hexdigest()[:16]
+    return {"name": trace.name, "source": trace.source, "fingerprint": digest, **asdict(describe(trace.lengths))}
+
+
+def _write(run: Run, traces: Sequence[Trace], lines: Sequence[Line], skipped: Sequence[Skipped]) -> None:
+    results = [line.result for line in lines]
+    write_json(
+        run.path / "results.json",
+        {"schema_version": SCHEMA_VERSION, "command": "solve", "results": results, "skipped": skipped},
+    )
+    write_csv(run.path / "results.csv", [flat(result) for result in results])
+    write_csv(run.path / "traces.csv", [_trace_facts(trace) for trace in traces])
+    write_csv(run.path / "rank_costs.csv", [row for line in lines for row in _rank_rows(line)])
+    gaps = [row for line in lines for row in _gap_rows(line)]
+    if gaps:
+        write_csv(run.path / "greedy_gaps.csv", gaps)
+
+
+def flat(result: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested objects as columns `outer_inner`; a null object leaves its column empty."""
+    row: dict[str, object] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            row.update(flat(value, f"{prefix}{key}_"))
+        else:
+            row[f"{prefix}{key}"] = value
+    return row
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows as CSV; the columns are those of all rows, absent values empty."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def _keys(line: Line) -> dict[str, object]:
+    return {key: line.result[key] for key in ("trace", "world_size", "policy", "window")}
+
+
+def _rank_rows(line: Line) -> list[dict[str, object]]:
+    ranks = zip(line.rank_costs.tolist(), line.rank_counts.tolist(), strict=True)
+    return [{**_keys(line), "rank": rank, "cost": cost, "samples": n} for rank, (cost, n) in enumerate(ranks)]
+
+
+def _gap_rows(line: Line) -> list[dict[str, object]]:
+    if line.gap is None:
+        return []
+    gaps = line.gap
+    return [
+        {
+            **_keys(line),
+            "step": step,
+            "heuristic": name,
+            "max_cost_gap": max_cost,
+            "variance_gap": None if math.isnan(variance) else variance,
+        }
+        for name in gaps.max_cost
+        for step, (max_cost, variance) in enumerate(
+            zip(gaps.max_cost[name].tolist(), gaps.variance[name].tolist(), strict=True)
+        )
+    ]

@@ -1,0 +1,144 @@
+"""Capacities of all ranks: one search per rank and length, all ranks in lock-step, the longest length first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from dynbench.config.schema import Probe
+from dynbench.errors import WorkerFailed
+from dynbench.probe.children import Children, Reply
+from dynbench.probe.search import CapacitySearch, monotone, with_margin
+from dynbench.runs.probe_record import CapacityRow, TrialRow
+
+log = logging.getLogger(__name__)
+
+StartChildren = Callable[[], AbstractContextManager[Children]]
+Report = Callable[[str], None]
+
+
+@dataclass
+class Findings:
+    """What the searches found."""
+
+    rows: list[CapacityRow] = field(default_factory=list)
+    trials: list[TrialRow] = field(default_factory=list)
+
+    def tables(self, world_size: int) -> list[list[tuple[int, int]]]:
+        """Per rank, (length, max_batch) by ascending length."""
+        return [
+            sorted((row.length, row.max_batch) for row in self.rows if row.rank == rank) for rank in range(world_size)
+        ]
+
+
+def find_capacities(
+    start: StartChildren, lengths: Sequence[int], world_size: int, ceiling: int, settings: Probe, report: Report
+) -> Findings:
+    """The largest micro-batch of every rank at every length.
+
+    Args:
+        start: starts a fresh group of trial processes; one group per length, so that no search inherits another's
+            fragmented memory.
+        lengths: padded lengths, tokens.
+        world_size: ranks, all probed together since contention is real.
+        ceiling: largest share that a step can ask of one rank, samples; nothing above it is tried.
+        settings: gap, margin and tries.
+        report: told what is being tried.
+
+    Raises:
+        WorkerFailed: a trial kept ending without an answer.
+    """
+    found = Findings()
+    begin = [1] * world_size
+    tested: list[dict[int, CapacitySearch]] = [{} for _ in range(world_size)]
+    for length in sorted(lengths, reverse=True):
+        searches = [CapacitySearch(start=begin[rank], ceiling=ceiling, gap=settings.gap) for rank in range(world_size)]
+        _search_length(start, length, searches, settings.trials, found.trials, report)
+        for rank, search in enumerate(searches):
+            tested[rank][length] = search
+        begin = [max(1, 2 * search.largest_ok) for search in searches]
+    for rank in range(world_size):
+        usable = monotone({length: search.largest_ok for length, search in tested[rank].items()})
+        for length in sorted(tested[rank]):
+            search = tested[rank][length]
+            unbounded = search.smallest_fail is None
+            passed = [
+                t for t in found.trials if (t.rank, t.length, t.n) == (rank, length, search.largest_ok) and t.fits
+            ]
+            found.rows.append(
+                CapacityRow(
+                    rank=rank,
+                    length=length,
+                    max_batch=usable[length] if unbounded else with_margin(usable[length], settings.margin),
+                    tested_ok=search.largest_ok,
+                    tested_fail=search.smallest_fail,
+                    peak_mem_mb=passed[-1].peak_mem_mb if passed else None,
+                )
+            )
+    return found
+
+
+def _search_length(
+    start: StartChildren,
+    length: int,
+    searches: Sequence[CapacitySearch],
+    tries: int,
+    trials: list[TrialRow],
+    report: Report,
+) -> None:
+    """Run all ranks' searches at one length, replacing the processes when one ends without an answer."""
+    indeterminate = 0
+    while not all(search.done for search in searches):
+        with start() as children:
+            while not all(search.done for search in searches):
+                asked = [search.next_trial() or 0 for search in searches]
+                report(f"{length} tokens: trying {_counts(asked)} samples")
+                replies = children.ask([{"op": "trial", "n": n, "length": length} for n in asked])
+                if not _reduced(children, replies):
+                    indeterminate += 1
+                    _give_up_after(tries, indeterminate, length, asked)
+                    break
+                indeterminate = 0
+                for rank, (search, n, reply) in enumerate(zip(searches, asked, replies, strict=True)):
+                    if n and reply is not None:
+                        fits = bool(reply["fits"])
+                        search.record(n, fits)
+                        peak = reply["peak_mem_mb"]
+                        trials.append(
+                            TrialRow(
+                                rank=rank,
+                                length=length,
+                                n=n,
+                                fits=fits,
+                                peak_mem_mb=peak if isinstance(peak, float) else None,
+                            )
+                        )
+
+
+def _reduced(children: Children, replies: Sequence[Reply | None]) -> bool:
+    """Whether every rank answered, and then met in an all-reduce with its buckets still in place."""
+    if any(reply is None for reply in replies):
+        return False
+    return all(reply is not None for reply in children.ask_all({"op": "reduce", "repeats": 1}))
+
+
+def _give_up_after(tries: int, indeterminate: int, length: int, asked: Sequence[int]) -> None:
+    log.warning(
+        "probe: a trial process ended without an answer at %s x %d tokens (try %d of %d); starting again: "
+        "if the system's memory killer did it, lower --memory-limit",
+        _counts(asked),
+        length,
+        indeterminate,
+        tries,
+    )
+    if indeterminate >= tries:
+        raise WorkerFailed(
+            f"probe: trials of {_counts(asked)} samples of {length} tokens ended {tries} times without an answer",
+            "Lower --memory-limit or --memory-fraction, or look at the trial processes' logs in the run folder.",
+        )
+
+
+def _counts(asked: Sequence[int]) -> str:
+    return str(asked[0]) if len(set(asked)) == 1 else "/".join(map(str, asked))

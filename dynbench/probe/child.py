@@ -1,0 +1,115 @@
+"""A trial process: builds the step once, then answers requests until its input closes.
+
+Requests and replies are one JSON object a line. Whatever else is printed goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from dynbench.engine.process import die_with_parent
+from dynbench.probe.limits import data_bytes, is_out_of_memory, limit_process
+from dynbench.probe.trial import TrialStep
+from dynbench.runs.run import Run
+from dynbench.units import mb
+from dynbench.workloads.registry import build_workload
+
+
+def main() -> None:
+    """Entry point; the specification is the only argument."""
+    replies = _take_stdout()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = json.loads(sys.argv[1])
+    torch.set_num_threads(spec["threads"])
+    device = torch.device(f"cuda:{spec['rank']}" if spec["device"] == "cuda" else "cpu")
+    config = Run(Path(spec["run"])).config()
+    workload = build_workload(config)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=spec["rendezvous"],
+        rank=spec["rank"],
+        world_size=spec["world_size"],
+        timeout=timedelta(seconds=spec["timeout_s"]),
+    )
+    step, message = None, ""
+    try:
+        _limit(spec, device)
+        step = TrialStep(config, workload, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"the model and its optimizer do not fit: the process holds {mb(data_bytes()):.0f} MB before them"
+    if step is None:
+        _send(replies, {"ready": False, "message": message})
+    else:
+        _send(replies, {"ready": True, "gradient_bytes": step.buckets.numel() * step.buckets.element_size()})
+        for line in sys.stdin:
+            _send(replies, _answer(step, json.loads(line)))
+    os._exit(0)
+
+
+def _limit(spec: Mapping[str, Any], device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_per_process_memory_fraction(spec["memory_fraction"], device)
+    elif spec["memory_limit_bytes"] is not None:
+        limit_process(spec["memory_limit_bytes"])
+
+
+def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
+    kind = request["op"]
+    if kind == "trial":
+        fits, peak = step.fits(request["n"], request["length"]) if request["n"] else (True, None)
+        return {"fits": fits, "peak_mem_mb": peak}
+    if kind == "time":
+        return {"ms": step.timed(request["n"], request["length"], request["repeats"])}
+    if kind == "reduce":
+        return {"ms": step.reduce(request["repeats"])}
+    return _soak(step, request["micro_batches"])
+
+
+def _soak(step: TrialStep, micro_batches: list[tuple[int, int]]) -> dict[str, object]:
+    """Run every micro-batch of the plan in turn; the first that does not fit ends it."""
+    peak, reserved = 0.0, 0.0
+    for done, (n, length) in enumerate(micro_batches):
+        fits, now = step.fits(n, length)
+        if not fits:
+            return {"ok": False, "done": done, "n": n, "length": length, "peak_mem_mb": peak}
+        peak = max(peak, now or 0.0)
+        reserved = max(reserved, step.memory.reserved_mb())
+    return {
+        "ok": True,
+        "done": len(micro_batches),
+        "peak_mem_mb": peak,
+        "reserved_mem_mb": reserved,
+        "allocator_retries": torch.cuda.memory_stats(step.device)["num_alloc_retries"]
+        if step.device.type == "cuda"
+        else None,
+    }
+
+
+def _take_stdout() -> IO[str]:
+    """The reply channel; from here on anything that prints writes to standard error."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return channel
+
+
+def _send(channel: IO[str], reply: Mapping[str, object]) -> None:
+    channel.write(json.dumps(reply) + "\n")
+    channel.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The processes that run trials: one per rank, started for one search, driven over pipes, expendable.
+
+A child that ends without an answer proves nothing about memory (it may have been killed from outside), so its silence
+is reported as such and the whole group is replaced: the collectives of the survivors are broken anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from dynbench.errors import NothingFits, WorkerFailed
+
+log = logging.getLogger(__name__)
+
+Reply = dict[str, object]
+
+TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+"""Settings of glibc's allocator, mallopt(3)."""
+
+
+class Children:
+    """A group of trial processes, one per rank; use as a context manager.
+
+    Args:
+        spec: what every child needs to know, as JSON (`child.Spec`).
+        world_size: ranks (G).
+        threads: computing threads per rank.
+        logs: folder of the children's standard error.
+        timeout_s: longest wait for one answer.
+        tidy: freed memory goes back to the system at once, so that a failed trial does not shrink the next one's room;
+            slower, so not for timing.
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, object],
+        world_size: int,
+        threads: int,
+        logs: Path,
+        timeout_s: float = 600.0,
+        *,
+        tidy: bool,
+    ) -> None:
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._spec = dict(spec)
+        self._threads = threads
+        self._tidy = tidy
+        self._logs = logs
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._files: list[IO[bytes]] = []
+        self.gradient_bytes = 0
+        self._rendezvous = tempfile.TemporaryDirectory(prefix="dynbench-probe-")
+
+    def __enter__(self) -> Children:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"OMP_NUM_THREADS": str(self._threads)} | (TIDY_MALLOC if self._tidy else {})
+        for rank in range(self.world_size):
+            spec = self._spec | {
+                "rank": rank,
+                "world_size": self.world_size,
+                "threads": self._threads,
+                "rendezvous": f"file://{self._rendezvous.name}/store",
+            }
+            errors = (self._logs / f"probe_rank_{rank}.log").open("ab")
+            self._files.append(errors)
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "dynbench.probe.child", json.dumps(spec)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=environment,
+                )
+            )
+        try:
+            self._expect_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _expect_ready(self) -> None:
+        for rank, reply in enumerate(self._collect(range(self.world_size))):
+            if reply is None:
+                raise WorkerFailed(
+                    f"probe: the trial process of rank {rank} ended before it was ready",
+                    f"See {self._logs / f'probe_rank_{rank}.log'}",
+                    rank=rank,
+                )
+            if not reply.get("ready"):
+                raise NothingFits(
+                    f"probe: rank {rank}: {reply.get('message')}", "Raise the memory limit or take a smaller model."
+                )
+            self.gradient_bytes = int(str(reply["gradient_bytes"]))
+
+    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply | None]:
+        """Send each rank its request, at once, and wait for all answers; None where a child ended without one."""
+        for process, request in zip(self._processes, requests, strict=True):
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                log.debug("probe: a trial process was gone before it was asked")
+        return self._collect(range(self.world_size))
+
+    def ask_all(self, request: Mapping[str, object]) -> list[Reply | None]:
+        """The same request to every rank."""
+        return self.ask([request] * self.world_size)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return [process.pid for process in self._processes]
+
+    def _collect(self, ranks: Sequence[int]) -> list[Reply | None]:
+        """One line from each child; a rank that closed its pipe, or is silent beyond the limit, answers None."""
+        replies: list[Reply | None] = [None] * self.world_size
+        pending: dict[int, bytes] = dict.fromkeys(ranks, b"")
+        deadline = time.monotonic() + self.timeout_s
+        with selectors.DefaultSelector() as selector:
+            for rank in ranks:
+                stdout = self._processes[rank].stdout
+                assert stdout is not None
+                selector.register(stdout.fileno(), selectors.EVENT_READ, rank)
+            while pending and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(timeout=left):
+                    rank = key.data
+                    chunk = os.read(key.fd, 65536)
+                    pending[rank] += chunk
+                    if not chunk or pending[rank].endswith(b"\n"):
+                        selector.unregister(key.fd)
+                        line = pending.pop(rank)
+                        replies[rank] = json.loads(line) if line.endswith(b"\n") else None
+        return replies
+
+    def close(self) -> None:
+        """End every child, gently where it listens, and leave none behind."""
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for file in self._files:
+            file.close()
+        self._processes, self._files = [], []
+        self._rendezvous.cleanup()

@@ -1,0 +1,48 @@
+"""Memory budgets that really bind, and what running into one looks like."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import torch
+
+RESERVE = 0.15
+"""Part of a CPU host's available memory that the default budget leaves alone."""
+
+
+def default_cpu_limit_bytes(world_size: int) -> int:
+    """An equal share, per rank, of the memory that is available now, less a reserve."""
+    pages = {
+        key: int(value.split()[0]) * 1024
+        for key, _, value in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    }
+    return int(pages["MemAvailable"] * (1 - RESERVE) / world_size)
+
+
+def data_bytes() -> int:
+    """Private writable memory of this process as the kernel counts it for `RLIMIT_DATA`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmData")
+
+
+def limit_process(limit_bytes: int) -> None:
+    """Let the kernel refuse this process any private memory beyond the limit, interpreter and libraries included.
+
+    `RLIMIT_DATA` counts private writable mappings since Linux 4.7 (getrlimit(2)), so that the allocator fails at once
+    and the process survives, where a control group would have it killed.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out.
+
+    By type where there is one (`torch.OutOfMemoryError`, `MemoryError`); torch's CPU allocator raises a bare
+    RuntimeError, known by its message alone.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,64 @@
+"""What a calibrated cost model promises: the speedup of each policy on this data, and from which batch size it pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Problem
+
+POLICIES = ("partition", "prefix", "window")
+WINDOW = 8
+STEPS = 40
+BATCH_SIZES: tuple[int, ...] = tuple(2**exponent for exponent in range(1, 13))
+
+
+def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float, steps: int = STEPS) -> float | None:
+    """Mean predicted step: the slowest rank's cost plus what every step pays alike; None where it cannot be planned."""
+    try:
+        planner = Planner(policy, problem)
+        slowest = [float(np.max(step_costs(planner.plan(step), problem))) for step in range(steps)]
+    except (UsageError, NothingFits):
+        return None
+    return float(np.mean(slowest)) + overhead_ms
+
+
+def predicted_speedups(problem: Problem, overhead_ms: float) -> dict[str, float | None]:
+    """Static's predicted step over each policy's; None where either cannot be planned.
+
+    Args:
+        problem: with the measured cost model, the capacities found and the relative speeds.
+        overhead_ms: time of a step outside the ranks' own work, such as the all-reduce.
+    """
+    static = predicted_step_ms("static", problem, overhead_ms)
+    speedups: dict[str, float | None] = {}
+    for policy in POLICIES:
+        asked = replace(problem, window=WINDOW if policy == "window" else 1, buffer=problem.global_batch)
+        planned = predicted_step_ms(policy, asked, overhead_ms)
+        speedups[policy] = None if static is None or planned is None else static / planned
+    return speedups
+
+
+def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> int | None:
+    """Smallest power of two as global batch at which `partition` is predicted to gain over `worth`; None if none is.
+
+    Args:
+        problem: as in `predicted_speedups`; its capacities are left out, since they bound B for another reason.
+        overhead_ms: as in `predicted_speedups`.
+        worth: gain below which nothing counts as gained, a part (0.02 is 2 %).
+    """
+    for global_batch in BATCH_SIZES:
+        if global_batch < problem.world_size or global_batch % problem.world_size:
+            continue
+        if global_batch > len(problem.lengths):
+            return None
+        asked = replace(problem, global_batch=global_batch, capacity=type(problem.capacity)())
+        static = predicted_step_ms("static", asked, overhead_ms)
+        dynamic = predicted_step_ms("partition", asked, overhead_ms)
+        if static is not None and dynamic is not None and static / dynamic > 1.0 + worth:
+            return global_batch
+    return None

@@ -1,0 +1,248 @@
+"""A whole probe: capacities, cost model, soak and predictions, kept as a run of the registry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynbench.config.dump import dump_config
+from dynbench.config.schema import Config
+from dynbench.engine.resolve import Resolved, resolve, this_machine
+from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.probe.capacity import Findings, Report, find_capacities
+from dynbench.probe.children import Children
+from dynbench.probe.limits import default_cpu_limit_bytes
+from dynbench.probe.predict import break_even_batch, predicted_speedups
+from dynbench.probe.search import length_grid
+from dynbench.probe.soak import soak
+from dynbench.probe.tables import capacity_tables, memory_model_of
+from dynbench.probe.timing import at_full_speed, fit_cost, grid, relative_speeds, time_grid, timing_rows
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.probe_record import PROBE_FILE, CostFit, MemoryFit, ProbeRecord
+from dynbench.runs.provenance import collect
+from dynbench.runs.run import Run
+from dynbench.runs.run_record import Failure
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.plan import IntArray
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.speeds import distinct_speeds
+from dynbench.units import mb, parse_bytes
+from dynbench.workloads.registry import build_workload
+
+log = logging.getLogger(__name__)
+
+MODEL_KEYS = ("name", "model", "weights", "size", "dropout", "max_length")
+"""Workload settings that decide a step's memory and time; the data only decides the lengths."""
+
+
+def run_probe(
+    config: Config,
+    store: RunStore,
+    *,
+    report: Report,
+    name: str | None = None,
+    replace: bool = False,
+    argv: Sequence[str] | None = None,
+) -> Run:
+    """Probe this machine for a configuration and keep the record.
+
+    Args:
+        config: settings; `auto` values are decided here.
+        store: the registry.
+        report: told what is being done, one line at a time.
+        name: of the run.
+        replace: take the name over.
+        argv: the command line, for the record.
+
+    Raises:
+        UsageError: lengths beyond what the model takes, a limit that is no size.
+        NothingFits: not one sample of the longest length fits on some rank, or not even the model.
+        WorkerFailed: trial processes kept dying.
+    """
+    resolved = resolve(config, this_machine(), store)
+    prober = Prober(resolved, _length_grid(resolved.config), _memory_limit_bytes(resolved))
+    run = store.create("probe", "probe", name, replace, argv)
+    write_text(run.config_file, dump_config(resolved.config))
+    write_json(run.env_file, collect(resolved.config, resolved.decisions, {}))
+    with _recorded(run):
+        record = prober.probe(run, report)
+        write_json(run.path / PROBE_FILE, record.model_dump())
+        refuse_if_nothing_fits(record)
+    return run
+
+
+@dataclass(frozen=True)
+class Prober:
+    """What a probe works with.
+
+    Args:
+        resolved: settings without `auto`.
+        lengths: length grid, padded tokens.
+        memory_limit_bytes: budget of one trial process on CPU; None on GPUs, where a fraction is set instead.
+    """
+
+    resolved: Resolved
+    lengths: tuple[int, ...]
+    memory_limit_bytes: int | None
+
+    @property
+    def processes(self) -> int:
+        """Trial processes: one per real rank; virtual ranks share one device and one answer."""
+        nproc = self.resolved.config.launch.nproc
+        assert isinstance(nproc, int), "resolved"
+        return nproc
+
+    def probe(self, run: Run, report: Report) -> ProbeRecord:
+        """All parts in order; each needs the one before."""
+        config, world_size = self.resolved.config, self.resolved.world_size
+        settings, seed = config.probe, config.train.seed
+        ceiling = config.train.global_batch - world_size + 1
+        data_lengths = build_workload(config).train.lengths
+
+        def for_search() -> Children:
+            return self._children(run, tidy=True)
+
+        def for_timing() -> Children:
+            return self._children(run, limited=False)
+
+        def for_soak() -> Children:
+            return self._children(run)
+
+        found = find_capacities(for_search, self.lengths, self.processes, ceiling, settings, report)
+        memory = memory_model_of(found.trials)
+        measured, allreduce = time_grid(
+            for_timing,
+            grid(found.tables(self.processes), ceiling),
+            settings.repeats,
+            seed,
+            report,
+            config.launch.slowdown,
+        )
+        speeds = relative_speeds(measured, self.processes)
+        cost = fit_cost(at_full_speed(measured, distinct_speeds(speeds)), seed, config.schedule.attention_a)
+        problem = self._problem(data_lengths, cost, speeds)
+        soaked = None
+        if settings.soak_steps and all(row.max_batch for row in found.rows):
+            soaked, found.rows = soak(for_soak, problem, found.rows, memory, settings.soak_steps, report)
+        report("predicting what scheduling gains")
+        problem = self._problem(data_lengths, cost, speeds, found)
+        return ProbeRecord(
+            device=str(config.launch.device),
+            precision=config.train.precision,
+            memory_limit_mb=None if self.memory_limit_bytes is None else mb(self.memory_limit_bytes),
+            world_size=world_size,
+            global_batch=config.train.global_batch,
+            pad_to_multiple_of=problem.cost.pad_to_multiple_of,
+            workload={key: getattr(config.workload, key) for key in MODEL_KEYS},
+            capacity=found.rows,
+            tables=capacity_tables(found.rows, memory, self.processes),
+            trials=found.trials,
+            timings=timing_rows(measured, seed),
+            cost_model=cost,
+            memory_model=None if memory is None else MemoryFit.model_validate(memory, from_attributes=True),
+            speeds=speeds,
+            allreduce=allreduce,
+            soak=soaked,
+            predicted_speedup=predicted_speedups(problem, allreduce.ms),
+            break_even_batch=break_even_batch(problem, allreduce.ms, config.analysis.noise_threshold),
+        )
+
+    def _children(self, run: Run, *, tidy: bool = False, limited: bool = True) -> Children:
+        config = self.resolved.config
+        assert isinstance(config.launch.threads, int), "resolved"
+        spec = {
+            "run": str(run.path),
+            "device": config.launch.device,
+            "memory_fraction": config.probe.memory_fraction,
+            "memory_limit_bytes": self.memory_limit_bytes if limited else None,
+            "timeout_s": config.launch.timeout_s,
+        }
+        return Children(spec, self.processes, config.launch.threads, run.logs_dir, config.launch.timeout_s, tidy=tidy)
+
+    def _problem(
+        self, data_lengths: IntArray, cost: CostFit, speeds: Sequence[float], found: Findings | None = None
+    ) -> Problem:
+        config = self.resolved.config
+        multiple = config.workload.pad_to_multiple_of
+        assert isinstance(multiple, int), "resolved"
+        usable = found is not None and all(row.max_batch for row in found.rows)
+        return Problem(
+            lengths=np.asarray(data_lengths, dtype=np.int64),
+            world_size=self.resolved.world_size,
+            global_batch=config.train.global_batch,
+            cost=CostModel(
+                "measured",
+                alpha=cost.alpha_ms,
+                beta=cost.beta_ms_per_token,
+                gamma=cost.gamma_ms_per_token2,
+                pad_to_multiple_of=multiple,
+            ),
+            capacity=Capacity.table(capacity_tables(found.rows, memory_model_of(found.trials), self.processes))
+            if usable and found is not None
+            else Capacity(),
+            speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.world_size else None,
+            seed=config.train.seed,
+        )
+
+
+def _length_grid(config: Config) -> tuple[int, ...]:
+    longest = config.workload.max_length
+    lengths = length_grid(longest, config.probe.lengths)
+    if lengths[-1] > longest:
+        raise UsageError(
+            f"probe.lengths: {lengths[-1]} is above workload.max_length, {longest}",
+            f"Use lengths up to {longest}, or raise workload.max_length (the model takes 512 positions).",
+        )
+    return lengths
+
+
+def _memory_limit_bytes(resolved: Resolved) -> int | None:
+    config = resolved.config
+    if config.launch.device == "cuda":
+        return None
+    if config.probe.memory_limit is None:
+        assert isinstance(config.launch.nproc, int), "resolved"
+        return default_cpu_limit_bytes(config.launch.nproc)
+    try:
+        return parse_bytes(config.probe.memory_limit)
+    except ValueError as error:
+        raise UsageError(f"probe.memory_limit: {error}", "Write it like 512MB or 2GiB.") from None
+
+
+def refuse_if_nothing_fits(record: ProbeRecord) -> None:
+    """Not one sample fitting is an answer, but no run can use it.
+
+    Raises:
+        NothingFits: names the rank, the length, and the longest length that fits.
+    """
+    for row in record.capacity:
+        if row.max_batch == 0:
+            fitting = [other.length for other in record.capacity if other.rank == row.rank and other.max_batch]
+            shorter = f"{max(fitting)} tokens fit" if fitting else "no probed length fits"
+            raise NothingFits(
+                f"probe: not one sample of {row.length} tokens fits on rank {row.rank}; {shorter}",
+                "Lower workload.max_length, take a smaller model, or raise the memory limit.",
+            )
+
+
+@contextmanager
+def _recorded(run: Run) -> Iterator[None]:
+    """The run's status from running to how it ended."""
+    run.update(status=Status.RUNNING)
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.update(status=Status.INTERRUPTED, exit_code=130)
+        raise
+    except DynbenchError as error:
+        status = Status.OOM if isinstance(error, NothingFits) else Status.FAILED
+        run.update(status=status, exit_code=error.exit_code, failure=Failure(error.kind, error.message))
+        raise
+    run.update(status=Status.COMPLETED, exit_code=0)

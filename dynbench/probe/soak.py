@@ -1,0 +1,108 @@
+"""The soak: the real dynamic plan replayed at the capacities found, and capacities lowered until it passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from dynbench.errors import NothingFits, UsageError
+from dynbench.probe.capacity import Report, StartChildren
+from dynbench.probe.children import Reply
+from dynbench.probe.memory_model import MemoryModel
+from dynbench.probe.tables import capacity_tables
+from dynbench.runs.probe_record import CapacityRow, Soak
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Problem
+
+log = logging.getLogger(__name__)
+
+SHRINK = 0.9
+MAX_SHRINKS = 10
+
+
+def planned_shapes(problem: Problem, steps: int) -> list[list[tuple[int, int]]]:
+    """Per rank, the (samples, padded length) of every micro-batch of `partition`'s first steps, in order."""
+    shapes: list[list[tuple[int, int]]] = [[] for _ in range(problem.world_size)]
+    planner = Planner("partition", problem)
+    for step in range(steps):
+        for rank, share in enumerate(planner.plan(step).shares):
+            for ids in share:
+                shapes[rank].append((len(ids), int(problem.cost.padded(problem.lengths[ids].max()))))
+    return shapes
+
+
+def soak(
+    start: StartChildren,
+    problem: Problem,
+    rows: Sequence[CapacityRow],
+    model: MemoryModel | None,
+    steps: int,
+    report: Report,
+) -> tuple[Soak | None, list[CapacityRow]]:
+    """Replay the plan, lowering the capacities of a rank that runs out of memory, and replay again.
+
+    Args:
+        start: starts a fresh group of trial processes.
+        problem: the run's problem; its capacity is replaced by the one tried.
+        rows: the capacities found.
+        model: answers the lengths between the probed ones.
+        steps: steps of the plan to replay.
+        report: told what happens.
+
+    Returns:
+        The outcome, None where the capacities cannot hold the plan at all, and the capacities that passed.
+    """
+    rows = list(rows)
+    processes = 1 + max(row.rank for row in rows)
+    for shrunk in range(MAX_SHRINKS + 1):
+        try:
+            tables = capacity_tables(rows, model, processes)
+            shapes = planned_shapes(replace(problem, capacity=Capacity.table(tables)), steps)
+        except (NothingFits, UsageError) as error:
+            log.warning("probe: no soak: %s", error.message)
+            return None, rows
+        report(f"soak: replaying {steps} steps of the plan")
+        with start() as children:
+            replies = children.ask([{"op": "soak", "micro_batches": shape} for shape in _dealt(shapes, processes)])
+        failed = [rank for rank, reply in enumerate(replies) if reply is None or not reply["ok"]]
+        if not failed:
+            return _passed(steps, replies, shrunk), rows
+        log.warning(
+            "probe: the soak ran out of memory on rank %s; lowering its capacities by %.0f %% and trying again",
+            ", ".join(map(str, failed)),
+            100 * (1 - SHRINK),
+        )
+        rows = [
+            row.model_copy(update={"max_batch": int(row.max_batch * SHRINK)}) if row.rank in failed else row
+            for row in rows
+        ]
+    return Soak(
+        steps=steps, ok=False, peak_mem_mb=None, reserved_mem_mb=None, allocator_retries=None, shrunk=MAX_SHRINKS
+    ), rows
+
+
+def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tuple[int, int]]]:
+    """Each rank's micro-batches to its process; one process plays all virtual ranks, step by step."""
+    if processes == len(shapes):
+        return shapes
+    return [[shape for step in zip_longest(*shapes) for shape in step if shape is not None]]
+
+
+def _passed(steps: int, replies: Sequence[Reply | None], shrunk: int) -> Soak:
+    def largest(key: str) -> float | None:
+        values = [reply[key] for reply in replies if reply is not None]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        return max(numbers) if numbers else None
+
+    retries = largest("allocator_retries")
+    return Soak(
+        steps=steps,
+        ok=True,
+        peak_mem_mb=largest("peak_mem_mb"),
+        reserved_mem_mb=largest("reserved_mem_mb"),
+        allocator_retries=None if retries is None else int(retries),
+        shrunk=shrunk,
+    )

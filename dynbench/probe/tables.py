@@ -1,0 +1,36 @@
+"""From probed lengths to every length: the capacity tables that planners use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynbench.probe.memory_model import MemoryModel, MemoryPoint, between, fit_memory
+from dynbench.runs.probe_record import CapacityRow, TrialRow
+
+STEP_TOKENS = 8
+"""Lengths between the probed ones are answered at multiples of this."""
+
+Table = list[tuple[int, int]]
+
+
+def memory_model_of(trials: Sequence[TrialRow]) -> MemoryModel | None:
+    """The memory model of all trials that fitted; None with too few."""
+    return fit_memory([MemoryPoint(t.n, t.length, t.peak_mem_mb) for t in trials if t.fits and t.peak_mem_mb])
+
+
+def capacity_tables(rows: Sequence[CapacityRow], model: MemoryModel | None, world_size: int) -> list[Table]:
+    """Per rank, (length, largest micro-batch) by ascending length, where at least one sample fits.
+
+    Between probed lengths the memory model answers, against the peak it predicts for what passed at the probed ones:
+    never more than was usable at the next shorter probed length, never less than at the next longer.
+    """
+    return [_table([row for row in rows if row.rank == rank], model) for rank in range(world_size)]
+
+
+def _table(rows: Sequence[CapacityRow], model: MemoryModel | None) -> Table:
+    capacity = {row.length: row.max_batch for row in rows}
+    bound = [row for row in rows if row.tested_fail is not None and row.max_batch]
+    limit_mb = min((model.peak_mb(row.max_batch, row.length) for row in bound), default=0.0) if model else 0.0
+    lengths = {length for length in range(STEP_TOKENS, max(capacity) + 1, STEP_TOKENS) if length > min(capacity)}
+    table = [(length, between(model, length, limit_mb, capacity)) for length in sorted(lengths | set(capacity))]
+    return [(length, n) for length, n in table if n > 0]

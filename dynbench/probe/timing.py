@@ -1,0 +1,122 @@
+"""Step times on a grid of micro-batch shapes, all ranks at once, in shuffled order."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dynbench.errors import WorkerFailed
+from dynbench.probe.capacity import StartChildren
+from dynbench.probe.children import Reply
+from dynbench.probe.fit import Accuracy, GridPoint, fit_measured, judge, split
+from dynbench.runs.probe_record import AccuracyRow, AllReduce, CostFit, TimingRow
+from dynbench.schedule.plan import FloatArray
+from dynbench.units import mb
+
+REDUCE_REPEATS = 7
+
+
+def grid(tables: Sequence[Sequence[tuple[int, int]]], ceiling: int) -> list[tuple[int, int]]:
+    """(samples, length) pairs that fit on every rank: powers of two up to the smallest capacity, and that capacity."""
+    points = []
+    for column in zip(*tables, strict=True):
+        length = column[0][0]
+        largest = min(ceiling, *(max_batch for _, max_batch in column))
+        counts = {2**exponent for exponent in range(largest.bit_length())} | {largest} if largest else set()
+        points += [(n, length) for n in sorted(counts)]
+    return points
+
+
+def time_grid(
+    start: StartChildren,
+    points: Sequence[tuple[int, int]],
+    repeats: int,
+    seed: int,
+    report: Callable[[str], None],
+    slowdown: Mapping[int, float],
+) -> tuple[list[tuple[int, GridPoint]], AllReduce]:
+    """Median step time of every rank at every point, ms, stretched by `slowdown`, and the gradient's all-reduce.
+
+    The order is shuffled, so that a machine that slows down over time does not bend the fit.
+
+    Raises:
+        WorkerFailed: a trial process ended without an answer.
+    """
+    measured: list[tuple[int, GridPoint]] = []
+    with start() as children:
+        for done, index in enumerate(np.random.default_rng(seed).permutation(len(points))):
+            n, length = points[index]
+            report(f"timing {n} samples x {length} tokens ({done + 1} of {len(points)})")
+            for rank, reply in enumerate(
+                children.ask_all({"op": "time", "n": n, "length": length, "repeats": repeats})
+            ):
+                ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
+                measured.append((rank, GridPoint(n, length, ms)))
+        replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS})
+    reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
+    return measured, AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
+
+
+def _numbers(reply: Reply | None, rank: int) -> list[float]:
+    value = None if reply is None else reply.get("ms")
+    if isinstance(value, float | int):
+        return [float(value)]
+    if not isinstance(value, list):
+        raise WorkerFailed(
+            f"probe: the trial process of rank {rank} ended while it was being timed",
+            "Look at its log in the run folder's logs/.",
+            rank=rank,
+        )
+    return [float(ms) for ms in value]
+
+
+def relative_speeds(measured: Sequence[tuple[int, GridPoint]], world_size: int) -> list[float]:
+    """Speed of each rank from its total time over the grid; 1 for the fastest."""
+    totals = [sum(point.ms for rank, point in measured if rank == wanted) for wanted in range(world_size)]
+    return [min(totals) / total for total in totals]
+
+
+def at_full_speed(measured: Sequence[tuple[int, GridPoint]], speeds: FloatArray | None) -> list[tuple[int, GridPoint]]:
+    """The times as the fastest rank would have had them; as they are where all ranks are alike (None)."""
+    if speeds is None:
+        return list(measured)
+    return [(rank, GridPoint(p.n, p.length, p.ms * float(speeds[rank]))) for rank, p in measured]
+
+
+def over_ranks(measured: Sequence[tuple[int, GridPoint]]) -> list[GridPoint]:
+    """One point per shape: the median over ranks."""
+    by_shape: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for _, point in measured:
+        by_shape[point.n, point.length].append(point.ms)
+    return [GridPoint(n, length, statistics.median(times)) for (n, length), times in sorted(by_shape.items())]
+
+
+def timing_rows(measured: Sequence[tuple[int, GridPoint]], seed: int) -> list[TimingRow]:
+    """The measured points for the record, each marked whether the accuracies were judged on it."""
+    _, held_out = split(over_ranks(measured), seed)
+    shapes = {(point.n, point.length) for point in held_out}
+    return [
+        TimingRow(rank=rank, n=p.n, length=p.length, ms=p.ms, held_out=(p.n, p.length) in shapes)
+        for rank, p in measured
+    ]
+
+
+def fit_cost(measured: Sequence[tuple[int, GridPoint]], seed: int, attention_a: float) -> CostFit:
+    """The cost model of all points, and every model's accuracy on the points held out of a second fit."""
+    points = over_ranks(measured)
+    model = fit_measured(points)
+
+    def row(accuracy: Accuracy | None) -> AccuracyRow | None:
+        if accuracy is None:
+            return None
+        return AccuracyRow(mape=accuracy.mape, rank_correlation=accuracy.rank_correlation)
+
+    return CostFit(
+        alpha_ms=model.alpha,
+        beta_ms_per_token=model.beta,
+        gamma_ms_per_token2=model.gamma,
+        heldout={name: row(accuracy) for name, accuracy in judge(points, seed, attention_a).items()},
+    )

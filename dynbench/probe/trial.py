@@ -1,0 +1,111 @@
+"""One trial: a real training step at the worst case, with everything that holds memory during training."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dynbench.config.schema import Config
+from dynbench.engine.memory import memory_meter
+from dynbench.engine.precision import Precision
+from dynbench.engine.replica import build_optimizer
+from dynbench.probe.limits import is_out_of_memory
+from dynbench.workloads.base import Workload
+from dynbench.workloads.data import TokenisedData
+
+STEPS_PER_TRIAL = 2
+"""The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
+
+
+class TrialStep:
+    """Model, optimizer, gradient buckets and a way to run one step of any shape.
+
+    Args:
+        config: resolved settings.
+        workload: where the model and the loss come from.
+        device: where to run.
+    """
+
+    def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
+        self.device = device
+        self._workload = workload
+        self._model = workload.build_model(config.train.seed).to(device).train()
+        self._optimizer = build_optimizer(self._model, config.train)
+        self._precision = Precision(config.train.precision, device)
+        self._tokens = workload.train.tokens
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        # DistributedDataParallel keeps one flat copy of the gradients in its buckets.
+        self.buckets = torch.zeros(sum(p.numel() for p in parameters), device=device)
+        self.memory = memory_meter(device)
+
+    def batch(self, n: int, length: int) -> TokenisedData:
+        """`n` samples of exactly `length` tokens, cut from the data's own tokens."""
+        tokens = np.resize(self._tokens, n * length)
+        labels = np.resize(self._workload.train.labels, n)
+        return TokenisedData(tokens, np.arange(n + 1, dtype=np.int64) * length, labels, "probe")
+
+    def step(self, n: int, length: int) -> None:
+        """Forward, backward and optimizer step of one micro-batch; ends with the device idle."""
+        data = self.batch(n, length)
+        host = self._workload.collate(data, np.arange(n, dtype=np.int64), 1)
+        inputs = {key: value.to(self.device) for key, value in host.items()}
+        with self._precision.autocast():
+            loss = self._workload.loss(self._model, inputs)
+        self._precision.backward(loss)
+        self._precision.step(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def fits(self, n: int, length: int) -> tuple[bool, float | None]:
+        """Whether two steps pass, and their peak in MB.
+
+        Recovery is outside the `except` clause: inside it the traceback keeps the failed step's tensors alive.
+        """
+        self.memory.reset()
+        failed = False
+        try:
+            for _ in range(STEPS_PER_TRIAL):
+                self.step(n, length)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = True
+        if failed:
+            self.recover()
+            return False, None
+        return True, self.memory.peak_mb()
+
+    def recover(self) -> None:
+        """Drop what a failed step left behind."""
+        self._optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def timed(self, n: int, length: int, repeats: int) -> list[float]:
+        """Milliseconds of `repeats` steps after one to warm up."""
+        self.step(n, length)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self.step(n, length)
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    def reduce(self, repeats: int) -> float:
+        """Median milliseconds of an all-reduce of the gradient buckets."""
+        times = []
+        for _ in range(repeats):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(self.buckets)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            times.append((time.perf_counter() - start) * 1e3)
+        return statistics.median(times)

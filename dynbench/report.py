@@ -1,0 +1,145 @@
+"""Fills a template from values; nothing else.
+
+A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds every
+language-dependent text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.config.yaml_strict import parse_yaml
+from dynbench.errors import UsageError, did_you_mean
+
+LANGUAGES = ("en", "zh")
+
+_PLACEHOLDER = re.compile(r"\{\{\s*([\w.]*)\s*\}\}")
+_FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
+
+
+class TemplateError(UsageError):
+    """A template with unknown placeholders or without its front matter; the message names file and line."""
+
+    kind = "template"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template as read.
+
+    Attributes:
+        path: where it was read.
+        text: the whole file.
+        labels: texts of the front matter, by dotted key.
+        body: the Markdown after the front matter.
+    """
+
+    path: Path
+    text: str
+    labels: Mapping[str, str]
+    body: str
+
+    def label(self, key: str, default: str | None = None) -> str:
+        """The text of a key.
+
+        Raises:
+            TemplateError: the template has no such text and no default was given.
+        """
+        text = self.labels.get(key, default)
+        if text is None:
+            raise TemplateError(f"{self.path}: the front matter has no text for '{key}'", "Copy it from report/.")
+        return text
+
+
+def templates_dir() -> Path:
+    """The folder of the templates: in the package when installed from a wheel, else the checkout's `report/`."""
+    package = Path(str(resources.files("dynbench")))
+    installed = package / "_templates"
+    return installed if installed.is_dir() else package.parent / "report"
+
+
+def load_template(language: str, path: Path | None = None) -> Template:
+    """The template of a language, or one of the user's own.
+
+    Texts that the user's template leaves out come from the language's own template.
+
+    Raises:
+        TemplateError: the file cannot be read, or its front matter is not a mapping of texts.
+    """
+    shipped = _read_template(templates_dir() / f"template.{language}.md")
+    if path is None:
+        return shipped
+    own = _read_template(path)
+    return Template(own.path, own.text, {**shipped.labels, **own.labels}, own.body)
+
+
+def fill(template: Template, values: Mapping[str, str | None]) -> str:
+    """The template's body with every placeholder replaced; None becomes the text `words.not_measured`.
+
+    Raises:
+        TemplateError: placeholders that are not among the values, each with its line, and the known ones.
+    """
+    known = {**values, **template.labels}
+    problems = []
+    for number, line in enumerate(template.text.splitlines(), start=1):
+        where = f"{template.path}:{number}"
+        for name in _PLACEHOLDER.findall(line):
+            if name not in known:
+                near = did_you_mean(name, known)
+                problems.append(f"{where}: unknown placeholder '{{{{ {name} }}}}' {near}".rstrip())
+        if "{{" in _PLACEHOLDER.sub("", line):
+            problems.append(f"{where}: a placeholder is not closed on its line: {line.strip()}")
+    if problems:
+        raise TemplateError("\n".join(problems), f"Known: {', '.join(sorted(values))}; and the front matter's keys.")
+    return substitute(template, template.body, values)
+
+
+def substitute(template: Template, text: str, values: Mapping[str, str | None]) -> str:
+    """One text with its placeholders replaced, see `fill`."""
+    missing = template.label("words.not_measured")
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        found = values[name] if name in values else template.labels[name]
+        return missing if found is None else found
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def table(headings: list[str], rows: list[list[str]], numeric_from: int = 1) -> str:
+    """A Markdown table; columns from `numeric_from` on are aligned to the right."""
+    rule = ["---" if column < numeric_from else "---:" for column in range(len(headings))]
+    cells = [[_cell(text) for text in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [headings, rule, *cells])
+
+
+def _read_template(path: Path) -> Template:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{path}: the template cannot be read: {error}", "Give a UTF-8 Markdown file.") from error
+    front = _FRONT_MATTER.match(text)
+    if front is None:
+        return Template(path, text, {}, text)
+    # One blank line stands for the opening ---, so that the parser's line numbers are the file's.
+    labels, _ = parse_yaml("\n" + front.group(1), str(path))
+    return Template(path, text, _flatten(labels), text[front.end() :])
+
+
+def _flatten(labels: YamlMapping, prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in labels.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"[ \t\r\n]+", " ", text.replace("|", "\\|"))  # unlike split(), keeps no-break spaces

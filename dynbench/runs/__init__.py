@@ -1,0 +1,1 @@
+"""Run folders: layout, records, store and status, provenance, atomic files."""

@@ -1,0 +1,68 @@
+"""Small files replaced whole: a reader sees the old text or the new one, never a part."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file through a temporary one beside it, flushed to disk before it takes the name.
+
+    Raises:
+        OSError: it cannot be written; names `path`, and the old text stays.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as indented JSON; see `jsonable` for what it may hold."""
+    write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def jsonable(value: object) -> object:
+    """A value as JSON knows it.
+
+    Paths become text, enums their value, dataclasses objects, tuples and sets lists, numpy scalars and arrays plain
+    numbers and lists, and NaN and infinities null (JSON has neither).
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(value, Enum):
+        return jsonable(value.value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(item) for item in value), key=str)
+    if isinstance(value, Path):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return jsonable(asdict(value))
+    to_plain = getattr(value, "tolist", None)
+    if callable(to_plain):
+        return jsonable(to_plain())
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,0 +1,154 @@
+"""What a probe leaves behind, and what `train`, `solve`, `compare` and `analyze` read from it: `probe.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dynbench.errors import RecordError
+
+PROBE_FILE = "probe.json"
+PROBE_SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Base of the parts: immutable; keys of later versions are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CapacityRow(Record):
+    """One rank's answer at one length."""
+
+    rank: int
+    length: int
+    """Padded tokens per sample."""
+    max_batch: int
+    """What may be used: the largest tested micro-batch less the margin, made monotone over lengths; samples."""
+    tested_ok: int
+    """Largest micro-batch that passed."""
+    tested_fail: int | None
+    """Smallest that failed; null when the search reached the largest share a step can ask for."""
+    peak_mem_mb: float | None
+
+
+class TrialRow(Record):
+    """One capacity trial, for the figures."""
+
+    rank: int
+    length: int
+    n: int
+    fits: bool
+    peak_mem_mb: float | None
+
+
+class TimingRow(Record):
+    """One timed grid point."""
+
+    rank: int
+    n: int
+    length: int
+    ms: float
+    """Median over repeats of one training step without synchronisation."""
+    held_out: bool
+
+
+class AccuracyRow(Record):
+    """Error of a cost model on held-out points."""
+
+    mape: float
+    rank_correlation: float
+
+
+class CostFit(Record):
+    """`alpha + beta*n*L + gamma*n*L**2`, fitted on the slowest-rank medians."""
+
+    alpha_ms: float
+    beta_ms_per_token: float
+    gamma_ms_per_token2: float
+    heldout: dict[str, AccuracyRow | None]
+
+
+class MemoryFit(Record):
+    """Peak memory as `fixed + per_sample*n + per_length*L + per_token*n*L + per_square*n*L**2`, MB."""
+
+    fixed_mb: float
+    per_sample_mb: float
+    per_length_mb: float
+    per_token_mb: float
+    per_square_mb: float
+    mape: float
+    tokens_only_mape: float
+
+
+class Soak(Record):
+    """A replay of the real plan at the capacities found."""
+
+    steps: int
+    ok: bool
+    peak_mem_mb: float | None
+    reserved_mem_mb: float | None
+    allocator_retries: int | None
+    shrunk: int
+    """How often the capacities had to be lowered before it passed."""
+
+
+class AllReduce(Record):
+    """The measured all-reduce of the gradient."""
+
+    megabytes: float
+    ms: float
+    world_size: int
+
+
+class ProbeRecord(Record):
+    """A whole probe."""
+
+    schema_version: int = PROBE_SCHEMA_VERSION
+    device: str
+    precision: str
+    memory_limit_mb: float | None
+    world_size: int
+    global_batch: int
+    pad_to_multiple_of: int
+    workload: dict[str, object]
+    """The settings that decide memory and time; a run that differs in them must not use this probe."""
+    capacity: list[CapacityRow]
+    tables: list[list[tuple[int, int]]]
+    """Per rank, (length, max_batch) by ascending length, the lengths between the probed ones included."""
+    trials: list[TrialRow]
+    timings: list[TimingRow]
+    cost_model: CostFit | None
+    memory_model: MemoryFit | None
+    speeds: list[float]
+    """Relative speed of each rank, 1 for the fastest."""
+    allreduce: AllReduce | None
+    soak: Soak | None
+    predicted_speedup: dict[str, float | None]
+    break_even_batch: int | None
+
+
+def read_probe(folder: Path) -> ProbeRecord:
+    """The record of a probe run's folder.
+
+    Raises:
+        RecordError: there is none, it is torn, or it was written by a later version.
+    """
+    path = folder / PROBE_FILE
+    try:
+        record = ProbeRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise RecordError(
+            f"{path}: this run holds no probe", "Name a run of `dynbench probe`: dynbench runs ls"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise RecordError(f"{path}: {where}: {first['msg']}", "Probe again: dynbench probe") from None
+    if record.schema_version > PROBE_SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: written with schema {record.schema_version}, this version reads {PROBE_SCHEMA_VERSION}",
+            "Update dynbench, or probe again.",
+        )
+    return record

@@ -1,0 +1,220 @@
+"""What a run ran on: `env.json`. Facts that cannot be learned are null, with the reason in `unknown`.
+
+Nothing here imports torch: the caller passes what only torch knows (devices, driver, backends).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dynbench import __version__
+from dynbench.config.digest import config_digest
+from dynbench.config.schema import Config
+from dynbench.runs.process import host_name
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run_record import now
+from dynbench.units import mb
+
+PACKAGES = ("torch", "transformers", "datasets", "numpy", "polars", "pydantic", "triton", "click", "rich")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "DYNBENCH_CACHE",
+    "DYNBENCH_RESULTS",
+    "HF_HUB_OFFLINE",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "SLURM_JOB_ID",
+    "SLURM_NNODES",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+"""The only environment variables recorded: those that change speed or results, none that hold a secret."""
+
+_SOURCE = Path(__file__).resolve().parent.parent
+_GIT_TIMEOUT_S = 5
+
+
+class UnknownFactError(Exception):
+    """A fact that cannot be learned here; the message is the reason."""
+
+
+def collect(
+    config: Config,
+    decisions: Mapping[str, object],
+    data: Mapping[str, object],
+    devices: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Provenance of a run, as written to `env.json`.
+
+    Args:
+        config: the resolved configuration.
+        decisions: dotted key to the value chosen for `auto` and the reason.
+        data: fingerprint, sizes and sources of the data.
+        devices: facts about accelerators, from torch; None where the run has no use for them.
+    """
+    unknown: dict[str, str] = {}
+    facts = {key: _learn(key, learn, unknown) for key, learn in FACTS.items()}
+    if devices is None:
+        unknown["devices"] = "the command does not use torch"
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "collected": now(),
+        "dynbench": __version__,
+        "config_digest": config_digest(config),
+        "seed": config.train.seed,
+        **facts,
+        "devices": None if devices is None else dict(devices),
+        "data": dict(data),
+        "decisions": dict(decisions),
+        "unknown": unknown,
+    }
+
+
+def machine_facts() -> tuple[dict[str, object], dict[str, str]]:
+    """Facts about this machine and installation, and the reasons of those that are null."""
+    unknown: dict[str, str] = {}
+    return {key: _learn(key, learn, unknown) for key, learn in FACTS.items()}, unknown
+
+
+def _learn(key: str, learn: Callable[[], object], unknown: dict[str, str]) -> object:
+    try:
+        return learn()
+    except UnknownFactError as reason:
+        unknown[key] = str(reason)
+    except OSError as error:
+        unknown[key] = f"{error.filename or learn.__name__}: {error.strerror}"
+    return None
+
+
+def git_state() -> dict[str, object]:
+    """Commit of the checkout that dynbench runs from, and whether it has changes.
+
+    Raises:
+        UnknownFactError: not a checkout, or no git.
+    """
+    if not (_SOURCE.parent / ".git").exists():
+        raise UnknownFactError("dynbench is installed, not run from a git checkout")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes), "changed_files": len(changes.splitlines())}
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_SOURCE.parent), "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except FileNotFoundError:
+        raise UnknownFactError("git is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise UnknownFactError(f"git took more than {_GIT_TIMEOUT_S} s") from None
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().splitlines()
+        raise UnknownFactError(f"git {arguments[0]}: {reason[0] if reason else f'exit {error.returncode}'}") from None
+    return done.stdout.strip()
+
+
+def package_versions() -> dict[str, str | None]:
+    """Version of every package that can change a result; null for those not installed."""
+
+    def one(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    return {name: one(name) for name in PACKAGES}
+
+
+def cpu_model() -> str:
+    """The processor's name.
+
+    Raises:
+        UnknownFactError: the system does not say.
+    """
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "cpu model") and value.strip():
+            return value.strip()
+    raise UnknownFactError("/proc/cpuinfo names no model")
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: its affinity, and at most its share of the container's CPU time."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of CPU time that the container allows (cgroup v2 `cpu.max`); None when there is no limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) / int(period)
+
+
+def cpu_governor() -> str:
+    """How the first core's clock is set."""
+    return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
+
+
+def memory_mb() -> dict[str, float | None]:
+    """Total and available memory, and the container's limit where it has one (cgroup v2 `memory.max`), MB.
+
+    Raises:
+        UnknownFactError: the system does not say.
+    """
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
+    try:
+        total, available = mb(kib["MemTotal"] * 1024), mb(kib["MemAvailable"] * 1024)
+    except KeyError as missing:
+        raise UnknownFactError(f"/proc/meminfo has no {missing}") from None
+    return {"total": total, "available": available, "limit": _memory_limit_mb()}
+
+
+def _memory_limit_mb() -> float | None:
+    try:
+        return mb(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return None
+
+
+def container() -> str | None:
+    """What hints at a container or a batch system; null when nothing does."""
+    if Path("/.dockerenv").exists():
+        return "docker"
+    if Path("/run/.containerenv").exists():
+        return "podman"
+    for variable, kind in (("KUBERNETES_SERVICE_HOST", "kubernetes"), ("SLURM_JOB_ID", "slurm")):
+        if variable in os.environ:
+            return kind
+    return None
+
+
+FACTS: dict[str, Callable[[], object]] = {
+    "host": host_name,
+    "platform": platform.platform,
+    "python": lambda: f"{platform.python_implementation()} {sys.version.split()[0]}",
+    "packages": package_versions,
+    "git": git_state,
+    "cpu_model": cpu_model,
+    "cpu_cores": lambda: {"present": os.cpu_count(), "usable": usable_cores(), "quota": cpu_quota()},
+    "cpu_governor": cpu_governor,
+    "load_average": lambda: list(os.getloadavg()),
+    "memory_mb": memory_mb,
+    "container": container,
+    "environment": lambda: {name: os.environ[name] for name in VARIABLES if name in os.environ},
+}

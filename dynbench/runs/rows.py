@@ -1,0 +1,80 @@
+"""Writing a rank's rows: one file per rank, one write per row, on disk as far as the kernel when the step ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from types import TracebackType
+
+from dynbench.runs.records import COLUMNS, StepRow
+
+
+class RowWriter:
+    """Appends rows to a CSV file that opens with a header.
+
+    Every row is one `os.write`, so a killed process leaves whole rows, and at most one torn line when the disk is
+    full.
+
+    Args:
+        path: the file; rows are appended when it exists.
+        extra: columns after those of `StepRow`, in order.
+
+    Raises:
+        ValueError: the file exists with other columns.
+    """
+
+    def __init__(self, path: Path, extra: Sequence[str] = ()) -> None:
+        self.columns = (*COLUMNS, *extra)
+        self._extra = tuple(extra)
+        header = _line(self.columns)
+        if path.exists() and path.stat().st_size > 0:
+            with path.open("rb") as file:
+                present = file.readline()
+            if present != header:
+                raise ValueError(f"{path} has other columns: {present.decode(errors='replace').strip()}")
+            header = b""
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._append(header)
+
+    def write(self, row: StepRow, extra: Mapping[str, object] | None = None) -> None:
+        """Append one row.
+
+        Args:
+            row: the step.
+            extra: a value for each extra column.
+
+        Raises:
+            KeyError: an extra column has no value.
+            OSError: the disk is full.
+        """
+        values = extra or {}
+        self._append(_line((*astuple(row), *(values[column] for column in self._extra))))
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+
+def _line(values: Sequence[object]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(values)
+    return buffer.getvalue().encode()

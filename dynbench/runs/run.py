@@ -1,0 +1,178 @@
+"""One run folder: its record, configuration, provenance, and where everything lies."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from dynbench.config.load import load_mapping, validate_config
+from dynbench.config.schema import Config
+from dynbench.errors import ConfigError, RecordError, UsageError
+from dynbench.runs.atomic import write_json
+from dynbench.runs.process import host_name, is_gone, start_mark
+from dynbench.runs.reserve import release, reserve
+from dynbench.runs.run_record import RunRecord, changed, now, read_record
+from dynbench.runs.status import Status, check_transition
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Args:
+        path: the folder; its name is the run's id.
+    """
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.path.name
+
+    @property
+    def record_file(self) -> Path:
+        """`run.json`."""
+        return self.path / "run.json"
+
+    @property
+    def config_file(self) -> Path:
+        """`config.yaml`: resolved, every default written out."""
+        return self.path / "config.yaml"
+
+    @property
+    def env_file(self) -> Path:
+        """`env.json`: provenance."""
+        return self.path / "env.json"
+
+    @property
+    def ranks_dir(self) -> Path:
+        """Where the ranks write their rows."""
+        return self.path / "ranks"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Where the ranks' output goes."""
+        return self.path / "logs"
+
+    @property
+    def figures_dir(self) -> Path:
+        """Where figures go, each with the numbers drawn."""
+        return self.path / "figures"
+
+    def rank_file(self, rank: int) -> Path:
+        """The rows of one rank."""
+        return self.ranks_dir / f"rank_{rank}.csv"
+
+    def record(self) -> RunRecord:
+        """The record as it is on disk now.
+
+        Raises:
+            RecordError: `run.json` cannot be read.
+        """
+        return read_record(self.record_file)
+
+    @property
+    def name(self) -> str | None:
+        """The name, if the run has one."""
+        return self.record().name
+
+    @property
+    def label(self) -> str:
+        """The name, else the id."""
+        return self.name or self.id
+
+    @property
+    def status(self) -> Status:
+        """The recorded status, or `lost` when the run is unfinished and its process is gone."""
+        return current_status(self.record())
+
+    def update(self, **changes: object) -> RunRecord:
+        """Replace fields of the record, atomically.
+
+        A run set `running` belongs to this process from then on and forgets how it ended before; `started` and
+        `ended` follow the status unless given. While it runs, room for writing its end is reserved on the disk.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+            RecordError: `run.json` cannot be read.
+            ValueError: a change of status that cannot happen, or a value of the wrong type.
+            TypeError: a field that a record does not have.
+        """
+        old = self.record()
+        if "status" in changes:
+            status = Status(str(changes["status"]))
+            check_transition(current_status(old), status)
+            changes = {**_following(status), **changes}
+            if status is Status.RUNNING:
+                reserve(self.path)
+            else:
+                release(self.path)
+        new = changed(old, changes)
+        write_json(self.record_file, new)
+        return new
+
+    def config(self) -> Config:
+        """The resolved configuration.
+
+        Rules over several fields are not checked again: the run has been made.
+
+        Raises:
+            RecordError: no `config.yaml`, or one that this version cannot read.
+        """
+        try:
+            document = load_mapping(self.config_file)
+            return validate_config(document.mapping, document, rules=False)
+        except ConfigError as error:
+            hint = "The run was made by another version of dynbench, or the file was changed by hand."
+            raise RecordError(error.message, hint) from error
+        except UsageError as error:
+            raise RecordError(error.message, "The run stopped before its configuration was written.") from error
+
+    def env(self) -> dict[str, object]:
+        """The provenance.
+
+        Raises:
+            RecordError: no `env.json`, or not a JSON object.
+        """
+        try:
+            value = json.loads(self.env_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+            raise RecordError(
+                f"{self.env_file}: cannot be read: {reason}",
+                "The run stopped before it was written, or it was changed.",
+            ) from error
+        if not isinstance(value, dict):
+            raise RecordError(f"{self.env_file}: holds no object", "It was changed by hand; restore it.")
+        return value
+
+
+def _following(status: Status) -> dict[str, object]:
+    """The fields that change with a status."""
+    if status is Status.RUNNING:
+        pid = os.getpid()
+        owner = {"host": host_name(), "pid": pid, "pid_start": start_mark(pid)}
+        return {"started": now(), "ended": None, "exit_code": None, "failure": None, **owner}
+    return {"ended": now()} if status.is_over else {}
+
+
+def current_status(record: RunRecord) -> Status:
+    """The status that a record shows: as written, or `lost` when its process is gone."""
+    if not record.status.is_over and is_gone(record.host, record.pid, record.pid_start):
+        return Status.LOST
+    return record.status
+
+
+def duration_s(record: RunRecord) -> float | None:
+    """Seconds from the start to the end, or until now while it runs; None when it never started or was lost."""
+    if record.started is None:
+        return None
+    status = current_status(record)
+    end = now() if status is Status.RUNNING else record.ended
+    if end is None:
+        return None
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(record.started)).total_seconds()

@@ -1,0 +1,106 @@
+"""The content of `run.json`: who a run is, where it stands, how it ended. One writer: the launcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from dynbench.errors import RecordError
+from dynbench.runs.atomic import jsonable
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.status import Status
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ended before its time."""
+
+    kind: str
+    """The error's kind: worker, memory, interrupted, …"""
+    message: str
+    rank: int | None = None
+    log: str | None = None
+    """The rank's log, relative to the run folder."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run; times are ISO 8601 in UTC with microseconds."""
+
+    id: str
+    name: str | None
+    command: str
+    """The subcommand that made it: train, solve, compare, …"""
+    status: Status
+    created: str
+    host: str
+    pid: int
+    pid_start: str | None
+    """Tells the process from a later one with the same number; see `process.start_mark`."""
+    version: str
+    """dynbench's version."""
+    argv: list[str] = field(default_factory=list)
+    started: str | None = None
+    ended: str | None = None
+    exit_code: int | None = None
+    failure: Failure | None = None
+    warnings: list[str] = field(default_factory=list)
+    schema_version: int = SCHEMA_VERSION
+
+    def as_dict(self) -> dict[str, object]:
+        """The object written to `run.json`."""
+        return asdict(self)
+
+
+_ADAPTER = TypeAdapter(RunRecord)
+REMEDY = "Restore the file, or remove the folder."
+
+
+def now() -> str:
+    """The time, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def changed(record: RunRecord, changes: Mapping[str, object]) -> RunRecord:
+    """A record with some fields replaced; values are checked, a failure may be given as a mapping.
+
+    Raises:
+        TypeError: a field that a record does not have.
+        ValueError: a value of the wrong type.
+    """
+    unknown = set(changes) - {item.name for item in fields(RunRecord)}
+    if unknown:
+        raise TypeError(f"a run record has no field {', '.join(sorted(unknown))}")
+    return _ADAPTER.validate_python({**record.as_dict(), **{k: jsonable(v) for k, v in changes.items()}})
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a `run.json`.
+
+    Keys that this version does not know are left out, as long as the schema version is known.
+
+    Raises:
+        RecordError: no such file, not JSON, a key missing or of the wrong type, or a newer schema version.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+        raise RecordError(f"{path}: cannot be read: {reason}", REMEDY) from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: has schema version {version}, this dynbench reads up to {SCHEMA_VERSION}",
+            f"Read it with the version that wrote it ({data.get('version', 'unknown')}) or a later one.",
+        )
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RecordError(f"{path}: {where or 'content'}: {first['msg']}", REMEDY) from error

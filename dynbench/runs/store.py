@@ -1,0 +1,270 @@
+"""The registry: a folder of run folders, found by id, unique prefix, name, or `@latest`."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from dynbench import __version__
+from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
+from dynbench.runs.atomic import write_json
+from dynbench.runs.names import check_spelling, new_id, slug_of
+from dynbench.runs.process import host_name, start_mark
+from dynbench.runs.run import Run, current_status
+from dynbench.runs.run_record import RunRecord, now
+from dynbench.runs.status import Status
+
+LATEST = "@latest"
+_MATCHES_SHOWN = 5
+_log = logging.getLogger(__name__)
+
+Runs: TypeAlias = list[Run]
+Entries: TypeAlias = list[tuple[Run, RunRecord]]
+
+
+def default_root() -> Path:
+    """`$DYNBENCH_RESULTS`, else `results` under the current folder."""
+    return Path(os.environ.get("DYNBENCH_RESULTS") or "results")
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """The runs of one results folder.
+
+    Args:
+        root: the results folder; made when the first run is.
+    """
+
+    root: Path
+
+    def create(
+        self, command: str, slug: str, name: str | None = None, replace: bool = False, argv: Sequence[str] | None = None
+    ) -> Run:
+        """Make a run folder, with its record in state `created`.
+
+        Args:
+            command: the subcommand that makes it.
+            slug: what the id says about it, like the policy.
+            name: a name to find it by.
+            replace: take the name over from an older run, which keeps its id.
+            argv: the command line; this process's when None.
+
+        Raises:
+            RunLookupError: the name is not allowed or in use.
+            UsageError: the results folder cannot be written.
+        """
+        if name is not None:
+            check_spelling(name)
+        self.check_writable()
+        with self._locked():
+            self.check_name(name, replace)
+            run = self._make_folder(slug)
+            try:
+                self._fill(run, command, name, list(sys.argv if argv is None else argv))
+            except OSError as error:
+                shutil.rmtree(run.path, ignore_errors=True)
+                raise self._not_writable(error) from error
+        return run
+
+    def _fill(self, run: Run, command: str, name: str | None, argv: list[str]) -> None:
+        for folder in (run.ranks_dir, run.logs_dir):
+            folder.mkdir()
+        pid = os.getpid()
+        record = RunRecord(
+            id=run.id,
+            name=name,
+            command=command,
+            status=Status.CREATED,
+            created=now(),
+            host=host_name(),
+            pid=pid,
+            pid_start=start_mark(pid),
+            version=__version__,
+            argv=argv,
+        )
+        for older in self._named(name):
+            older.update(name=None)
+        write_json(run.record_file, record)
+
+    def check_writable(self) -> None:
+        """Make the results folder and write a file in it.
+
+        Raises:
+            UsageError: one of them fails.
+        """
+        trial = self.root / f".write-test-{secrets.token_hex(4)}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                trial.write_bytes(b"x")
+            finally:
+                trial.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def _not_writable(self, error: OSError) -> UsageError:
+        return UsageError(
+            f"{self.root}: the results folder cannot be written: {error.strerror}",
+            "Name another with --results DIR or DYNBENCH_RESULTS.",
+        )
+
+    def check_name(self, name: str | None, replace: bool = False) -> None:
+        """Refuse a name that is not allowed, or in use when `replace` is not given. Touches nothing.
+
+        Raises:
+            RunLookupError: the name cannot be taken.
+        """
+        if name is None:
+            return
+        check_spelling(name)
+        holders = self._named(name)
+        if holders and not replace:
+            raise RunLookupError(
+                f"--name {name}: in use by run {holders[0].id}",
+                "Choose another name, or give --replace: the older run keeps its id and loses the name.",
+            )
+
+    def list(self) -> Runs:
+        """All runs whose record can be read, oldest first; the others are warned about."""
+        return [run for run, _ in self.entries()]
+
+    def entries(self) -> Entries:
+        """All runs with their records, oldest first; records that cannot be read are warned about and left out."""
+        found = []
+        for run in self._folders():
+            try:
+                found.append((run, run.record()))
+            except RecordError as error:
+                _log.warning("%s (%s)", error.message, error.hint)
+        return sorted(found, key=lambda entry: (entry[1].created, entry[0].id))
+
+    def resolve(self, ref: str) -> Run:
+        """The run that a reference means.
+
+        Args:
+            ref: an id, a name, a unique prefix of an id, `@latest`, `@latest:WORD` with a command or the slug of an
+                id as the word, or the path of a run folder.
+
+        Raises:
+            RunLookupError: nothing is meant, or more than one.
+        """
+        if ref.startswith("@"):
+            return self._latest(ref)
+        if os.sep in ref:
+            return self._at_path(ref)
+        if ref and (self.root / ref / "run.json").is_file():
+            return Run(self.root / ref)
+        entries = self.entries()
+        for run, record in entries:
+            if record.name == ref:
+                return run
+        matches = [run for run in self._folders() if ref and run.id.startswith(ref)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            records = {run.path: record for run, record in entries}
+            shown = ", ".join(_shown(run, records.get(run.path)) for run in matches[:_MATCHES_SHOWN])
+            more = f" and {len(matches) - _MATCHES_SHOWN} more" if len(matches) > _MATCHES_SHOWN else ""
+            raise RunLookupError(f"run {ref!r}: {len(matches)} ids begin so: {shown}{more}", "Give more of the id.")
+        raise self._unknown(f"run {ref!r}: not found in {self.root}", ref, entries)
+
+    def check_removable(self, run: Run) -> None:
+        """Refuse to remove what is still running; a folder whose record cannot be read may go.
+
+        Raises:
+            RunLookupError: the run is running.
+        """
+        try:
+            status = run.status
+        except RecordError:
+            return
+        if not status.is_over:
+            raise RunLookupError(f"run {run.id}: is {status}", "Stop it first, or give --force.")
+
+    def remove(self, run: Run, force: bool = False) -> None:
+        """Delete a run folder.
+
+        Args:
+            run: what to delete.
+            force: also when it is running.
+
+        Raises:
+            RunLookupError: the run is running.
+            UsageError: the folder cannot be deleted.
+        """
+        if not force:
+            self.check_removable(run)
+        try:
+            shutil.rmtree(run.path)
+        except OSError as error:
+            raise UsageError(
+                f"{run.path}: cannot be removed: {error.strerror}", "Check who owns it, and that nothing holds it."
+            ) from error
+
+    def _folders(self) -> Iterator[Run]:
+        if self.root.is_dir():
+            for path in sorted(self.root.iterdir()):
+                if (path / "run.json").is_file():
+                    yield Run(path)
+
+    def _named(self, name: str | None) -> Runs:
+        return [] if name is None else [run for run, record in self.entries() if record.name == name]
+
+    def _make_folder(self, slug: str) -> Run:
+        while True:
+            path = self.root / new_id(slug)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return Run(path)
+
+    def _latest(self, ref: str) -> Run:
+        head, _, word = ref.partition(":")
+        if head != LATEST:
+            raise RunLookupError(f"run {ref!r}: not a reference", f"Known: {LATEST}, {LATEST}:WORD.")
+        entries = self.entries()
+        chosen = [run for run, record in entries if not word or word in (slug_of(run.id), record.command)]
+        if chosen:
+            return chosen[-1]
+        words = {word for run, record in entries for word in (slug_of(run.id), record.command) if word}
+        if word and words:
+            raise RunLookupError(
+                f"run {ref!r}: no such run in {self.root}. {did_you_mean(word, words)}".rstrip(),
+                f"There are: {', '.join(sorted(words))}.",
+            )
+        raise self._unknown(f"run {ref!r}: no run in {self.root}", ref, entries)
+
+    def _at_path(self, ref: str) -> Run:
+        path = Path(ref)
+        if not (path / "run.json").is_file():
+            raise RunLookupError(
+                f"run {ref!r}: not a run folder (no run.json in it)", "dynbench runs ls lists the runs."
+            )
+        return Run(path.resolve())
+
+    def _unknown(self, message: str, ref: str, entries: Entries) -> RunLookupError:
+        if not entries:
+            return RunLookupError(message, "There are no runs there yet; dynbench train --name NAME makes one.")
+        known = [word for run, record in entries for word in (run.id, record.name) if word]
+        return RunLookupError(f"{message}. {did_you_mean(ref, known)}".rstrip(), "dynbench runs ls lists the runs.")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One creation at a time, so that two runs cannot take one name."""
+        with (self.root / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _shown(run: Run, record: RunRecord | None) -> str:
+    return f"{run.id} ({'unreadable' if record is None else record.name or current_status(record)})"

@@ -1,0 +1,74 @@
+"""Lower bounds on a step's maximum over ranks, whatever the plan."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
+from dynbench.schedule.policy import Problem
+
+
+def batch_bound(
+    padded_lengths: IntArray,
+    cost: CostModel,
+    world_size: int,
+    *,
+    speeds: FloatArray | None = None,
+    micro_batches: int = 1,
+    limits: IntArray | None = None,
+) -> float:
+    """No plan of these samples has a smaller maximum of cost over speed.
+
+    Padding only adds, so the ranks' work is at least that of the samples one by one; some rank does at least the mean
+    of it, and some rank holds the longest sample. Every rank works, so each pays `measured`'s alpha at least once.
+
+    Args:
+        padded_lengths: lengths of the step's samples, rounded up, shape [n], tokens.
+        cost: the cost model.
+        world_size: ranks (G).
+        speeds: relative speed per rank, shape [G]; ones by default.
+        micro_batches: the most micro-batches that one rank may run.
+        limits: largest micro-batch at each sample's length on any rank, shape [n]; a micro-batch of n samples then
+            uses up at least the sum of their 1/limit, so it bounds the number of micro-batches from below.
+
+    Returns:
+        The bound, in the cost's unit.
+    """
+    speed = np.ones(world_size) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    total_speed, fastest = float(speed.sum()), float(speed.max())
+    weights = cost.per_sample(padded_lengths)
+    work, largest = float(weights.sum()), float(weights.max())
+    if cost.cost_type == "tokens_sq":
+        return _squares(weights, speed, micro_batches)
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    runs = world_size if limits is None else max(world_size, math.ceil(float((1.0 / limits).sum()) - 1e-9))
+    mean = (runs * alpha + work) / total_speed
+    if cost.cost_type == "tokens" and np.all(speed == speed[0]):
+        mean = math.ceil(int(padded_lengths.sum()) / world_size) / fastest
+    return max(mean, (alpha + largest) / fastest)
+
+
+def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float:
+    """Bound for `tokens_sq`: k micro-batches of t tokens together cost at least t²/k, and at least sum(L²)."""
+    fastest = float(speed.max())
+    longest = float(tokens.max()) ** 2 / fastest
+    if micro_batches == 1 and np.all(speed == speed[0]):
+        return max(math.ceil(float(tokens.sum()) / len(speed)) ** 2 / fastest, longest)
+    together = float(tokens.sum()) / float(np.sqrt(speed).sum())
+    apart = float((tokens**2).sum()) / float(speed.sum())
+    return max(together**2 / micro_batches, apart, longest)
+
+
+def step_bound(plan: StepPlan, problem: Problem) -> float:
+    """`batch_bound` of the samples that a plan took, at the micro-batches it uses; a packed plan is not padded."""
+    ids = plan.sample_ids()
+    lengths = problem.lengths[ids] if plan.packed else problem.padded_lengths[ids]
+    most = max(len(share) for share in plan.shares)
+    limits = None
+    if most > 1 and not plan.packed and not problem.capacity.unlimited:
+        limits = problem.capacity.limits(problem.world_size, lengths).max(axis=0)
+    speeds = None if problem.speeds is None else problem.relative_speeds()
+    return batch_bound(lengths, problem.cost, problem.world_size, speeds=speeds, micro_batches=most, limits=limits)

@@ -1,0 +1,120 @@
+"""The largest micro-batch that fits in memory, per rank and padded length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule.plan import IntArray
+
+UNLIMITED = 2**40
+"""Samples; stands for "no limit" without leaving integers."""
+
+Step = tuple[int, int]
+"""Up to this padded length (tokens), at most this many samples."""
+
+_NO_LIMIT: tuple[Step, ...] = ((UNLIMITED, UNLIMITED),)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Limits that never rise with length; without arguments there are none.
+
+    Args:
+        rows: one row per rank, or a single one that holds for every rank; each row is steps (length, max_batch) of
+            rising length. Between two lengths the longer one's limit holds; beyond the last nothing fits. Use the
+            named constructors.
+    """
+
+    rows: tuple[tuple[Step, ...], ...] = (_NO_LIMIT,)
+
+    @classmethod
+    def uniform(cls, max_batch: int) -> Capacity:
+        """At most `max_batch` samples on every rank, at any length.
+
+        Raises:
+            UsageError: less than 1.
+        """
+        return cls((_row([(UNLIMITED, max_batch)], "schedule.capacity"),))
+
+    @classmethod
+    def per_rank(cls, max_batches: Sequence[int]) -> Capacity:
+        """At most `max_batches[g]` samples on rank g, at any length.
+
+        Raises:
+            UsageError: less than 1 somewhere.
+        """
+        return cls(tuple(_row([(UNLIMITED, n)], f"schedule.capacity[{g}]") for g, n in enumerate(max_batches)))
+
+    @classmethod
+    def table(cls, rows: Sequence[Sequence[Step]]) -> Capacity:
+        """Measured limits: per rank, pairs (padded length, max_batch) in any order; one row holds for every rank.
+
+        A limit above that of a shorter length is lowered to it: memory does not shrink with length.
+
+        Raises:
+            UsageError: an empty row, a length below 1 or a limit below 1.
+        """
+        return cls(tuple(_row(row, f"schedule.capacity[{g}]") for g, row in enumerate(rows)))
+
+    @property
+    def unlimited(self) -> bool:
+        """True when nothing is limited."""
+        return all(row == _NO_LIMIT for row in self.rows)
+
+    def check_ranks(self, world_size: int) -> None:
+        """Refuse limits given for another number of ranks.
+
+        Raises:
+            UsageError: neither one row nor one per rank.
+        """
+        if len(self.rows) not in (1, world_size):
+            raise UsageError(
+                f"schedule.capacity: {len(self.rows)} capacities for {world_size} ranks",
+                "Give one number, or one per rank.",
+            )
+
+    def equal(self, world_size: int) -> bool:
+        """True when all ranks have the same limits."""
+        self.check_ranks(world_size)
+        return len(set(self.rows)) == 1
+
+    def row(self, rank: int) -> tuple[Step, ...]:
+        """The steps (length, max_batch) that hold for one rank."""
+        return self.rows[0] if len(self.rows) == 1 else self.rows[rank]
+
+    def limit(self, rank: int, padded_length: int) -> int:
+        """Largest micro-batch of `rank` at `padded_length` tokens, in samples; 0 where nothing fits."""
+        return next((most for length, most in self.row(rank) if padded_length <= length), 0)
+
+    def limits_of(self, rank: int, padded_lengths: IntArray) -> IntArray:
+        """As `limit`, for many lengths; same shape."""
+        lengths, most = (np.array(part, dtype=np.int64) for part in zip(*self.row(rank), strict=True))
+        limits: IntArray = np.append(most, 0)[np.searchsorted(lengths, padded_lengths)]
+        return limits
+
+    def limits(self, world_size: int, padded_lengths: IntArray) -> IntArray:
+        """As `limit`, for every rank and many lengths; shape [G, n], non-increasing in length."""
+        self.check_ranks(world_size)
+        if len(self.rows) == 1:
+            return np.broadcast_to(self.limits_of(0, padded_lengths), (world_size, len(padded_lengths)))
+        return np.stack([self.limits_of(rank, padded_lengths) for rank in range(world_size)])
+
+
+def _row(steps: Sequence[Step], where: str) -> tuple[Step, ...]:
+    """Steps sorted by length, limits made non-increasing."""
+    if not steps:
+        raise UsageError(f"{where}: no length was found to fit", "Probe again with shorter lengths or more memory.")
+    row: list[Step] = []
+    lowest = UNLIMITED
+    for length, max_batch in sorted((int(length), int(most)) for length, most in steps):
+        if length < 1 or max_batch < 1:
+            raise UsageError(
+                f"{where}: {max_batch} samples at length {length}", "Lengths and capacities are at least 1."
+            )
+        lowest = min(lowest, max_batch)
+        row.append((length, lowest))
+    return tuple(row)

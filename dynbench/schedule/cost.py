@@ -1,0 +1,83 @@
+"""Predicted cost of one micro-batch of `n` samples padded to `L` tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+CostType = Literal["tokens", "tokens_sq", "attention", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Cost of a micro-batch; non-decreasing in both its sample count and its length.
+
+    Args:
+        cost_type: `tokens` n*L, `tokens_sq` (n*L)**2, `attention` n*L + a*n*L**2,
+            `measured` alpha + beta*n*L + gamma*n*L**2.
+        attention_a: a of `attention`, per token.
+        alpha, beta, gamma: coefficients of `measured`, in ms, ms per padded token, ms per padded token and token.
+        pad_to_multiple_of: lengths are rounded up to a multiple of this before they are priced, tokens.
+    """
+
+    cost_type: CostType = "tokens"
+    attention_a: float = 0.001
+    alpha: float = 0.0
+    beta: float = 1.0
+    gamma: float = 0.0
+    pad_to_multiple_of: int = 1
+
+    def padded(self, lengths: ArrayLike) -> IntArray:
+        """Lengths rounded up to `pad_to_multiple_of`, tokens; same shape."""
+        multiple = self.pad_to_multiple_of
+        return -(-np.asarray(lengths, dtype=np.int64) // multiple) * multiple
+
+    def cost(self, n: ArrayLike, length: ArrayLike) -> FloatArray:
+        """Cost of micro-batches of `n` samples whose longest has `length` tokens; both broadcast. Zero where n is 0."""
+        return self.cost_padded(n, self.padded(length))
+
+    def cost_padded(self, n: ArrayLike, padded_length: ArrayLike) -> FloatArray:
+        """As `cost`, for lengths already rounded up."""
+        count = np.asarray(n, dtype=np.float64)
+        length = np.asarray(padded_length, dtype=np.float64)
+        tokens = count * length
+        if self.cost_type == "tokens":
+            return tokens
+        if self.cost_type == "tokens_sq":
+            return tokens * tokens
+        if self.cost_type == "attention":
+            return tokens + self.attention_a * tokens * length
+        return np.where(count > 0, self.alpha + self.beta * tokens + self.gamma * tokens * length, 0.0)
+
+    def per_sample(self, padded_length: ArrayLike) -> FloatArray:
+        """What one more sample adds at this padded length; same shape.
+
+        Every cost is alpha + n * per_sample(L), or, for `tokens_sq`, the square of n * per_sample(L).
+        """
+        length = np.asarray(padded_length, dtype=np.float64)
+        if self.cost_type in ("tokens", "tokens_sq"):
+            return length
+        if self.cost_type == "attention":
+            return length + self.attention_a * length * length
+        return self.beta * length + self.gamma * length * length
+
+    def cost_packed(self, tokens: ArrayLike, squares: ArrayLike) -> FloatArray:
+        """Cost of samples packed without padding, each attending to itself only.
+
+        Args:
+            tokens: sum of the lengths.
+            squares: sum of the squared lengths; both broadcast.
+        """
+        total, square = np.asarray(tokens, dtype=np.float64), np.asarray(squares, dtype=np.float64)
+        if self.cost_type == "tokens":
+            return total
+        if self.cost_type == "tokens_sq":
+            return total * total
+        if self.cost_type == "attention":
+            return total + self.attention_a * square
+        return np.where(total > 0, self.alpha + self.beta * total + self.gamma * square, 0.0)

@@ -1,0 +1,162 @@
+"""What a plan costs, recomputed from its samples alone, and whether it keeps the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynbench.schedule.bounds import step_bound
+from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
+from dynbench.schedule.policy import Problem
+
+
+class PlanError(AssertionError):
+    """A plan that breaks a rule: a bug of its policy, never of the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What one step's plan amounts to.
+
+    Attributes:
+        costs: predicted time per rank, cost over speed, shape [G].
+        padded_tokens: per rank, summed over its micro-batches, shape [G].
+        real_tokens: per rank, shape [G].
+        local_batches: samples per rank, shape [G].
+        bound: no plan of these samples has a smaller maximum.
+        capacity_violations: micro-batches above their rank's capacity.
+    """
+
+    costs: FloatArray
+    padded_tokens: IntArray
+    real_tokens: IntArray
+    local_batches: IntArray
+    bound: float
+    capacity_violations: int
+
+    @property
+    def max_cost(self) -> float:
+        """The slowest rank's cost: what the step lasts."""
+        return float(self.costs.max())
+
+    @property
+    def variance(self) -> float:
+        """Variance of the cost over ranks (population)."""
+        return float(self.costs.var())
+
+    @property
+    def mean_length(self) -> float:
+        """Mean real length of the step's samples, tokens."""
+        return float(self.real_tokens.sum() / self.local_batches.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatches:
+    """All micro-batches of a plan, rank by rank; arrays of shape [M]."""
+
+    rank: IntArray
+    first_of_rank: IntArray
+    count: IntArray
+    longest: IntArray
+    tokens: IntArray
+    squares: FloatArray
+
+
+def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
+    per_rank = np.array([len(share) for share in plan.shares])
+    count = np.array([len(ids) for share in plan.shares for ids in share])
+    starts = np.concatenate(([0], np.cumsum(count)[:-1]))
+    ids = plan.sample_ids()
+    real = problem.lengths[ids]
+    squares = np.add.reduceat(real.astype(np.float64) ** 2, starts) if plan.packed else np.zeros(len(count))
+    return _MicroBatches(
+        rank=np.repeat(np.arange(len(per_rank)), per_rank),
+        first_of_rank=np.concatenate(([0], np.cumsum(per_rank)[:-1])),
+        count=count,
+        longest=np.maximum.reduceat(problem.padded_lengths[ids], starts),
+        tokens=np.add.reduceat(real, starts),
+        squares=squares,
+    )
+
+
+def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
+    if plan.packed:
+        costs = problem.cost.cost_packed(parts.tokens, parts.squares)
+    else:
+        costs = problem.cost.cost_padded(parts.count, parts.longest)
+    summed: FloatArray = np.add.reduceat(costs, parts.first_of_rank)
+    return summed if problem.speeds is None else summed / problem.relative_speeds()
+
+
+def step_costs(plan: StepPlan, problem: Problem) -> FloatArray:
+    """Predicted cost of each rank's micro-batches over its speed, shape [G]."""
+    return _rank_costs(plan, problem, _micro_batches(plan, problem))
+
+
+def step_facts(plan: StepPlan, problem: Problem) -> StepFacts:
+    """Costs, tokens, counts, bound and violations of a plan."""
+    parts = _micro_batches(plan, problem)
+    padded = parts.tokens if plan.packed else parts.count * parts.longest
+    return StepFacts(
+        costs=_rank_costs(plan, problem, parts),
+        padded_tokens=np.add.reduceat(padded, parts.first_of_rank),
+        real_tokens=np.add.reduceat(parts.tokens, parts.first_of_rank),
+        local_batches=np.add.reduceat(parts.count, parts.first_of_rank),
+        bound=step_bound(plan, problem),
+        capacity_violations=0 if plan.packed else len(_violations(parts, problem)),
+    )
+
+
+def _violations(parts: _MicroBatches, problem: Problem) -> IntArray:
+    """Indices of micro-batches above capacity."""
+    if problem.capacity.unlimited:
+        return np.empty(0, dtype=np.int64)
+    limits = problem.capacity.limits(problem.world_size, parts.longest)[parts.rank, np.arange(len(parts.rank))]
+    return np.flatnonzero(parts.count > limits)
+
+
+def check_plan(
+    plan: StepPlan,
+    problem: Problem,
+    expected_ids: Sequence[int] | IntArray | None = None,
+    *,
+    fixed_batch: bool = True,
+    capped: bool = True,
+) -> None:
+    """Check the rules that every plan keeps.
+
+    One share per rank, none empty; `global_batch` samples in all; every micro-batch within its rank's capacity
+    (packed plans have none); and, given `expected_ids`, exactly these samples, each as often as there.
+
+    Args:
+        plan: what to check.
+        problem: what it was planned for.
+        expected_ids: samples that the step must take.
+        fixed_batch: False for a policy whose number of samples varies.
+        capped: False for a baseline that knows no capacities.
+
+    Raises:
+        PlanError: the first rule that is broken, with step, rank and value.
+    """
+    where = f"step {plan.step}"
+    if len(plan.shares) != problem.world_size:
+        raise PlanError(f"{where}: {len(plan.shares)} shares for {problem.world_size} ranks")
+    for rank, share in enumerate(plan.shares):
+        if not share or any(len(ids) == 0 for ids in share):
+            raise PlanError(f"{where}: rank {rank} has an empty share or micro-batch")
+    ids = plan.sample_ids()
+    if ids.min() < 0 or ids.max() >= len(problem.lengths):
+        raise PlanError(f"{where}: sample {ids.min()} or {ids.max()} is outside 0..{len(problem.lengths) - 1}")
+    if fixed_batch and len(ids) != problem.global_batch:
+        raise PlanError(f"{where}: {len(ids)} samples, not {problem.global_batch}")
+    if expected_ids is not None and not np.array_equal(np.sort(ids), np.sort(np.asarray(expected_ids))):
+        raise PlanError(f"{where}: its samples are not the expected ones, each once")
+    if plan.packed or not capped:
+        return
+    parts = _micro_batches(plan, problem)
+    for index in _violations(parts, problem):
+        rank, count, longest = int(parts.rank[index]), int(parts.count[index]), int(parts.longest[index])
+        limit = problem.capacity.limit(rank, longest)
+        raise PlanError(f"{where}: rank {rank} runs {count} samples at length {longest}, its capacity is {limit}")

@@ -1,0 +1,36 @@
+"""The errors of work that the capacities cannot hold, worded alike for every policy."""
+
+from __future__ import annotations
+
+from dynbench.errors import NothingFits
+
+
+def sample_too_long(step: int, sample: int, length: int, where: str = "any rank") -> NothingFits:
+    """One sample is beyond the longest length that fits.
+
+    Args:
+        step: optimizer step.
+        sample: its id.
+        length: its padded length, tokens.
+        where: who cannot hold it.
+    """
+    return NothingFits(
+        f"step {step}: sample {sample} of {length} padded tokens is longer than the capacity of {where} allows (0 fit)",
+        "Lower workload.max_length, or probe capacities at this length.",
+    )
+
+
+def batch_too_large(step: int, global_batch: int, largest: int, may_split: bool = True) -> NothingFits:
+    """The ranks' capacities together are less than the global batch.
+
+    Args:
+        step: optimizer step.
+        global_batch: samples asked for (B).
+        largest: any this many of the step's samples fit.
+        may_split: whether micro-batches would help.
+    """
+    split = "; or set schedule.micro_batches=auto" if may_split else ""
+    return NothingFits(
+        f"step {step}: {global_batch} samples do not fit into the ranks' capacities at their lengths",
+        f"The largest global batch that fits is {largest}{split}.",
+    )

@@ -1,0 +1,189 @@
+"""Several padded micro-batches per rank, for ranks of equal capacity and one global batch.
+
+This contains multiprocessor scheduling, so it is a heuristic, never proven: the sorted batch is cut into M contiguous
+micro-batches in a few ways, these are dealt to the ranks, dearest first to the rank that would end it first (LPT:
+Graham 1969; with unequal speeds Gonzalez, Ibarra and Sahni 1977), and the best of all is kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule import fits
+from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
+from dynbench.schedule.partition_total import fits_table, group_costs, least_total
+from dynbench.schedule.partition_unequal import UnequalRanks
+from dynbench.schedule.plan import FloatArray, IntArray, Share
+from dynbench.schedule.policy import Problem
+
+PATIENCE = 2
+"""With `auto`, further multiples of the world size that are tried after the last that helped."""
+
+_Deal = tuple[float, list[int], list[list[int]]]
+"""The slowest rank's cost, the micro-batches' sizes, and per rank the indices of its micro-batches."""
+
+
+class MicroBatchPlanner:
+    """Shares of one or more micro-batches.
+
+    With a fixed number N every rank runs exactly N or, where speeds differ, N on average and at least one. With `auto`
+    it is the least that the capacities need; with a `measured` cost more are tried while the plan gets faster, since
+    alpha is the price of each.
+
+    Args:
+        problem: ranks of equal capacity; `micro_batches` is N or auto.
+
+    Raises:
+        UsageError: fewer samples than ranks times N.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._fixed = None if problem.micro_batches == "auto" else problem.micro_batches
+        self._speeds = None if problem.equal_ranks else problem.relative_speeds()
+        self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
+        ranks, batch = problem.world_size, problem.global_batch
+        if self._fixed is not None and batch < ranks * self._fixed:
+            raise UsageError(
+                f"schedule.micro_batches: {self._fixed} on each of {ranks} ranks for {batch} samples",
+                f"Use at most {batch // ranks}, or a train.global_batch of at least {ranks * self._fixed}.",
+            )
+
+    def wanted(self, lengths: IntArray) -> bool:
+        """False when one micro-batch per rank is what `auto` means: they fit, and no alpha weighs against padding.
+
+        Args:
+            lengths: padded, longest first, shape [B].
+        """
+        if self._fixed is not None or self._problem.cost.cost_type == "measured":
+            return True
+        return reach(self._limits(lengths), self._problem.world_size) < len(lengths)
+
+    def shares(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[Share, ...]:
+        """Micro-batches per rank, the longest samples' first.
+
+        Args:
+            ids: samples, longest first, shape [B].
+            lengths: their padded lengths, shape [B].
+            step: optimizer step, for messages.
+
+        Raises:
+            NothingFits: a sample is longer than the capacity, or N micro-batches per rank cannot hold the batch.
+        """
+        limits = self._limits(lengths)
+        if limits[0] == 0:
+            raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
+        if self._fixed is not None:
+            most = reach(limits, self._problem.world_size * self._fixed)
+            if most < len(ids):
+                raise fits.batch_too_large(step, len(ids), most)
+        _, sizes, dealt = self._best(lengths, limits)
+        ends = np.cumsum(sizes).tolist()
+        return tuple(tuple(ids[ends[part] - sizes[part] : ends[part]] for part in sorted(parts)) for parts in dealt)
+
+    def _limits(self, lengths: IntArray) -> IntArray:
+        return np.minimum(self._problem.capacity.limits_of(0, lengths), len(lengths))
+
+    def _best(self, lengths: IntArray, limits: IntArray) -> _Deal:
+        ranks, size = self._problem.world_size, len(lengths)
+        if self._fixed is not None:
+            return self._deal(ranks * self._fixed, lengths, limits)
+        fewest = _parts_needed(limits)
+        numbers = list(range(-(-fewest // ranks) * ranks, size + 1, ranks))
+        if fewest % ranks or not numbers:
+            numbers.insert(0, max(fewest, ranks))
+        best, misses = self._deal(numbers[0], lengths, limits), 0
+        by_alpha = self._problem.cost.cost_type == "measured"
+        for number in numbers[1:] if by_alpha else numbers[1:2]:
+            deal = self._deal(number, lengths, limits)
+            best, misses = (deal, 0) if deal[0] < best[0] else (best, misses + 1)
+            if misses == PATIENCE:
+                break
+        return best
+
+    def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> _Deal:
+        """The best deal of `number` micro-batches over the ranks."""
+        deals = []
+        if self._unequal is not None and number == self._problem.world_size:
+            deals.append(self._one_each(self._unequal, lengths))
+        for sizes in _cuts(number, lengths, limits, self._problem):
+            starts = np.cumsum(sizes) - sizes
+            costs = self._problem.cost.cost_padded(sizes, lengths[starts])
+            if self._speeds is None:
+                slowest, dealt = deal_longest_first(costs, self._problem.world_size, self._fixed)
+            else:
+                slowest, dealt = deal_to_first_finish(costs, self._speeds)
+            deals.append((slowest, sizes, dealt))
+        return min(deals, key=lambda deal: deal[0])
+
+    def _one_each(self, unequal: UnequalRanks, lengths: IntArray) -> _Deal:
+        """The exact split of one micro-batch per rank."""
+        groups, _ = unequal.groups(np.arange(len(lengths)), lengths, step=0)
+        starts, sizes = np.array([(group[0], len(group)) for group in groups]).T
+        times = self._problem.cost.cost_padded(sizes, lengths[starts]) / self._problem.relative_speeds()
+        place = np.argsort(starts)
+        return float(times.max()), sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()]
+
+
+def _parts_needed(limits: IntArray) -> int:
+    """Fewest micro-batches that hold all samples."""
+    parts, start, size = 0, 0, len(limits)
+    while start < size:
+        start += int(limits[start])
+        parts += 1
+    return parts
+
+
+def _cuts(number: int, lengths: IntArray, limits: IntArray, problem: Problem) -> Iterator[list[int]]:
+    """Sizes of `number` contiguous micro-batches: of least maximum, then of least total with and without it."""
+    weights = search_weights(problem.cost, lengths)
+    even = least_maximum(weights, number, limits)
+    assert even is not None
+    yield even
+    for most in (largest_groups(weights, even, limits), np.minimum(limits, np.arange(len(limits), 0, -1))):
+        if fits_table(number, most):
+            yield least_total(group_costs(problem.cost, lengths, most), number)
+
+
+def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> tuple[float, list[list[int]]]:
+    """Jobs to ranks, dearest first to the least loaded (LPT); every rank gets one when there are enough.
+
+    Args:
+        costs: positive, shape [M].
+        ranks: G.
+        each: jobs that every rank gets, when fixed (M = G * each).
+
+    Returns:
+        The largest load, and per rank its jobs.
+    """
+    jobs: Sequence[int] = np.argsort(-costs, kind="stable").tolist()
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    open_ranks = [(0.0, rank) for rank in range(ranks)]
+    largest = 0.0
+    for job in jobs:
+        load, rank = heapq.heappop(open_ranks)
+        load += float(costs[job])
+        largest = max(largest, load)
+        dealt[rank].append(job)
+        if each is None or len(dealt[rank]) < each:
+            heapq.heappush(open_ranks, (load, rank))
+    return largest, dealt
+
+
+def deal_to_first_finish(costs: FloatArray, speeds: FloatArray) -> tuple[float, list[list[int]]]:
+    """As `deal_longest_first`, for ranks of relative speeds, shape [G]; the largest load is in time."""
+    jobs: Sequence[int] = np.argsort(-costs, kind="stable").tolist()
+    dealt: list[list[int]] = [[] for _ in speeds]
+    load = np.zeros(len(speeds))
+    for left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
+        finish = (load + costs[job]) / speeds
+        if np.count_nonzero(load == 0) == left:
+            finish[load > 0] = np.inf
+        rank = int(finish.argmin())
+        load[rank] += costs[job]
+        dealt[rank].append(job)
+    return float((load / speeds).max()), dealt

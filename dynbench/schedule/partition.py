@@ -1,0 +1,86 @@
+"""The global batch that `static` would take, dealt anew so that the slowest rank is as fast as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from dynbench.schedule import fits
+from dynbench.schedule.micro_batches import MicroBatchPlanner
+from dynbench.schedule.partition_search import (
+    largest_groups,
+    least_maximum,
+    reach,
+    search_weights,
+    sort_longest_first,
+)
+from dynbench.schedule.partition_total import TABLE_LIMIT, fits_table, group_costs, least_total
+from dynbench.schedule.partition_unequal import UnequalRanks
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.policy import BatchPolicy, Problem
+
+
+class Partition(BatchPolicy):
+    """Exact least maximum of one micro-batch per rank, then least total cost (DESIGN: `partition`).
+
+    Equal ranks: exact in the maximum at any size, in the total up to `partition_total.TABLE_LIMIT`. Unequal ranks:
+    see `partition_unequal`. Several micro-batches per rank: see `micro_batches`.
+
+    Raises:
+        NothingFits: a step's samples do not fit into the capacities.
+    """
+
+    name = "partition"
+    splits = True
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._prepare()
+
+    def change_speeds(self, speeds: FloatArray | None) -> None:
+        """As the base; the classes of equal ranks are found anew."""
+        super().change_speeds(speeds)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        problem = self.problem
+        self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
+        self._micro = None if problem.micro_batches == 1 else MicroBatchPlanner(problem)
+
+    def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
+        """Plans of consecutive global batches, one by one."""
+        return [self._plan(ids, step) for step, ids in enumerate(batches, first_step)]
+
+    def _plan(self, ids: IntArray, step: int) -> StepPlan:
+        lengths = self.problem.padded_lengths[ids]
+        order = sort_longest_first(lengths)
+        ids, lengths = ids[order], lengths[order]
+        if self._micro is not None and self._micro.wanted(lengths):
+            return StepPlan(step, self._micro.shares(ids, lengths, step))
+        if self._unequal is not None:
+            groups, exact = self._unequal.groups(ids, lengths, step)
+            return StepPlan(step, single(groups), exact)
+        counts, exact = self._equal(ids, lengths, step)
+        return StepPlan(step, single(cut(ids, counts)), exact)
+
+    def _equal(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[list[int], Exactness]:
+        problem = self.problem
+        limits = None if problem.capacity.unlimited else problem.capacity.limits_of(0, lengths)
+        weights = search_weights(problem.cost, lengths)
+        counts = least_maximum(weights, problem.world_size, limits)
+        if counts is None:
+            assert limits is not None
+            if limits[0] == 0:
+                raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
+            raise fits.batch_too_large(step, len(ids), reach(limits, problem.world_size))
+        if problem.world_size * len(ids) * max(counts) > TABLE_LIMIT:
+            return counts, "maximum"
+        most = largest_groups(weights, counts, limits)
+        if not fits_table(problem.world_size, most):
+            return counts, "maximum"
+        return least_total(group_costs(problem.cost, lengths, most), problem.world_size), "both"
+
+
+def cut(ids: IntArray, counts: Sequence[int]) -> list[IntArray]:
+    """Consecutive groups of these sizes."""
+    return [ids[start:end] for start, end in pairwise(accumulate(counts, initial=0))]

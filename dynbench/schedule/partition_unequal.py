@@ -1,0 +1,158 @@
+"""`partition` for ranks of unequal speed or capacity.
+
+A best split is contiguous in sorted length for some order of the ranks (the exchange argument of `partition_search`
+changes no rank's count). Given a threshold T, the ranks used so far should have reached as far as possible: a later
+start never allows less. So T is feasible when all ranks, used in some order, reach the end; `rank_classes` finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynbench.errors import NothingFits
+from dynbench.schedule import fits
+from dynbench.schedule.bounds import batch_bound
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.rank_classes import ClassSearch, Path, sweep_order
+
+STATE_LIMIT = 4096
+"""Largest product of (ranks + 1) over the classes that is searched exactly: 12 ranks all different, or 63 and 63."""
+
+
+class UnequalRanks:
+    """Splits of a batch over ranks that differ in speed or capacity.
+
+    Exact in the maximum up to `STATE_LIMIT`. Beyond it the ranks are swept in four fixed orders (by speed and by
+    capacity, both ways) and the least threshold at which one of them reaches the end is kept; not proven.
+
+    Args:
+        problem: ranks of equal speed and capacities form a class.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        speeds = problem.relative_speeds()
+        kinds = [(float(speed), problem.capacity.row(rank)) for rank, speed in enumerate(speeds)]
+        classes = sorted(set(kinds), reverse=True)
+        self._members = [[rank for rank, kind in enumerate(kinds) if kind == one] for one in classes]
+        self._speeds = np.array([speed for speed, _ in classes])
+        self._exact = ClassSearch.states(map(len, self._members)) <= STATE_LIMIT
+        self._search = ClassSearch(tuple(map(len, self._members))) if self._exact else None
+        by_speed = [kind for kind, members in enumerate(self._members) for _ in members]
+        by_capacity = sorted(by_speed, key=lambda kind: classes[kind][1][-1])
+        self._orders = (by_speed, by_speed[::-1], by_capacity, by_capacity[::-1])
+
+    def groups(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[list[IntArray], Exactness]:
+        """Sample ids per rank.
+
+        Args:
+            ids: samples, longest first, shape [B].
+            lengths: their padded lengths, shape [B].
+            step: optimizer step, for messages.
+
+        Raises:
+            NothingFits: the capacities cannot hold the samples with at least one on every rank.
+        """
+        limits = np.stack([self._problem.capacity.limits_of(members[0], lengths) for members in self._members])
+        limits = np.minimum(limits, len(ids))
+        if self._path(limits) is None:
+            raise self._misfit(ids, lengths, limits, step)
+        unused = [list(members) for members in self._members]
+        groups = [ids[:0]] * self._problem.world_size
+        start = 0
+        for kind, count in self._least(lengths, limits):
+            groups[unused[kind].pop(0)] = ids[start : start + count]
+            start += count
+        return groups, "maximum" if self._exact else False
+
+    def _path(self, takes: IntArray) -> Path | None:
+        """Classes and counts that take all samples, given the most that each class takes at each position."""
+        if self._search is not None:
+            return self._search.path(takes)
+        paths = (sweep_order(takes, order) for order in self._orders)
+        return next((path for path in paths if path is not None), None)
+
+    def _least(self, lengths: IntArray, limits: IntArray) -> Path:
+        """The path of the least threshold: halving, with both ends moved to costs that can occur."""
+        problem = self._problem
+        times = _Times(problem.cost, lengths, self._speeds, limits)
+        low = batch_bound(lengths, problem.cost, problem.world_size, speeds=problem.relative_speeds())
+        high, stride, best = low, low / 32, None
+        while best is None:
+            takes, following = times.within(high)
+            best = self._path(takes)
+            if best is None:
+                low, high, stride = following, max(high + stride, following), stride * 2
+        high = times.peak(best)
+        while low < high:
+            middle = (low + high) / 2
+            takes, following = times.within(middle if middle < high else low)
+            path = self._path(takes)
+            if path is None:
+                low = following
+            else:
+                best, high = path, times.peak(path)
+        return best
+
+    def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
+        if limits[:, 0].max() == 0:
+            return fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
+        for kind, members in enumerate(self._members):
+            if limits[kind].max() == 0:
+                return fits.sample_too_long(step, int(ids[-1]), int(lengths[-1]), f"rank {members[0]}")
+        fitting, failing = self._problem.world_size - 1, len(ids)
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if self._path(np.minimum(limits[:, :middle], middle)) is None:
+                failing = middle
+            else:
+                fitting = middle
+        return fits.batch_too_large(step, len(ids), fitting, may_split=False)
+
+
+class _Times:
+    """Time of a group by class, position of its longest sample and size.
+
+    Args:
+        cost: the cost model.
+        lengths: padded, longest first, shape [B].
+        speeds: per class, shape [C].
+        limits: largest group per class and position, shape [C, B].
+    """
+
+    def __init__(self, cost: CostModel, lengths: IntArray, speeds: FloatArray, limits: IntArray) -> None:
+        self._cost, self._lengths, self._speeds, self._limits = cost, lengths, speeds[:, None], limits
+        self._weights = np.maximum(cost.per_sample(lengths), np.finfo(np.float64).tiny)
+
+    def _time(self, counts: IntArray) -> FloatArray:
+        """Time of `counts` samples at every position, shape [C, B]."""
+        return self._cost.cost_padded(counts, self._lengths) / self._speeds
+
+    def within(self, threshold: float) -> tuple[IntArray, float]:
+        """Most samples within a threshold, shape [C, B], and the next threshold that allows more somewhere."""
+        budget = threshold * self._speeds
+        if self._cost.cost_type == "tokens_sq":
+            budget = np.sqrt(budget)
+        elif self._cost.cost_type == "measured":
+            budget = np.maximum(budget - self._cost.alpha, 0.0)
+        with np.errstate(over="ignore"):
+            counts = np.minimum(np.floor(budget / self._weights), self._limits).astype(np.int64)
+        # The quotient is rounded; the times decide.
+        counts -= (counts > 0) & (self._time(counts) > threshold)
+        more = self._time(counts + 1)
+        grow = (more <= threshold) & (counts < self._limits)
+        counts += grow
+        more = np.where(grow, self._time(counts + 1), more)
+        open_ = more[counts < self._limits]
+        return counts, float(open_.min()) if open_.size else np.inf
+
+    def peak(self, path: Sequence[tuple[int, int]]) -> float:
+        """The slowest group's time."""
+        kinds, counts = (np.array(part) for part in zip(*path, strict=True))
+        starts = np.cumsum(counts) - counts
+        times = self._cost.cost_padded(counts, self._lengths[starts]) / self._speeds[kinds, 0]
+        return float(times.max())

@@ -1,0 +1,1 @@
+"""Baselines: what others do, behind the same interface, so that all are measured alike."""

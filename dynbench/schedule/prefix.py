@@ -1,0 +1,101 @@
+"""Each rank keeps its own stream; only how many samples it takes from the front is planned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule import fits
+from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.policy import Policy, Problem
+from dynbench.schedule.prefix_solvers import PrefixSolution, solve_counts
+from dynbench.schedule.streams import RankStream, buffer_size, prefix_costs, prefix_limits
+
+__all__ = ["Prefix", "PrefixSolution", "PrefixStep", "RankStream", "require_room", "solve_counts"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStep:
+    """One step as it was solved.
+
+    Attributes:
+        plan: the step's plan.
+        costs: of each rank's first 1, 2, …, K samples, infinite beyond its capacity, shape [G, K].
+        counts: samples per rank, shape [G].
+    """
+
+    plan: StepPlan
+    costs: FloatArray
+    counts: IntArray
+
+
+class Prefix(Policy):
+    """Exact least maximum over the counts, then least variance; see `prefix_solvers`.
+
+    Raises:
+        UsageError: the buffers together hold less than the global batch.
+        NothingFits: the capacities cannot hold the samples at the front of the streams.
+    """
+
+    name = "prefix"
+    level = "stream"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        buffer, ranks, batch = buffer_size(problem), problem.world_size, problem.global_batch
+        if ranks * buffer < batch:
+            raise UsageError(
+                f"schedule.buffer: {ranks} ranks of {buffer} samples hold less than train.global_batch {batch}",
+                f"Use a buffer of at least {-(-batch // ranks)}, or a global batch of at most {ranks * buffer}.",
+            )
+        every_count = buffer > batch - ranks
+        if ranks * buffer < 2 * batch and not every_count:
+            logger.warning(
+                "schedule.buffer: %d ranks of %d samples are less than twice the global batch of %d, which leaves "
+                "little to choose; use at least %d",
+                *(ranks, buffer, batch, -(-2 * batch // ranks)),
+            )
+
+    def plans(self, start: int = 0) -> Iterator[StepPlan]:
+        """Endless plans from optimizer step `start` on; the steps before it are replayed."""
+        return (step.plan for step in self.steps(start))
+
+    def steps(self, start: int = 0) -> Iterator[PrefixStep]:
+        """As `plans`, with the costs that each was solved from."""
+        problem = self.problem
+        streams = [RankStream(problem, rank) for rank in range(problem.world_size)]
+        for step in count():
+            lengths = np.stack([stream.lengths for stream in streams])
+            costs = prefix_costs(problem, lengths) / self.problem.relative_speeds()[:, None]
+            if not problem.capacity.unlimited:
+                limits = prefix_limits(problem, lengths)
+                self._check(limits, streams, step)
+                costs[np.arange(1, costs.shape[1] + 1) > limits[:, None]] = np.inf
+            solution = solve_counts(costs, problem.global_batch, solver=problem.solver)
+            taken = [stream.take(n) for stream, n in zip(streams, solution.counts.tolist(), strict=True)]
+            if step >= start:
+                yield PrefixStep(StepPlan(step, single(taken), solution.exact), costs, solution.counts)
+
+    def _check(self, limits: IntArray, streams: list[RankStream], step: int) -> None:
+        if limits.min() == 0:
+            rank = int(limits.argmin())
+            stream = streams[rank]
+            raise fits.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {rank}")
+        require_room(limits, self.problem.global_batch, step)
+
+
+def require_room(limits: IntArray, global_batch: int, step: int) -> None:
+    """Refuse limits, shape [G], that cannot hold the global batch.
+
+    Raises:
+        NothingFits: with the largest global batch that fits.
+    """
+    if int(limits.sum()) < global_batch:
+        raise fits.batch_too_large(step, global_batch, int(limits.sum()), may_split=False)

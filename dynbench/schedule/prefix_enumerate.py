@@ -1,0 +1,70 @@
+"""Counts by trying all of them: the reference of `prefix`, and its tie-break where there are few."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule.plan import FloatArray, IntArray
+
+REFERENCE_LIMIT = 2_000_000
+"""Most plans that the solver `enumerate` tries."""
+
+
+def number_of_counts(lower: IntArray, upper: IntArray, total: int) -> float:
+    """How many integer vectors between two bounds add up to a total; a float, as it may be huge."""
+    room = total - int(lower.sum())
+    if room < 0:
+        return 0.0
+    ways = np.ones(1)
+    for width in (upper - lower).tolist():
+        ways = np.convolve(ways, np.ones(width + 1))[: room + 1]
+    return float(ways[room]) if room < len(ways) else 0.0
+
+
+def all_counts(lower: IntArray, upper: IntArray, total: int) -> IntArray:
+    """All integer vectors between two bounds that add up to a total, in lexicographic order, shape [n, G]."""
+    least_after, most_after = (np.cumsum(bound[::-1])[::-1] - bound for bound in (lower, upper))
+    columns: list[IntArray] = []
+    left = np.array([total], dtype=np.int64)
+    for rank in range(len(lower)):
+        low = np.maximum(lower[rank], left - most_after[rank])
+        high = np.minimum(upper[rank], left - least_after[rank])
+        options = np.maximum(high - low + 1, 0)
+        parent = np.repeat(np.arange(len(left)), options)
+        first = np.cumsum(options) - options
+        chosen = np.arange(len(parent)) - first[parent] + low[parent]
+        columns = [column[parent] for column in columns]
+        columns.append(chosen)
+        left = left[parent] - chosen
+    return np.stack(columns, axis=1)
+
+
+def costs_of(costs: FloatArray, counts: IntArray) -> FloatArray:
+    """Cost per rank of each count vector: costs [G, K], counts [n, G] at least 1; shape [n, G]."""
+    return costs[np.arange(costs.shape[0]), counts - 1]
+
+
+def least_by_enumeration(allowed: FloatArray, global_batch: int) -> IntArray:
+    """Counts of least maximum, then least variance, among all, shape [G].
+
+    Args:
+        allowed: costs, infinite beyond each rank's limit, shape [G, K].
+        global_batch: samples in all (B).
+
+    Raises:
+        UsageError: more than `REFERENCE_LIMIT` plans.
+    """
+    lower = np.ones(len(allowed), dtype=np.int64)
+    upper = np.minimum(np.isfinite(allowed).sum(axis=1), global_batch)
+    number = number_of_counts(lower, upper, global_batch)
+    if number > REFERENCE_LIMIT:
+        raise UsageError(
+            f"schedule.solver: enumerate would try {number:.3g} plans, at most {REFERENCE_LIMIT:,}",
+            "Use solver=exact, or fewer ranks, a smaller global batch or buffer.",
+        )
+    counts = all_counts(lower, upper, global_batch)
+    costs = costs_of(allowed, counts)
+    slowest = costs.max(axis=1)
+    best = np.flatnonzero(slowest == slowest.min())
+    return np.asarray(counts[best[costs[best].var(axis=1).argmin()]])

@@ -1,0 +1,257 @@
+"""The offline experiment: policies on length traces at any world size, against `static` and the proven bound.
+
+Plans are made and priced one by one and never kept, so a trace may have millions of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dynbench.errors import NothingFits, UsageError, did_you_mean
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
+from dynbench.schedule.measure import (
+    Series,
+    adjacent_correlation,
+    length_spread,
+    policy_window,
+    run_policy,
+)
+from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.policy import REGISTRY, Policy, Problem, make_policy, missing_package, policy_class
+from dynbench.schedule.prefix import Prefix
+from dynbench.schedule.traces import Trace
+
+DEFAULT_STEPS = 100
+DEFAULT_WINDOW = 8
+_LINE_LIMIT_S = 0.5
+"""Without a number of steps, a line ends after this many seconds."""
+_GAP_STEPS = 100
+"""Steps over which `prefix`'s greedy gap is sampled."""
+
+
+@dataclass(frozen=True)
+class SolveRequest:
+    """What is to be solved: every trace at every world size under every policy.
+
+    Args:
+        traces: already cut to `max_length`.
+        world_sizes: ranks (G), one experiment each.
+        make_problem: the planning problem from lengths, world size and window.
+        policies: names of the registry, or None for all that can run.
+        windows: numbers of global batches that `window` plans together (W), a line each.
+        steps: optimizer steps; None is `DEFAULT_STEPS`, less where a policy is slow, rounded up to whole windows.
+        max_length: for the record only, tokens.
+    """
+
+    traces: Sequence[Trace]
+    world_sizes: Sequence[int]
+    make_problem: Callable[[IntArray, int, int], Problem]
+    policies: Sequence[str] | None = None
+    windows: Sequence[int] = (DEFAULT_WINDOW,)
+    steps: int | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One policy on one trace at one world size: an entry of `results`, plus what the figures need.
+
+    Attributes:
+        result: the entry as `--json` prints it.
+        rank_costs: predicted cost per rank in the first step, shape [G].
+        rank_counts: samples per rank in the first step, shape [G].
+        gap: `prefix` only, the sampled gaps of greedy and naive counts to the exact ones.
+    """
+
+    result: dict[str, object]
+    rank_costs: FloatArray
+    rank_counts: IntArray
+    gap: GreedyGap | None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A combination that could not run, and why."""
+
+    trace: str
+    world_size: int
+    policy: str | None
+    reason: str
+
+
+def check_policies(names: Sequence[str]) -> None:
+    """Refuse unknown names before anything runs.
+
+    Raises:
+        UsageError: with the nearest spelling.
+    """
+    for name in names:
+        if name not in REGISTRY:
+            raise UsageError(
+                f"--policy: {name!r} is not a policy. {did_you_mean(name, REGISTRY)}".rstrip(),
+                f"Known: {', '.join(REGISTRY)}; or all.",
+            )
+
+
+def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
+    """One line per trace, world size and policy, in that order, as they are found.
+
+    What cannot work at all is refused at once, before the first line is asked for.
+
+    Raises:
+        UsageError: an unknown policy, an impossible combination that was asked for by name, or nothing that can run.
+        NothingFits: a sample longer than any capacity allows, or, while iterating, a batch that does not fit.
+    """
+    if request.policies is not None:
+        check_policies(request.policies)
+    places = [_place(request, trace, size) for trace in request.traces for size in request.world_sizes]
+    refusals = [refusal for _, _, refusal in places if refusal is not None]
+    if len(refusals) == len(places):
+        raise refusals[0] if refusals else UsageError("nothing to solve", "Name a trace and a world size.")
+    return _solve_places(request, places)
+
+
+_Place = tuple[Trace, Problem, UsageError | None]
+"""A trace at one world size, and why it cannot be solved there."""
+
+
+def _place(request: SolveRequest, trace: Trace, world_size: int) -> _Place:
+    problem = request.make_problem(trace.lengths, world_size, 1)
+    _check_fits(problem, trace)
+    try:
+        problem.data_order()
+    except UsageError as error:
+        # One trace too short for one world size must not lose the other results.
+        return trace, problem, error
+    return trace, problem, None
+
+
+def _solve_places(request: SolveRequest, places: Sequence[_Place]) -> Iterator[Line | Skipped]:
+    for trace, problem, refusal in places:
+        if refusal is not None:
+            yield Skipped(trace.name, problem.world_size, None, refusal.message)
+        else:
+            yield from _solve_one(request, trace, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One trace at one world size, with the baseline that all policies are compared with."""
+
+    request: SolveRequest
+    trace: Trace
+    problem: Problem
+    uncapped: Problem
+    """For policies that know no capacities; their violations are counted against `problem`."""
+    baseline: Series | None
+    steps: int
+    limit_s: float | None
+
+
+def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterator[Line | Skipped]:
+    """The lines of one trace at one world size; `static` is always run, as the baseline."""
+    steps, limit_s = _steps(request)
+    # With `auto`, it is the capacities that make static split its shares.
+    uncapped = replace(problem, capacity=Capacity()) if problem.micro_batches != "auto" else problem
+    baseline = None
+    if problem.global_batch % problem.world_size == 0:
+        baseline = run_policy(make_policy("static", uncapped), problem, steps, limit_s)
+    setting = _Setting(request, trace, problem, uncapped, baseline, steps, limit_s)
+    for name in request.policies or tuple(REGISTRY):
+        reason = None if request.policies else _too_slow(name, problem) or missing_package(name)
+        if reason is not None:
+            yield Skipped(trace.name, problem.world_size, name, reason)
+            continue
+        yield from _solve_policy(setting, name)
+
+
+def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
+    """One line, or one per window for a policy that plans several global batches together."""
+    request, problem = setting.request, setting.problem
+    kind = policy_class(name)
+    own = problem if kind.capped and name != "static" else setting.uncapped
+    for size in request.windows if kind.level == "window" else (1,):
+        try:
+            policy = make_policy(name, replace(own, window=size))
+        except UsageError as error:
+            if request.policies is not None:
+                raise
+            yield Skipped(setting.trace.name, problem.world_size, name, error.message)
+            return
+        series = setting.baseline if name == "static" else None
+        if series is None:
+            series = run_policy(policy, problem, setting.steps, setting.limit_s)
+        yield _line(setting, policy, series)
+
+
+def _steps(request: SolveRequest) -> tuple[int, float | None]:
+    """Steps of each line, and the seconds after which a slow one ends early."""
+    if request.steps is not None:
+        return request.steps, None
+    longest = max(request.windows)
+    return -(-DEFAULT_STEPS // longest) * longest, _LINE_LIMIT_S
+
+
+def _too_slow(name: str, problem: Problem) -> str | None:
+    """Why `all` leaves a policy out at this size."""
+    limit = REGISTRY[name].slow_above
+    size = problem.world_size * problem.global_batch
+    if limit is None or size <= limit:
+        return None
+    return f"one plan takes seconds at G*B = {size:,}; ask for it by name"
+
+
+def _check_fits(problem: Problem, trace: Trace) -> None:
+    """Refuse capacities that some sample of the trace exceeds on every rank."""
+    longest = int(problem.padded_lengths.argmax())
+    length = problem.padded_lengths[longest : longest + 1]
+    if not problem.capacity.limits(problem.world_size, length).any():
+        raise NothingFits(
+            f"{trace.source}: sample {longest} of {int(length[0])} padded tokens is longer than any rank's capacity "
+            f"allows (at most {max(row[-1][0] for row in problem.capacity.rows)} tokens)",
+            "Cut it with --max-length, or probe capacities at this length.",
+        )
+
+
+def _line(setting: _Setting, policy: Policy, series: Series) -> Line:
+    trace, problem, baseline = setting.trace, setting.problem, setting.baseline
+    gap = greedy_gap(policy, min(len(series), _GAP_STEPS), _LINE_LIMIT_S) if isinstance(policy, Prefix) else None
+    counts = series.local_batches
+    mean_max, mean_bound = float(series.max_cost.mean()), float(series.bound.mean())
+    speedup = None
+    if baseline is not None:
+        common = min(len(series), len(baseline))
+        speedup = baseline.cost_per_token(common) / series.cost_per_token(common)
+    result: dict[str, object] = {
+        "trace": trace.name,
+        "samples": len(trace.lengths),
+        "world_size": problem.world_size,
+        "global_batch": problem.global_batch,
+        "max_length": setting.request.max_length,
+        "steps": len(series),
+        "seed": problem.seed,
+        "cost_type": problem.cost.cost_type,
+        "window": policy_window(policy),
+        "micro_batches": problem.micro_batches,
+        "policy": policy.name,
+        "solver": problem.solver if isinstance(policy, Prefix) else None,
+        "exact": series.exact,
+        "mean_max_cost": mean_max,
+        "p95_max_cost": float(np.percentile(series.max_cost, 95)),
+        "mean_cost_variance": float(series.variance.mean()),
+        "padding_ratio": float(series.padded_tokens.sum() / series.real_tokens.sum()),
+        "speedup_vs_static": speedup,
+        "mean_bound": mean_bound,
+        "gap_to_bound": mean_max / mean_bound - 1,
+        "plan_ms": {"p50": float(np.percentile(series.plan_ms, 50)), "p95": float(np.percentile(series.plan_ms, 95))},
+        "capacity_violations": series.capacity_violations,
+        "adjacent_length_correlation": adjacent_correlation(series),
+        "step_length_spread": length_spread(series, problem),
+        "local_batch": {"min": int(counts.min()), "p50": float(np.median(counts)), "max": int(counts.max())},
+        "greedy_gap": gap.summary() if gap else None,
+    }
+    return Line(result, series.rank_costs, counts[0], gap)

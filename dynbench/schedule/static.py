@@ -1,0 +1,83 @@
+"""The baseline: every rank gets the same number of samples, as a distributed sampler deals them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule import fits
+from dynbench.schedule.plan import IntArray, Share, StepPlan
+from dynbench.schedule.policy import BatchPolicy, Problem
+
+
+class Static(BatchPolicy):
+    """Rank g takes samples g, g+G, g+2G, … of each global batch, in order of arrival.
+
+    Several micro-batches cut a rank's share in that order into near-equal parts.
+
+    Raises:
+        UsageError: the global batch is not a multiple of the world size, or less than one sample per micro-batch.
+        NothingFits: a share does not fit into a rank's capacity.
+    """
+
+    name = "static"
+    splits = True
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        batch, ranks = problem.global_batch, problem.world_size
+        if batch % ranks:
+            below = batch // ranks * ranks
+            raise UsageError(
+                f"train.global_batch: {batch} is not a multiple of the {ranks} ranks, as static needs",
+                f"Use {below} or {below + ranks}.",
+            )
+        if problem.micro_batches != "auto" and batch // ranks < problem.micro_batches:
+            raise UsageError(
+                f"schedule.micro_batches: {problem.micro_batches} for {batch // ranks} samples per rank",
+                f"Use at most {batch // ranks}.",
+            )
+
+    def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
+        """Columns of the global batch, one per rank."""
+        ranks = self.problem.world_size
+        plans = []
+        for step, batch in enumerate(batches, first_step):
+            shares = np.ascontiguousarray(batch.reshape(-1, ranks).T)
+            parts = self._parts(shares, step)
+            plans.append(StepPlan(step, tuple(_cut(share, parts) for share in shares)))
+        return plans
+
+    def _limits(self, shares: IntArray) -> IntArray:
+        """Largest micro-batch of each rank at its longest sample, shape [G]."""
+        capacity, longest = self.problem.capacity, self.problem.padded_lengths[shares].max(axis=1)
+        if len(capacity.rows) == 1:
+            return capacity.limits_of(0, longest)
+        return np.array([capacity.limit(rank, int(length)) for rank, length in enumerate(longest)])
+
+    def _parts(self, shares: IntArray, step: int) -> int:
+        """Micro-batches per rank."""
+        wanted, share_size = self.problem.micro_batches, int(shares.shape[1])
+        if self.problem.capacity.unlimited:
+            return 1 if wanted == "auto" else wanted
+        limits = self._limits(shares)
+        least = int(limits.min())
+        if least == 0:
+            rank = int(limits.argmin())
+            sample = int(shares[rank, self.problem.padded_lengths[shares[rank]].argmax()])
+            raise fits.sample_too_long(step, sample, int(self.problem.padded_lengths[sample]), f"rank {rank}")
+        if wanted == "auto":
+            return -(-share_size // least)
+        if -(-share_size // wanted) > least:
+            largest = least * wanted * self.problem.world_size
+            raise fits.batch_too_large(step, self.problem.global_batch, largest, self.problem.equal_ranks)
+        return wanted
+
+
+def _cut(share: IntArray, parts: int) -> Share:
+    """A share as `parts` near-equal micro-batches, in order."""
+    if parts == 1:
+        return (share,)
+    return tuple(np.array_split(share, parts))

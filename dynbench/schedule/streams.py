@@ -1,0 +1,107 @@
+"""A rank's own stream of samples: what `prefix` takes from, one buffer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.order import DataOrder
+from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.policy import Problem
+
+MIN_BUFFER = 32
+"""Samples per rank that an automatic buffer holds at least."""
+
+
+def buffer_size(problem: Problem) -> int:
+    """Samples that each rank holds (K): as given, else enough that no plan is cut short, and at least 32."""
+    if problem.buffer is not None:
+        return problem.buffer
+    return max(MIN_BUFFER, problem.global_batch - problem.world_size + 1)
+
+
+class RankStream:
+    """The samples of one rank in order of arrival, epoch after epoch.
+
+    Epoch e is every G-th sample of that epoch's permutation, as a distributed sampler shards it; a rank begins its
+    next epoch by itself, so none of its samples is lost or seen twice within one.
+
+    Args:
+        problem: data, order and cost.
+        rank: this rank.
+    """
+
+    def __init__(self, problem: Problem, rank: int) -> None:
+        self._problem, self._rank = problem, rank
+        self._size = buffer_size(problem)
+        self._order = problem.data_order()
+        self._speed = float(problem.relative_speeds()[rank])
+        self._epoch = 0
+        self._start = 0
+        self._ids = np.empty(0, dtype=np.int64)
+        self._lengths = self._ids
+        self._refill()
+
+    @property
+    def ids(self) -> IntArray:
+        """The buffer: the next K samples, shape [K]."""
+        return self._ids[self._start : self._start + self._size]
+
+    @property
+    def lengths(self) -> IntArray:
+        """Padded lengths of the buffer, shape [K], tokens."""
+        return self._lengths[self._start : self._start + self._size]
+
+    def candidate_costs(self) -> FloatArray:
+        """Cost over speed of the buffer's first 1, 2, …, K samples, shape [K]; non-decreasing."""
+        return prefix_costs(self._problem, self.lengths) / self._speed
+
+    def limit(self) -> int:
+        """Most of the buffer's first samples that the rank's capacity holds; at most K, 0 when not even the first."""
+        return _limit(self._problem.capacity, self._rank, np.maximum.accumulate(self.lengths))
+
+    def take(self, count: int) -> IntArray:
+        """Remove and return the first `count` samples of the buffer."""
+        taken = self.ids[:count]
+        self._start += len(taken)
+        if self._start + self._size > len(self._ids):
+            self._refill()
+        return taken
+
+    def _refill(self) -> None:
+        ids = self._ids[self._start :]
+        while len(ids) < self._size:
+            ids = np.concatenate((ids, _shard(self._order, self._epoch, self._rank, self._problem.world_size)))
+            self._epoch += 1
+        self._ids, self._start = ids, 0
+        self._lengths = self._problem.padded_lengths[ids]
+
+
+def prefix_costs(problem: Problem, lengths: IntArray) -> FloatArray:
+    """Cost of the first 1, 2, … samples of each buffer; shape of `lengths`, [..., K]."""
+    longest = np.maximum.accumulate(lengths, axis=-1)
+    return problem.cost.cost_padded(np.arange(1, lengths.shape[-1] + 1), longest)
+
+
+def prefix_limits(problem: Problem, lengths: IntArray) -> IntArray:
+    """Most of each buffer's first samples that the rank's capacity holds; lengths [G, K], result [G]."""
+    longest = np.maximum.accumulate(lengths, axis=1)
+    return np.array([_limit(problem.capacity, rank, row) for rank, row in enumerate(longest)], dtype=np.int64)
+
+
+def _limit(capacity: Capacity, rank: int, longest: IntArray) -> int:
+    fitting = capacity.limits_of(rank, longest)
+    return int(np.count_nonzero(fitting >= np.arange(1, len(longest) + 1)))
+
+
+@lru_cache(maxsize=2)
+def _permutations(order: DataOrder) -> Callable[[int], IntArray]:
+    """The order's permutations, kept up to 64 MB: large buffers of many ranks on little data span tens of epochs."""
+    return lru_cache(maxsize=max(4, 2**23 // order.n_samples))(order.permutation)
+
+
+def _shard(order: DataOrder, epoch: int, rank: int, world_size: int) -> IntArray:
+    return _permutations(order)(epoch)[rank::world_size]

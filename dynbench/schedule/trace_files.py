@@ -1,0 +1,190 @@
+"""Trace files: one length per sample, read strictly (file, row and value of a mistake are named) and written.
+
+Parquet, CSV or JSONL with a column `length` (or one column), or a one-dimensional .npy array.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynbench.errors import DataError, UsageError
+from dynbench.schedule.plan import IntArray
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LONGEST_LENGTH = 2**31 - 1
+"""Lengths above this are taken for a mistake, tokens."""
+_COLUMN = "length"
+
+
+def write_trace(lengths: IntArray, path: Path) -> None:
+    """Write lengths in the format that the suffix names; parquet and CSV and JSONL get a column `length`.
+
+    Raises:
+        UsageError: unknown suffix, or a folder that cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        raise UsageError(f"{path}: unknown trace format {path.suffix!r}", f"Known: {', '.join(READERS)}.")
+    try:
+        if suffix == ".npy":
+            np.save(path, lengths)
+            return
+        import polars as pl
+
+        frame = pl.DataFrame({_COLUMN: lengths})
+        if suffix == ".parquet":
+            frame.write_parquet(path)
+        elif suffix == ".csv":
+            frame.write_csv(path)
+        else:
+            frame.write_ndjson(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}", "Name a writable folder.") from error
+
+
+def check_lengths(values: NDArray[np.generic], source: str) -> IntArray:
+    """Lengths as int64, shape [N], or an error that names source, row and value.
+
+    Raises:
+        DataError: not one-dimensional numbers, or a value that is missing, not whole, not positive or absurdly large.
+    """
+    if values.ndim != 1:
+        raise DataError(f"{source}: shape {values.shape} where one length per sample is expected", "Flatten it.")
+    if values.dtype == np.bool_ or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+        raise DataError(f"{source}: {values.dtype} values where whole numbers are expected", "Store lengths in tokens.")
+    numbers: NDArray[np.float64] | IntArray = (
+        values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values.astype(np.float64)
+    )
+    with np.errstate(invalid="ignore"):
+        good = (numbers >= 1) & (numbers <= LONGEST_LENGTH) & (numbers == np.floor(numbers))
+    if not good.all():
+        row = int(np.argmin(good))
+        raise _bad_row(source, row + 1, values[row].item())
+    return numbers.astype(np.int64)
+
+
+def _bad_row(source: str, row: int, value: object) -> DataError:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    missing = value is None or value == "" or value != value
+    shown = "missing" if missing else repr(value)
+    return DataError(
+        f"{source}: row {row}: length {shown}, expected a whole number of tokens from 1 to {LONGEST_LENGTH}",
+        "Rows are counted from 1, a header left out. Correct or drop the row.",
+    )
+
+
+def _read_npy(path: Path, column: str | None) -> IntArray:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: not a readable .npy array of numbers", "Save it with numpy.save.") from error
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"{path}: holds several arrays", "Save one array with numpy.save.")
+    return check_lengths(values, str(path))
+
+
+def _read_parquet(path: Path, column: str | None) -> IntArray:
+    import polars as pl
+
+    try:
+        frame = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{path}: not a readable parquet file ({_first_line(error)})", "Check the file.") from error
+    return _from_frame(frame, path, column)
+
+
+def _read_csv(path: Path, column: str | None) -> IntArray:
+    import polars as pl
+
+    try:
+        with path.open("rb") as file:
+            header = file.readline(65536).strip()
+        # A file of bare numbers has no header to lose.
+        bare = header.replace(b"-", b"").replace(b".", b"").isdigit()
+        frame = pl.read_csv(path, infer_schema=False, has_header=not bare)
+    except pl.exceptions.NoDataError:
+        raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.") from None
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{path}: not a readable CSV file ({_first_line(error)})", "Check the file.") from error
+    return _from_frame(frame, path, column)
+
+
+def _read_jsonl(path: Path, column: str | None) -> IntArray:
+    """Objects with a key of the column's name, or bare numbers, one a line."""
+    values: list[float] = []
+    row, name = 0, column
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if not line.strip():
+                    continue
+                row += 1
+                record = json.loads(line)
+                value = record
+                if isinstance(record, dict):
+                    name = name or _pick_column(list(record), path)
+                    value = _field(record, name, path, row)
+                if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LONGEST_LENGTH:
+                    raise _bad_row(str(path), row, value)
+                values.append(value)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: row {row}: not JSON ({error.msg})", "One JSON object a line.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable text file ({_first_line(error)})", "Check the file.") from error
+    return check_lengths(np.asarray(values), str(path)) if values else np.empty(0, dtype=np.int64)
+
+
+def _field(record: dict[str, object], name: str, path: Path, row: int) -> object:
+    if name not in record:
+        raise DataError(f"{path}: row {row}: no field {name!r}; it has {', '.join(record)}", "Name one with --column.")
+    return record[name]
+
+
+def _from_frame(frame: pl.DataFrame, path: Path, column: str | None) -> IntArray:
+    import polars as pl
+
+    name = column or _pick_column(frame.columns, path)
+    if name not in frame.columns:
+        raise DataError(f"{path}: no column {name!r}; it has {', '.join(frame.columns)}", "Name one with --column.")
+    values = frame[name]
+    if values.dtype == pl.String:
+        numbers = values.str.strip_chars().cast(pl.Float64, strict=False)
+        unreadable = numbers.is_null()
+    else:
+        if not values.dtype.is_numeric():
+            raise DataError(f"{path}: column {name!r} holds {values.dtype}, not whole numbers", "Store tokens.")
+        numbers, unreadable = values, values.is_null()
+    if unreadable.any():
+        row = unreadable.arg_max() or 0
+        raise _bad_row(str(path), row + 1, values[row])
+    return check_lengths(numbers.to_numpy(), str(path))
+
+
+def _pick_column(columns: Sequence[str], path: Path) -> str:
+    if _COLUMN in columns:
+        return _COLUMN
+    if len(columns) == 1:
+        return columns[0]
+    raise DataError(f"{path}: no column {_COLUMN!r}; it has {', '.join(columns)}", "Name one with --column.")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+READERS: dict[str, Callable[[Path, str | None], IntArray]] = {
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".jsonl": _read_jsonl,
+    ".npy": _read_npy,
+}
+"""File suffix to reader(path, column)."""

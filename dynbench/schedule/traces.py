@@ -1,0 +1,121 @@
+"""Length traces: what `solve` plans. From a file or a built-in distribution, cut and described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from dynbench.errors import DataError, UsageError, did_you_mean
+from dynbench.lengths import GSM8K, SST2, LengthHistogram
+from dynbench.schedule.plan import IntArray
+from dynbench.schedule.trace_files import READERS
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Lengths of a data set's samples in order of arrival.
+
+    Attributes:
+        name: how results call it.
+        lengths: tokens per sample, positive, shape [N].
+        source: file or distribution it came from.
+    """
+
+    name: str
+    lengths: IntArray
+    source: str
+
+    def cut(self, max_length: int | None) -> Trace:
+        """The trace as truncation to `max_length` tokens leaves it; unchanged for None."""
+        if max_length is None:
+            return self
+        if max_length < 1:
+            raise UsageError(f"--max-length {max_length}: a sample has at least 1 token", "Give a positive number.")
+        return Trace(self.name, np.minimum(self.lengths, max_length), self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthStatistics:
+    """A trace in one line; lengths in tokens."""
+
+    samples: int
+    mean: float
+    sd: float
+    min: int
+    p50: float
+    p95: float
+    p99: float
+    max: int
+
+
+def describe(lengths: IntArray) -> LengthStatistics:
+    """Statistics of lengths, shape [N]."""
+    p50, p95, p99 = (float(q) for q in np.percentile(lengths, (50, 95, 99)))
+    return LengthStatistics(
+        len(lengths), float(lengths.mean()), float(lengths.std()), int(lengths.min()), p50, p95, p99, int(lengths.max())
+    )
+
+
+def lognormal_lengths(
+    n: int = 50_000, mu: float = 5.0, sigma: float = 1.0, low: int = 16, high: int = 1024
+) -> IntArray:
+    """Lengths lognormal(mu, sigma) clamped to low..high, as equally likely quantiles: no draw, no seed; shape [n]."""
+    normal = NormalDist(mu, sigma)
+    quantiles = np.fromiter((normal.inv_cdf((i + 0.5) / n) for i in range(n)), dtype=np.float64, count=n)
+    return np.clip(np.rint(np.exp(quantiles)), low, high).astype(np.int64)
+
+
+def _shuffled(lengths: IntArray) -> IntArray:
+    """A distribution has no order of its own; this one is fixed, so that `--order file` means the same everywhere."""
+    return np.random.default_rng(0).permutation(lengths)
+
+
+def _histogram(histogram: LengthHistogram) -> Callable[[], IntArray]:
+    return lambda: _shuffled(histogram.lengths())
+
+
+BUILT_IN: dict[str, tuple[Callable[[], IntArray], str]] = {
+    "sst2": (_histogram(SST2), "GLUE SST-2, training split, WordPiece tokens (histogram)"),
+    "gsm8k": (_histogram(GSM8K), "GSM8K, training split, WordPiece tokens (histogram)"),
+    "lognormal": (lambda: _shuffled(lognormal_lengths()), "lognormal(5, 1) clamped to 16-1024"),
+}
+"""Distributions that need no file: name to (lengths, source)."""
+
+
+def built_in_trace(name: str) -> Trace:
+    """One of the distributions of `BUILT_IN`."""
+    build, source = BUILT_IN[name]
+    return Trace(name, build(), source)
+
+
+def load_trace(spec: str, column: str | None = None) -> Trace:
+    """A trace from a path or the name of a built-in distribution.
+
+    Args:
+        spec: path ending in one of `READERS`, or a key of `BUILT_IN`.
+        column: column that holds the lengths; None takes `length`, or the only column.
+
+    Raises:
+        DataError: the file cannot be read, or a length is missing, not a whole number or not positive; names file,
+            row (counted from 1, header left out) and value.
+        UsageError: neither a file nor a known name.
+    """
+    if spec in BUILT_IN:
+        return built_in_trace(spec)
+    path = Path(spec)
+    if not path.is_file():
+        raise UsageError(
+            f"{spec}: no such trace file or distribution. {did_you_mean(spec, BUILT_IN)}".rstrip(),
+            f"Give a file ({', '.join(READERS)}) or one of {', '.join(BUILT_IN)}.",
+        )
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: unknown trace format {path.suffix!r}", f"Known: {', '.join(READERS)}.")
+    lengths = reader(path, column)
+    if not len(lengths):
+        raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.")
+    return Trace(path.name.removesuffix(path.suffix).removesuffix(".lengths"), lengths, str(path))

@@ -1,0 +1,170 @@
+"""Several global batches dealt together, so that few steps are dear and the ranks of each step finish together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dynbench.errors import NothingFits
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.partition import Partition, cut
+from dynbench.schedule.partition_search import least_maximum, search_weights, sort_longest_first
+from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.policy import BatchPolicy, Problem
+from dynbench.schedule.window_search import search
+from dynbench.schedule.window_sweep import SortedWindow
+
+
+class Window(BatchPolicy):
+    """Least sum over a window's steps of the slowest rank's cost (DESIGN: `window W > 1`); a heuristic.
+
+    Every step gets exactly B of the window's samples, and the steps' mean lengths are spread no more than those of
+    random batches. Never worse than `partition` on the same batches, whose plan is the fallback; with W=1, and for a
+    lone batch at an epoch's end, it is `partition`. Ranks that differ are planned as if all had the least capacity
+    and the same speed; each step's samples are then split by `partition`, which knows them.
+
+    Raises:
+        NothingFits: a step's samples do not fit into the capacities.
+    """
+
+    name = "window"
+    level = "window"
+    splits = True
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._partition = Partition(problem)
+
+    def change_speeds(self, speeds: FloatArray | None) -> None:
+        """As the base, from the next window on."""
+        super().change_speeds(speeds)
+        self._partition.change_speeds(speeds)
+
+    @property
+    def window(self) -> int:
+        """Global batches dealt together (W)."""
+        return self.problem.window
+
+    def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
+        """Plans of consecutive steps, with the samples of their global batches exchanged between them."""
+        if len(batches) > 1:
+            together = self._together(np.concatenate(batches), len(batches), first_step)
+            if together is not None and self._total_cost(together) <= self._cost_alone(batches, first_step):
+                return together
+        alone = self._partition.deal(batches, first_step)
+        return alone if len(batches) == 1 else [replace(plan, exact=False) for plan in alone]
+
+    def _together(self, ids: IntArray, steps: int, first_step: int) -> Sequence[StepPlan] | None:
+        problem = self.problem
+        shares = plan_window(
+            problem.lengths[ids],
+            problem.world_size,
+            steps,
+            problem.cost,
+            seed=[problem.seed, first_step],
+            limits=self._limits(problem.padded_lengths[ids]),
+        )
+        if shares is None:
+            return None
+        groups = [[ids[positions] for positions in step] for step in shares]
+        if not problem.equal_ranks:
+            split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
+            return [replace(plan, exact=False) for plan in split]
+        return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
+
+    def _cost_alone(self, batches: Sequence[IntArray], first_step: int) -> float:
+        """What the steps cost if `partition` deals each batch by itself; infinite where one does not fit."""
+        problem = self.problem
+        if not problem.equal_ranks:
+            try:
+                return self._total_cost(self._partition.deal(batches, first_step))
+            except NothingFits:
+                return math.inf
+        total = 0.0
+        for ids in batches:
+            lengths = problem.padded_lengths[ids]
+            lengths = lengths[sort_longest_first(lengths)]
+            counts = least_maximum(search_weights(problem.cost, lengths), problem.world_size, self._limits(lengths))
+            if counts is None:
+                return math.inf
+            starts = np.cumsum([0, *counts[:-1]])
+            total += float(problem.cost.cost_padded(counts, lengths[starts]).max())
+        return total / float(problem.relative_speeds()[0])
+
+    def _limits(self, padded_lengths: IntArray) -> IntArray | None:
+        """Largest share that every rank can hold at these lengths, same shape; None for no limit."""
+        if self.problem.capacity.unlimited:
+            return None
+        limits: IntArray = self.problem.capacity.limits(self.problem.world_size, padded_lengths).min(axis=0)
+        return limits
+
+    def _total_cost(self, plans: Sequence[StepPlan]) -> float:
+        return sum(float(step_costs(plan, self.problem).max()) for plan in plans)
+
+
+def plan_window(
+    lengths: IntArray,
+    world_size: int,
+    steps: int,
+    cost: CostModel,
+    *,
+    seed: int | Sequence[int] = 0,
+    limits: IntArray | None = None,
+) -> list[list[IntArray]] | None:
+    """Deal the samples of several global batches over equal ranks.
+
+    Args:
+        lengths: tokens before padding, shape [W*B], in any order.
+        world_size: ranks (G).
+        steps: global batches (W), at least 2.
+        cost: predicted cost of a micro-batch.
+        seed: of the search; the same seed gives the same plan.
+        limits: largest share that may hold each sample, shape [W*B], non-increasing in length; none by default.
+
+    Returns:
+        Per step and rank, positions in `lengths`; None when no plan was found that keeps to the limits and to the
+        allowed spread of the steps' mean lengths.
+    """
+    order = sort_longest_first(lengths)
+    sorted_limits = None if limits is None else limits[order].tolist()
+    deal = search(SortedWindow(lengths[order], steps, world_size, cost, sorted_limits), np.random.default_rng(seed))
+    if deal is None:
+        return None
+    shares: list[list[IntArray]] = [[] for _ in range(steps)]
+    for step, positions in zip(deal.order, cut(order, deal.counts), strict=True):
+        shares[step].append(positions)
+    return shares
+
+
+def window_bound(
+    padded_lengths: IntArray, steps: int, cost: CostModel, world_size: int, *, speeds: FloatArray | None = None
+) -> float:
+    """No dealing of a window has a smaller sum over its steps of the slowest rank's cost.
+
+    The steps' work adds up to at least that of the samples one by one, and each step takes at least its mean over the
+    ranks. And since k steps hold at most k*B samples, the (k+1)-th longest of the steps' longest samples is at least
+    the (k*B+1)-th longest of the window.
+
+    Args:
+        padded_lengths: lengths of the window's samples, rounded up, shape [W*B], tokens.
+        steps: global batches in the window (W).
+        cost: the cost model.
+        world_size: ranks (G).
+        speeds: relative speed per rank, shape [G]; ones by default.
+
+    Returns:
+        The bound, in the cost's unit.
+    """
+    speed = np.ones(world_size) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    falling = np.sort(padded_lengths)[::-1]
+    longest = float(cost.cost_padded(1, falling[:: len(falling) // steps]).sum()) / float(speed.max())
+    work = float(cost.per_sample(falling).sum())
+    if cost.cost_type == "tokens_sq":
+        # A step of t tokens costs at least (t / sum(sqrt(speed)))²; squares are least when the steps' tokens are equal.
+        return max((work / float(np.sqrt(speed).sum())) ** 2 / steps, longest)
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    return max((steps * world_size * alpha + work) / float(speed.sum()), longest)

@@ -1,0 +1,31 @@
+"""No synchronisation: one process plays every rank in turn, and gradients add up where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
+
+from torch import nn
+
+from dynbench.config.schema import Sync
+from dynbench.sync.base import Strategy
+
+
+class Local(Strategy):
+    """For virtual ranks; not in the registry. `on_ready` is never called: gradients are ready when backward ends."""
+
+    equal_gradients: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module, settings: Sync, on_ready: Callable[[], None]) -> None:
+        self.module = model
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Nothing is ever sent."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,1 @@
+"""What is trained: data, model, loss and evaluation, each workload behind the same protocol."""

@@ -1,0 +1,110 @@
+"""Tokenised samples in one flat array, so that lengths are known without touching any token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenisedData:
+    """Samples after truncation, before padding.
+
+    Args:
+        tokens: token ids of all samples, one after another, int32 [total tokens].
+        offsets: sample i is `tokens[offsets[i]:offsets[i + 1]]`, int64 [N + 1].
+        labels: class of each sample, counted from 0, int64 [N].
+        fingerprint: digest of the three arrays; equal data have equal fingerprints.
+    """
+
+    tokens: NDArray[np.int32]
+    offsets: IntArray
+    labels: IntArray
+    fingerprint: str
+
+    @classmethod
+    def from_arrays(cls, tokens: NDArray[np.int32], offsets: IntArray, labels: IntArray) -> TokenisedData:
+        """Data with its fingerprint computed.
+
+        Raises:
+            ValueError: the arrays do not describe samples of at least one token each.
+        """
+        if offsets.ndim != 1 or len(offsets) != len(labels) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
+            raise ValueError("offsets do not cover the tokens and labels")
+        if len(labels) and np.diff(offsets).min() < 1:
+            raise ValueError("a sample has no tokens")
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+        labels = np.ascontiguousarray(labels, dtype=np.int64)
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (tokens, offsets, labels):
+            digest.update(array.tobytes())
+        return cls(tokens, offsets, labels, digest.hexdigest())
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Sequence[int]], labels: IntArray) -> TokenisedData:
+        """Data from one sequence of token ids per sample."""
+        lengths = np.fromiter((len(sample) for sample in samples), dtype=np.int64, count=len(samples))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        flat = (token for sample in samples for token in sample)
+        tokens = np.fromiter(flat, dtype=np.int32, count=int(offsets[-1]))
+        return cls.from_arrays(tokens, offsets, labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Length of each sample in tokens, shape [N]."""
+        return np.diff(self.offsets)
+
+    def take(self, ids: IntArray) -> TokenisedData:
+        """The samples `ids`, shape [n], renumbered from 0 in that order."""
+        lengths = self.lengths[ids]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        positions = np.arange(offsets[-1]) + np.repeat(self.offsets[ids] - offsets[:-1], lengths)
+        return TokenisedData.from_arrays(self.tokens[positions], offsets, self.labels[ids])
+
+    def truncate(self, max_length: int) -> TokenisedData:
+        """Samples of at most `max_length` tokens (2 or more); the last token, which ends a text, stays the last."""
+        if not len(self) or int(self.lengths.max()) <= max_length:
+            return self
+        lengths = np.minimum(self.lengths, max_length)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        tokens = self.tokens[np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], lengths)]
+        tokens[offsets[1:] - 1] = self.tokens[self.offsets[1:] - 1]
+        return TokenisedData.from_arrays(tokens, offsets, self.labels)
+
+    def describe(self) -> dict[str, object]:
+        """Fingerprint, size and lengths (tokens), ready for JSON; of at least one sample."""
+        return {
+            "fingerprint": self.fingerprint,
+            "samples": len(self),
+            "tokens": len(self.tokens),
+            "shortest": int(self.lengths.min()),
+            "mean_length": round(float(self.lengths.mean()), 3),
+            "longest": int(self.lengths.max()),
+        }
+
+    def padded(self, ids: IntArray, width: int, pad_id: int) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Token ids and validity of the samples `ids`, both of shape [n, width], padded at the end.
+
+        Args:
+            ids: sample ids, shape [n].
+            width: padded length in tokens, at least that of the longest sample.
+            pad_id: token id of the padding.
+        """
+        lengths = self.lengths[ids]
+        columns = np.arange(width)
+        valid = columns < lengths[:, None]
+        rows = np.full((len(ids), width), pad_id, dtype=np.int64)
+        positions = self.offsets[ids][:, None] + columns
+        rows[valid] = self.tokens[positions[valid]]
+        return rows, valid

@@ -1,0 +1,64 @@
+"""Generated data that needs no network: SST-2's lengths, words that tell the class.
+
+Every sample is [CLS], words, [SEP]. A word is one of its class's own words with probability `SIGNAL`, else a word
+of the common vocabulary under Zipf's law. Short samples may carry no signal, so the best accuracy is about 0.93.
+The data are the same in every run: their generator has its own fixed seed, `train.seed` does not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dynbench.config.schema import Workload
+from dynbench.lengths import SST2
+from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets.base import Splits, TokenSplit
+
+TRAIN_SAMPLES = 8192
+EVAL_SAMPLES = 1024
+GENERATOR_SEED = 20_000
+CLASSES = 2
+SIGNAL = 0.3
+
+VOCAB_SIZE = 4096
+PAD_ID, CLS_ID, SEP_ID = 0, 101, 102
+FIRST_WORD_ID = 1000
+"""Words of the bert-base-uncased vocabulary start about here; below are special and unused ids."""
+WORDS_PER_CLASS = 48
+
+DrawLengths = Callable[[int, np.random.Generator], IntArray]
+"""So many lengths from a generator, at least 2 tokens each."""
+
+
+def load(settings: Workload) -> Splits:
+    """8,192 training and 1,024 evaluation samples of two classes; no setting changes them."""
+    return generate(SST2.sample)
+
+
+def generate(draw_lengths: DrawLengths) -> Splits:
+    """The samples of `embedded` with lengths of another distribution."""
+    return Splits(_split("train", TRAIN_SAMPLES, 0, draw_lengths), _split("eval", EVAL_SAMPLES, 1, draw_lengths))
+
+
+def _split(split: str, n_samples: int, stream: int, draw_lengths: DrawLengths) -> TokenSplit:
+    rng = np.random.default_rng([GENERATOR_SEED, stream])
+    lengths = draw_lengths(n_samples, rng)
+    labels = rng.integers(CLASSES, size=n_samples)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    tokens = _words(np.repeat(labels, lengths), rng)
+    tokens[offsets[:-1]] = CLS_ID
+    tokens[offsets[1:] - 1] = SEP_ID
+    data = TokenisedData.from_arrays(tokens.astype(np.int32), offsets, labels)
+    return TokenSplit(data, VOCAB_SIZE, PAD_ID, f"generated, {split}, seed {GENERATOR_SEED}")
+
+
+def _words(labels: IntArray, rng: np.random.Generator) -> IntArray:
+    """One word id per entry of `labels`, shape [total tokens]."""
+    first_common = FIRST_WORD_ID + CLASSES * WORDS_PER_CLASS
+    ranks = np.arange(1, VOCAB_SIZE - first_common + 1)
+    zipf = (1 / ranks) / (1 / ranks).sum()
+    common = first_common + rng.choice(len(ranks), size=len(labels), p=zipf)
+    own = FIRST_WORD_ID + labels * WORDS_PER_CLASS + rng.integers(WORDS_PER_CLASS, size=len(labels))
+    return np.where(rng.random(len(labels)) < SIGNAL, own, common)

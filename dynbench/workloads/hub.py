@@ -1,0 +1,128 @@
+"""Loading by hub name: the local cache first, then the hub if it answers soon, else an error with the ways out."""
+
+from __future__ import annotations
+
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+
+from dynbench.errors import DataError, HubError, UsageError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0
+"""Longest wait for the hub's first answer; its own client would retry for a minute."""
+
+# The client's transport errors descend from the first base (httpx or requests, by version), not from OSError.
+_LOAD_ERRORS: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    SafetensorError,
+    *HfHubHTTPError.__bases__,
+)
+
+
+def local_folder(key: str, name: str) -> Path | None:
+    """The folder that `name` means, or None where it can only be a hub name.
+
+    Args:
+        key: dotted configuration key, for the message.
+        name: the value given.
+
+    Raises:
+        DataError: written like a path, and no such folder; or a folder with nothing in it.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise DataError(f"{key}: {name} is an empty folder; expected a model saved by transformers")
+        return path
+    if path.exists():
+        raise DataError(f"{key}: {name} is a file; expected a folder or a hub name")
+    if name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1:
+        raise DataError(f"{key}: {name} does not exist; expected a folder or a hub name")
+    return None
+
+
+def load_from_hub(
+    key: str,
+    name: str,
+    load: Callable[[bool], T],
+    ways_out: str,
+    *,
+    probe_file: str = "config.json",
+    repo_type: Literal["model", "dataset"] = "model",
+) -> T:
+    """`load(True)` from the hub's cache, or `load(False)` when that lacks something and the hub can be reached.
+
+    Args:
+        key: dotted configuration key, for messages.
+        name: repository on the hub.
+        load: loads the object; its argument forbids the network.
+        ways_out: what to do without the hub.
+        probe_file: a file that every cached copy has.
+        repo_type: kind of the repository.
+
+    Raises:
+        HubError: not wholly cached, and the hub is switched off, out of reach, or does not have it.
+        UsageError: the name cannot be a repository's.
+    """
+    try:
+        cached = isinstance(try_to_load_from_cache(name, probe_file, repo_type=repo_type), str)
+    except HFValidationError as error:
+        raise UsageError(f"{key}: {name!r} is neither a local folder nor a hub name", ways_out) from error
+    missing = f"{key}: {name!r} is not in the hub's cache {constants.HF_HUB_CACHE}"
+    if cached:
+        try:
+            return load(True)
+        except _LOAD_ERRORS as error:
+            logger.debug("cached copy of %s: %s", name, error)
+            missing = f"{key}: {name!r} is incomplete in the hub's cache {constants.HF_HUB_CACHE}"
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"{missing}, and HF_HUB_OFFLINE forbids the network", ways_out)
+    unreachable = _why_unreachable(constants.ENDPOINT)
+    if unreachable:
+        raise HubError(f"{missing}, and {constants.ENDPOINT} cannot be reached ({unreachable})", ways_out)
+    logger.info("loading %s from %s", name, constants.ENDPOINT)
+    try:
+        return load(False)
+    except _LOAD_ERRORS as error:
+        raise HubError(
+            f"{key}: {name!r} cannot be loaded from {constants.ENDPOINT}: {first_line(error)}", ways_out
+        ) from error
+
+
+def cached_revision(name: str, probe_file: str = "config.json") -> str | None:
+    """The commit of the hub's cached copy, or None where there is none."""
+    path = try_to_load_from_cache(name, probe_file)
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its class before texts of a word, and where there is none."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(" :") if lines else ""
+    return text if " " in text else f"{type(error).__name__} {text}".rstrip()
+
+
+def _why_unreachable(endpoint: str) -> str:
+    """Why the hub does not answer within `CONNECT_TIMEOUT_S`; empty when it does, with whatever status."""
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT_S).close()
+    except urllib.error.HTTPError:
+        return ""
+    except urllib.error.URLError as error:
+        return str(error.reason)
+    except OSError as error:
+        return first_line(error)
+    return ""

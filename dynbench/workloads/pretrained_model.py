@@ -1,0 +1,136 @@
+"""Pretrained weights from a local folder or by hub name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pickle import UnpicklingError
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
+
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError, UsageError
+from dynbench.workloads.hub import cached_revision, first_line, load_from_hub, local_folder
+from dynbench.workloads.model_config import describe, fit_to_data
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KEY = "workload.model"
+WAYS_OUT = "Name a local folder (--model FOLDER), or use --weights random."
+
+HEAD_PREFIXES = ("pre_classifier.", "classifier.", "score.")
+"""Parameters of the classification head, which a model pretrained on plain text does not have."""
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """Stored weights; a classification head that they lack is initialised from the seed.
+
+    Args:
+        config: the stored configuration, fitted to the data.
+        name: hub name or local folder.
+        on_hub: whether `name` is a hub name.
+    """
+
+    config: PretrainedConfig
+    name: str
+    on_hub: bool
+
+    @classmethod
+    def find(cls, settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> PretrainedModel:
+        """The model of `workload.model`; only its configuration is read.
+
+        Raises:
+            DataError: a local folder that holds no model.
+            HubError: a hub name that is neither cached nor reachable.
+            UsageError: no text encoder, or one whose vocabulary is smaller than the data's.
+        """
+        name = settings.model
+        folder = local_folder(KEY, name)
+
+        def load(local_only: bool) -> PretrainedConfig:
+            config: PretrainedConfig = AutoConfig.from_pretrained(
+                name if folder is None else str(folder), local_files_only=local_only
+            )
+            return config
+
+        config = _load(name, folder is None, load)
+        if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
+            raise UsageError(f"{KEY}: {name} ({config.model_type}) is no text encoder", WAYS_OUT)
+        if config.vocab_size < vocab_size:
+            raise UsageError(
+                f"{KEY}: {name} knows {config.vocab_size} tokens, the data have {vocab_size}",
+                "Use the model's own tokenizer (workload.tokenizer: null).",
+            )
+        fit_to_data(config, num_labels, pad_id, settings.dropout)
+        return cls(config, name if folder is None else str(folder), folder is None)
+
+    @property
+    def positions(self) -> int:
+        """Longest padded sample, tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Source, hub revision and shape."""
+        revision = cached_revision(self.name) if self.on_hub else None
+        return {"source": f"pretrained {self.name}", "revision": revision, **describe(self.config)}
+
+    def build(self, seed: int) -> nn.Module:
+        """The model with its weights loaded; the caller's random state is left as it was.
+
+        Raises:
+            DataError: a local folder without usable weights.
+            HubError: weights neither cached nor reachable.
+            UsageError: weights of another architecture.
+        """
+
+        def load(local_only: bool) -> tuple[nn.Module, dict[str, set[object]]]:
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                self.name,
+                config=self.config,
+                local_files_only=local_only,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+            return model, report
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, report = _load(self.name, self.on_hub, load)
+        self._check_fit(report)
+        return model.float().train()
+
+    def _check_fit(self, report: dict[str, set[object]]) -> None:
+        """Only a classification head may be missing or of another shape."""
+        mismatched = (entry[0] if isinstance(entry, tuple) else entry for entry in report["mismatched_keys"])
+        fresh = sorted(str(key) for key in {*report["missing_keys"], *mismatched})
+        body = [key for key in fresh if not key.startswith(HEAD_PREFIXES)]
+        if body:
+            raise UsageError(
+                f"{KEY}: the weights of {self.name} do not fit its configuration: {len(body)} parameters are missing "
+                f"or of another shape, {body[0]} first",
+                WAYS_OUT,
+            )
+        if fresh:
+            logger.info("the classification head of %s starts from random weights", self.name)
+
+
+def _load(name: str, on_hub: bool, load: Callable[[bool], T]) -> T:
+    """`load(local_only)` from the hub or a folder, with our errors."""
+    if on_hub:
+        return load_from_hub(KEY, name, load, WAYS_OUT)
+    try:
+        return load(True)
+    except MemoryError:
+        raise
+    except Exception as error:  # a file that is not what it should be fails anywhere in the libraries
+        expected = "expected a model saved by transformers (config.json, model.safetensors)"
+        reason = "its weights are no PyTorch file" if isinstance(error, UnpicklingError) else first_line(error)
+        raise DataError(f"{KEY}: {name}: {expected}: {reason}", WAYS_OUT) from error

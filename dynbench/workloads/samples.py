@@ -1,0 +1,147 @@
+"""From a dataset's splits to the samples of a run: tokenised, truncated, held out, subset drawn."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError
+from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.datasets.base import Split, Splits, TextSplit, TokenSplit
+from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT_SHARE = 0.1
+HELD_OUT_MOST = 1024
+HELD_OUT_SEED = 0
+"""Not `train.seed`: runs of different seeds are evaluated on the same samples."""
+
+SUBSET_STREAM = 1
+"""Keeps the subset's random numbers apart from those of the data order, which is seeded with `train.seed` too."""
+
+
+@dataclass
+class Samples:
+    """The samples of a run; `facts` and `decisions` grow while they are made.
+
+    Args:
+        train: training samples.
+        eval: evaluation samples, where there are any.
+        vocab_size: token ids are below it.
+        pad_id: token id of the padding.
+        num_labels: classes, at least 2.
+        facts: sources of the samples and the tokenizer.
+        decisions: what was decided from the data, as `{key: {"value", "reason"}}`.
+    """
+
+    train: TokenisedData
+    eval: TokenisedData | None
+    vocab_size: int
+    pad_id: int
+    num_labels: int
+    facts: dict[str, object]
+    decisions: dict[str, object] = field(default_factory=dict)
+
+    def decide(self, key: str, value: object, reason: str) -> None:
+        """Record a decision."""
+        self.decisions[key] = {"value": value, "reason": reason}
+
+    def truncate(self, max_length: int) -> None:
+        """Cut every sample to `max_length` tokens."""
+        self.train = self.train.truncate(max_length)
+        self.eval = None if self.eval is None else self.eval.truncate(max_length)
+
+
+def prepare_samples(splits: Splits, settings: Workload, seed: int) -> Samples:
+    """Tokenise, truncate to `max_length`, hold out evaluation samples where there are none, draw the subset.
+
+    Args:
+        splits: what the dataset gave.
+        settings: the configuration's `workload` section.
+        seed: `train.seed`, for the subset.
+
+    Raises:
+        DataError: evaluation labels that training never shows; a tokenizer file that cannot be used.
+        HubError: a tokenizer that is neither cached nor reachable.
+    """
+    samples = _tokenise(splits, settings)
+    _check_labels(samples, splits)
+    if samples.eval is None:
+        _hold_out(samples)
+    if settings.subset is not None:
+        _draw_subset(samples, settings.subset, seed)
+    return samples
+
+
+def _tokenise(splits: Splits, settings: Workload) -> Samples:
+    first = splits.train
+    tokenizer = load_tokenizer(settings) if isinstance(first, TextSplit) else None
+    train = _tokens_of(first, tokenizer, settings)
+    evaluation = None if splits.eval is None else _tokens_of(splits.eval, tokenizer, settings)
+    facts: dict[str, object] = {
+        "dataset": settings.dataset,
+        "train_source": first.source,
+        "eval_source": None if splits.eval is None else splits.eval.source,
+        "tokenizer": None if tokenizer is None else {"source": tokenizer.source, "digest": tokenizer.digest},
+    }
+    vocabulary = first if isinstance(first, TokenSplit) else tokenizer
+    assert vocabulary is not None
+    num_labels = max(2, int(train.labels.max()) + 1)
+    return Samples(train, evaluation, vocabulary.vocab_size, vocabulary.pad_id, num_labels, facts)
+
+
+def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
+    if isinstance(split, TokenSplit):
+        return split.data.truncate(settings.max_length)
+    assert tokenizer is not None
+
+    def build() -> TokenisedData:
+        logger.info("tokenising %d samples of %s", len(split.texts), split.source)
+        return TokenisedData.from_samples(list(tokenizer.encode(split.texts, settings.max_length)), split.labels)
+
+    return load_or_build(cache_folder(settings), cache_key(split, tokenizer.digest, settings.max_length), build)
+
+
+def _check_labels(samples: Samples, splits: Splits) -> None:
+    if len(np.unique(samples.train.labels)) == 1:
+        logger.warning(
+            "every sample of %s has the label %d: nothing to learn", splits.train.source, samples.train.labels[0]
+        )
+    if samples.eval is None or splits.eval is None:
+        return
+    unknown = np.flatnonzero(samples.eval.labels >= samples.num_labels)
+    if len(unknown):
+        raise DataError(
+            f"{splits.eval.source}: label {samples.eval.labels[unknown[0]]} of sample {unknown[0] + 1}; "
+            f"expected 0 to {samples.num_labels - 1}, the labels of {splits.train.source}"
+        )
+
+
+def _hold_out(samples: Samples) -> None:
+    """Move a random tenth of the training samples, at most `HELD_OUT_MOST`, to evaluation."""
+    n_samples = len(samples.train)
+    n_held_out = min(HELD_OUT_MOST, int(n_samples * HELD_OUT_SHARE))
+    if n_held_out == 0:
+        samples.decide("workload.eval", 0, f"{n_samples} training samples are too few to hold some out")
+        return
+    order = np.random.default_rng(HELD_OUT_SEED).permutation(n_samples)
+    samples.eval = samples.train.take(np.sort(order[:n_held_out]))
+    samples.train = samples.train.take(np.sort(order[n_held_out:]))
+    reason = f"no evaluation file; drawn from the training samples with seed {HELD_OUT_SEED} and left out of training"
+    samples.decide("workload.eval", n_held_out, reason)
+
+
+def _draw_subset(samples: Samples, wanted: int, seed: int) -> None:
+    available = len(samples.train)
+    if wanted > available:
+        logger.warning("workload.subset: %d of %d training samples asked for; all are taken", wanted, available)
+        samples.decide("workload.subset", available, f"{wanted} asked for, all there are taken")
+        return
+    order = np.random.default_rng([seed, SUBSET_STREAM]).permutation(available)
+    samples.train = samples.train.take(np.sort(order[:wanted]))
+    samples.decide("workload.subset", wanted, f"drawn from {available} with seed {seed}")

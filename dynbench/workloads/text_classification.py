@@ -1,0 +1,92 @@
+"""Classifying texts: one label per sample, cross entropy, accuracy."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dynbench.config.schema import Config
+from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.model import model_source
+from dynbench.workloads.samples import Samples, prepare_samples
+
+logger = logging.getLogger(__name__)
+
+
+class TextClassification:
+    """The samples of `workload.dataset` and the model of `workload.model`.
+
+    Raises:
+        DataError: a data file, vocabulary or model folder that cannot be used.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: a tokenizer and a model that do not fit.
+    """
+
+    def __init__(self, config: Config) -> None:
+        settings = config.workload
+        samples = prepare_samples(load_dataset(settings), settings, config.train.seed)
+        self._source = model_source(settings, samples.vocab_size, samples.pad_id, samples.num_labels)
+        _fit_to_model(samples, settings.max_length, self._source.positions)
+        self._pad_id = samples.pad_id
+        self.train: TokenisedData = samples.train
+        self.eval: TokenisedData | None = samples.eval
+        self.facts: dict[str, object] = {
+            **samples.facts,
+            "fingerprint": samples.train.fingerprint,
+            "train": samples.train.describe(),
+            "eval": None if samples.eval is None else samples.eval.describe(),
+            "vocab_size": samples.vocab_size,
+            "num_labels": samples.num_labels,
+            "model": self._source.facts,
+            "decisions": samples.decisions,
+        }
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
+        return self._source.build(seed)
+
+    def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask` (both [n, L]) and `labels` ([n]) of the samples `ids`, int64 on the CPU.
+
+        L is the longest sample rounded up to `pad_to_multiple_of`, but never above what the model can take.
+        """
+        longest = int(data.lengths[ids].max())
+        width = min(-(-longest // pad_to_multiple_of) * pad_to_multiple_of, self._source.positions)
+        rows, valid = data.padded(ids, width, self._pad_id)
+        return {
+            "input_ids": torch.from_numpy(rows),
+            "attention_mask": torch.from_numpy(valid).long(),
+            "labels": torch.from_numpy(data.labels[ids]),
+        }
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Mean cross entropy over the batch's samples."""
+        return F.cross_entropy(_logits(model, batch), batch["labels"])
+
+    def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
+        """Summed cross entropy, number of right answers, number of samples."""
+        logits, labels = _logits(model, batch), batch["labels"]
+        return {
+            "loss_sum": F.cross_entropy(logits, labels, reduction="sum").item(),
+            "correct": float((logits.argmax(dim=-1) == labels).sum().item()),
+            "n": float(len(labels)),
+        }
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Logits of shape [n, classes]; half precision is raised to fp32 for the softmax, double stays double."""
+    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def _fit_to_model(samples: Samples, max_length: int, positions: int) -> None:
+    if positions >= max_length:
+        return
+    reason = f"the model has {positions} positions"
+    logger.warning("workload.max_length: %d asked for, but %s; samples are cut to %d", max_length, reason, positions)
+    samples.truncate(positions)
+    samples.decide("workload.max_length", positions, reason)

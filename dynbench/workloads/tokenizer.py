@@ -1,0 +1,110 @@
+"""Tokenizers from the hub, a local folder or a vocab.txt, all as one fast tokenizer of the `tokenizers` library."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+import transformers
+
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError, UsageError
+from dynbench.workloads.datasets.lines import read_lines
+from dynbench.workloads.hub import first_line, load_from_hub, local_folder
+from dynbench.workloads.quiet import quiet_libraries
+
+logger = logging.getLogger(__name__)
+
+KEY = "workload.tokenizer"
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+CHUNK_TEXTS = 20_000
+WAYS_OUT = "Name a local tokenizer (--tokenizer, a folder or a vocab.txt), or use --dataset embedded."
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A fast tokenizer with the facts that the workload needs.
+
+    Args:
+        backend: the tokenizer, truncation and padding off.
+        pad_id: token id of the padding.
+        vocab_size: token ids are below it.
+        source: where it comes from, for messages and records.
+        digest: digest of its vocabulary and rules.
+    """
+
+    backend: tokenizers.Tokenizer
+    pad_id: int
+    vocab_size: int
+    source: str
+    digest: str
+
+    def encode(self, texts: Sequence[str], max_length: int) -> Iterator[list[int]]:
+        """Token ids of each text with special tokens, at most `max_length` of them; an empty text has these only."""
+        self.backend.enable_truncation(max_length)
+        for start in range(0, len(texts), CHUNK_TEXTS):
+            logger.info("tokenising text %d of %d", start + 1, len(texts))
+            for encoding in self.backend.encode_batch(list(texts[start : start + CHUNK_TEXTS])):
+                yield encoding.ids
+
+
+def load_tokenizer(settings: Workload) -> TextTokenizer:
+    """The tokenizer of `workload.tokenizer`, or the model's own.
+
+    Raises:
+        DataError: a local folder or vocabulary that cannot be used.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: no fast tokenizer, or one without a padding token.
+    """
+    key, name = (KEY, settings.tokenizer) if settings.tokenizer is not None else ("workload.model", settings.model)
+    if Path(name).suffix == ".txt":
+        return _from_vocabulary(Path(name).expanduser())
+    quiet_libraries()
+    folder = local_folder(key, name)
+    loaded = _load_by_name(key, name) if folder is None else _load_folder(key, folder)
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise UsageError(f"{key}: {name} has no fast tokenizer (tokenizer.json)", WAYS_OUT)
+    if loaded.pad_token_id is None:
+        raise UsageError(f"{key}: {name} has no padding token", "Use the tokenizer of an encoder such as DistilBERT.")
+    return _wrap(backend, loaded.pad_token_id, name)
+
+
+def _load_by_name(key: str, name: str) -> transformers.PreTrainedTokenizerBase:
+    def load(local_only: bool) -> transformers.PreTrainedTokenizerBase:
+        return transformers.AutoTokenizer.from_pretrained(name, local_files_only=local_only)
+
+    return load_from_hub(key, name, load, WAYS_OUT)
+
+
+def _load_folder(key: str, folder: Path) -> transformers.PreTrainedTokenizerBase:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # a file that is not what it should be fails anywhere in the libraries
+        expected = "expected a tokenizer saved by transformers (tokenizer.json, tokenizer_config.json)"
+        raise DataError(f"{key}: {folder}: {expected}: {first_line(error)}", WAYS_OUT) from error
+
+
+def _from_vocabulary(path: Path) -> TextTokenizer:
+    """WordPiece with BERT's lower-casing rules; token ids are line numbers from 0."""
+    words = read_lines(path, KEY, "expected one WordPiece token per line")
+    missing = [token for token in SPECIAL_TOKENS if token not in words]
+    if missing:
+        raise DataError(f"{KEY}: {path}: no {', '.join(missing)}; expected a WordPiece vocabulary, one token per line")
+    vocabulary = {word: index for index, word in enumerate(words)}
+    wordpiece = tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True)
+    backend = tokenizers.Tokenizer.from_str(wordpiece.to_str())
+    return _wrap(backend, vocabulary["[PAD]"], str(path))
+
+
+def _wrap(backend: tokenizers.Tokenizer, pad_id: int, source: str) -> TextTokenizer:
+    backend.no_truncation()
+    backend.no_padding()
+    digest = hashlib.sha256(backend.to_str().encode()).hexdigest()[:32]
+    return TextTokenizer(backend, pad_id, max(backend.get_vocab().values()) + 1, source, digest)

@@ -1,0 +1,248 @@
+"""The rules that every registered policy keeps, and proof that the judge would notice if one did not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import check_plan, step_facts
+from dynbench.schedule.plan import StepPlan, single
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import BatchPolicy, Policy, Problem, make_policy, missing_package, policy_names
+from dynbench.schedule.static import Static
+
+STEPS = 10
+COSTS = (
+    CostModel("tokens"),
+    CostModel("tokens_sq", pad_to_multiple_of=8),
+    CostModel("attention", attention_a=0.01),
+    CostModel("measured", alpha=20.0, beta=1.0, gamma=0.01),
+)
+
+
+@st.composite
+def problems(draw) -> Problem:
+    """Heavy-tailed data over few ranks, with everything that can be limited sometimes limited."""
+    world_size, per_rank = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    batch = world_size * per_rank
+    samples = draw(st.integers(batch, 8 * batch))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = np.clip(rng.lognormal(3, draw(st.sampled_from([0.0, 0.7, 1.5])), samples).astype(int), 1, 400)
+    roomy, tight = (2 * per_rank, per_rank)
+    capacity = draw(
+        st.sampled_from(
+            [
+                Capacity(),
+                Capacity.uniform(roomy),
+                Capacity.per_rank(rng.integers(tight, roomy + 1, world_size).tolist()),
+                Capacity.table([[(16, 2 * roomy), (64, roomy), (400, tight)]]),
+                Capacity.table([[(32, roomy), (200, max(1, tight // 2))]]),
+            ]
+        )
+    )
+    return Problem(
+        lengths,
+        world_size,
+        batch,
+        cost=draw(st.sampled_from(COSTS)),
+        capacity=capacity,
+        speeds=draw(st.sampled_from([None, rng.choice([0.5, 1.0, 2.0], world_size)])),
+        seed=draw(st.integers(0, 9)),
+        order=draw(st.sampled_from(["shuffle", "file"])),
+        window=draw(st.sampled_from([1, 3])),
+    )
+
+
+def plain(plans: Sequence[StepPlan]) -> list[object]:
+    """Plans as plain lists, to be compared."""
+    return [(p.step, p.exact, p.packed, [[ids.tolist() for ids in share] for share in p.shares]) for p in plans]
+
+
+def cost_by_hand(plan: StepPlan, problem: Problem) -> list[float]:
+    """Cost over speed per rank, sample by sample, in plain Python."""
+    model, multiple, result = problem.cost, problem.cost.pad_to_multiple_of, []
+    for share, speed in zip(plan.shares, problem.relative_speeds(), strict=True):
+        total = 0.0
+        for ids in share:
+            lengths = [int(problem.lengths[i]) for i in ids]
+            padded = -(-max(lengths) // multiple) * multiple
+            tokens = sum(lengths) if plan.packed else len(lengths) * padded
+            squares = sum(length**2 for length in lengths) if plan.packed else len(lengths) * padded**2
+            total += {
+                "tokens": tokens,
+                "tokens_sq": tokens**2,
+                "attention": tokens + model.attention_a * squares,
+                "measured": model.alpha + model.beta * tokens + model.gamma * squares,
+            }[model.cost_type]
+        result.append(total / speed)
+    return result
+
+
+def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
+    """Every rule that holds for plans of consecutive steps from 0, whatever the policy."""
+    problem = policy.problem
+    order = problem.data_order()
+    for step, plan in enumerate(plans):
+        assert plan.step == step
+        expected = None
+        if policy.level == "step":
+            epoch, offset = divmod(step, order.steps_per_epoch)
+            expected = order.epoch_batches(epoch)[offset]
+        check_plan(plan, problem, expected, fixed_batch=policy.fixed_batch, capped=policy.capped)
+        facts = step_facts(plan, problem)
+        np.testing.assert_allclose(facts.costs, cost_by_hand(plan, problem), rtol=1e-12)
+        assert facts.bound <= facts.max_cost * (1 + 1e-12)
+        assert facts.local_batches.tolist() == list(plan.local_batches)
+    if policy.level == "window":
+        judge_windows(policy, plans)
+    if policy.level == "stream":
+        judge_stream(policy, plans)
+
+
+def judge_windows(policy: Policy, plans: Sequence[StepPlan]) -> None:
+    """Each window of static's batches, cut short only by the epoch's end, is dealt whole."""
+    assert isinstance(policy, BatchPolicy)
+    order = policy.problem.data_order()
+    steps = order.steps_per_epoch
+    for epoch in range(-(-len(plans) // steps)):
+        batches = order.epoch_batches(epoch)
+        for first in range(0, steps, policy.window):
+            last = min(first + policy.window, steps)
+            window = plans[epoch * steps + first : epoch * steps + last]
+            if len(window) == last - first:
+                taken = np.concatenate([plan.sample_ids() for plan in window])
+                assert sorted(taken) == sorted(batches[first:last].ravel())
+
+
+def judge_stream(policy: Policy, plans: Sequence[StepPlan]) -> None:
+    """No sample comes twice as long as no rank can have begun a second epoch."""
+    seen: list[int] = []
+    per_rank = np.zeros(policy.problem.world_size, dtype=int)
+    for plan in plans:
+        per_rank += plan.local_batches
+        if per_rank.max() > len(policy.problem.lengths) // policy.problem.world_size:
+            break
+        seen += plan.sample_ids().tolist()
+    assert len(seen) == len(set(seen))
+
+
+def make(name: str, problem: Problem) -> Policy:
+    """The policy for the problem, or for its simpler form where it refuses unequal ranks."""
+    try:
+        return make_policy(name, problem)
+    except UsageError:
+        return make_policy(name, replace(problem, speeds=None, capacity=Capacity()))
+
+
+@pytest.mark.parametrize("name", policy_names())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(problem=problems(), jump=st.integers(0, STEPS - 1))
+def test_every_policy_keeps_the_rules(name, problem, jump):
+    if reason := missing_package(name):
+        pytest.skip(f"{name} {reason}")
+    try:
+        policy = make(name, problem)
+        plans = list(islice(policy.plans(), STEPS))
+    except NothingFits:
+        assert not problem.capacity.unlimited
+        return
+    judge(policy, plans)
+    assert plain(list(islice(make(name, policy.problem).plans(), STEPS))) == plain(plans)
+    assert plain([Planner(name, policy.problem).plan(jump)]) == plain([plans[jump]])
+
+
+class Broken(BatchPolicy):
+    """Static with one rule broken by its subclass."""
+
+    name = "broken"
+
+    def deal(self, batches: Sequence[np.ndarray], first_step: int) -> Sequence[StepPlan]:
+        plans = Static(replace(self.problem, capacity=Capacity())).deal(batches, first_step)
+        return [self.spoil(plan) for plan in plans]
+
+    def spoil(self, plan: StepPlan) -> StepPlan:
+        raise NotImplementedError
+
+
+def respread(plan: StepPlan, ids: np.ndarray) -> StepPlan:
+    return replace(plan, shares=single(np.array_split(ids, len(plan.shares))))
+
+
+class LosesASample(Broken):
+    def spoil(self, plan):
+        return respread(plan, plan.sample_ids()[1:])
+
+
+class RepeatsASample(Broken):
+    def spoil(self, plan):
+        ids = plan.sample_ids()
+        ids[0] = ids[-1]
+        return respread(plan, ids)
+
+
+class TakesAnotherBatch(Broken):
+    def spoil(self, plan):
+        return respread(plan, (plan.sample_ids() + 1) % len(self.problem.lengths))
+
+
+class IdlesARank(Broken):
+    def spoil(self, plan):
+        ids = plan.sample_ids()
+        return replace(plan, shares=single([ids, *[ids[:0]] * (len(plan.shares) - 1)]))
+
+
+class LoadsOneRank(Broken):
+    def spoil(self, plan):
+        ids, idle = plan.sample_ids(), len(plan.shares) - 1
+        return replace(plan, shares=single([ids[idle:], *ids[:idle].reshape(-1, 1)]))
+
+
+class SkipsASharedWindow(Broken):
+    level = "window"
+    window = 2
+
+    def spoil(self, plan):
+        return respread(plan, plan.sample_ids() if plan.step % 2 else self.problem.data_order().permutation(0)[:12])
+
+
+class RepeatsItsStream(Broken):
+    level = "stream"
+
+    def plans(self, start: int = 0) -> Iterator[StepPlan]:
+        first = next(super().plans())
+        return (replace(first, step=step) for step in range(start, start + STEPS))
+
+    def spoil(self, plan):
+        return plan
+
+
+def spoiled_problem(capacity: Capacity) -> Problem:
+    lengths = np.clip(np.random.default_rng(2).lognormal(3, 1, 96).astype(int), 1, 200)
+    return Problem(lengths, 3, 12, capacity=capacity)
+
+
+@pytest.mark.parametrize("broken", Broken.__subclasses__(), ids=lambda policy: policy.__name__)
+def test_a_broken_policy_is_caught(broken):
+    policy = broken(spoiled_problem(Capacity.uniform(6)))
+    with pytest.raises(AssertionError):
+        judge(policy, list(islice(policy.plans(), STEPS)))
+
+
+def test_the_same_judge_passes_what_was_spoiled():
+    policy = Static(spoiled_problem(Capacity.uniform(6)))
+    judge(policy, list(islice(policy.plans(), STEPS)))
+
+
+def test_a_policy_that_lies_about_its_cost_is_caught(monkeypatch):
+    policy = Static(spoiled_problem(Capacity()))
+    plans = list(islice(policy.plans(), STEPS))
+    monkeypatch.setattr(CostModel, "cost_padded", lambda self, n, length: np.multiply(n, length) * 0.99)
+    with pytest.raises(AssertionError):
+        judge(policy, plans)

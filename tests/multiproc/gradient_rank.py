@@ -1,0 +1,126 @@
+"""One rank of the gradient test: `gradient_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE`; rank 0 prints JSON lines."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import sys
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dynbench.config.load import load_config
+from dynbench.engine.exchange import GlobalBatch
+from dynbench.engine.replica import Replica
+from dynbench.engine.timers import StepTimer
+from dynbench.sync.registry import build_strategy
+from dynbench.workloads.data import TokenisedData
+
+SAMPLES, VOCABULARY, WIDTH, CLASSES = 60, 50, 16, 3
+TRIALS = 12
+
+
+class Model(nn.Module):
+    """Embeds, mixes over the sample's own tokens, classifies; padding never reaches the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.classify = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        hidden = torch.tanh(self.mix(self.embed(tokens))) * valid[..., None]
+        return self.classify(hidden.sum(1) / valid.sum(1, keepdim=True))
+
+
+class Toy:
+    """A workload in float64."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        samples = [random.integers(0, VOCABULARY, size=n).tolist() for n in random.integers(1, 40, size=SAMPLES)]
+        self.train = TokenisedData.from_samples(samples, random.integers(0, CLASSES, size=SAMPLES))
+        self.eval = None
+        self.facts: dict[str, object] = {}
+
+    def build_model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Model().double()
+
+    def collate(self, data: TokenisedData, ids: np.ndarray, pad_to_multiple_of: int) -> dict[str, Tensor]:
+        rows, valid = data.padded(ids, int(data.lengths[ids].max()), 0)
+        labels = torch.from_numpy(data.labels[ids])
+        return {"tokens": torch.from_numpy(rows), "valid": torch.from_numpy(valid).double(), "labels": labels}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits = model(batch["tokens"], batch["valid"])
+        return nn.functional.cross_entropy(logits, batch["labels"])
+
+    def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
+        raise NotImplementedError
+
+
+def random_shares(random: np.random.Generator, world_size: int, micro_batches: int) -> list[list[np.ndarray]]:
+    """Some of the samples dealt unevenly over ranks and their micro-batches, each at least one."""
+    used = random.permutation(SAMPLES)[: random.integers(world_size * micro_batches, SAMPLES + 1)]
+    cuts = random.choice(np.arange(1, len(used)), size=world_size * micro_batches - 1, replace=False)
+    parts = np.split(used, np.sort(cuts))
+    return [parts[rank * micro_batches : (rank + 1) * micro_batches] for rank in range(world_size)]
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def full_gradient(toy: Toy, ids: np.ndarray) -> Tensor:
+    """Gradient of the mean loss over all samples at once, in one process."""
+    model = toy.build_model(0)
+    toy.loss(model, toy.collate(toy.train, ids, 1)).backward()
+    return flat_gradient(model)
+
+
+def main(rank: int, world_size: int, file: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    config = load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32"])
+    toy, timer = Toy(), StepTimer(torch.device("cpu"))
+    replica = Replica(
+        config, toy, torch.device("cpu"), timer, lambda model, ready: build_strategy(model, config.sync, ready)
+    )
+    random = np.random.default_rng(1)
+    for weighted in (True, False):
+        for trial in range(TRIALS):
+            micro_batches = 1 + trial % 3
+            shares = random_shares(random, world_size, micro_batches)
+            mine = shares[rank]
+            local = sum(map(len, mine))
+            total = GlobalBatch(local)
+            weight = total.per_sample_weight if weighted else partial(operator.truediv, 1, local)
+            replica.compute(replica.load(tuple(mine)), weight)
+            timer.end_step()
+            ids = np.concatenate([part for share in shares for part in share])
+            assert total.value() == len(ids)
+            full, synchronised = full_gradient(toy, ids), flat_gradient(replica.model)
+            replica.optimizer.zero_grad(set_to_none=True)
+            if rank == 0:
+                result = {
+                    "weighted": weighted,
+                    "micro_batches": micro_batches,
+                    "counts": [sum(map(len, share)) for share in shares],
+                    "ratio": float(synchronised @ full / (full @ full)),
+                    "relative_error": float((synchronised - full).norm() / full.norm()),
+                }
+                print(json.dumps(result), flush=True)
+    dist.barrier()
+    replica.strategy.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    os._exit(0)  # what torch's threads do while the interpreter goes down is not under test

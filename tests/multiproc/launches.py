@@ -1,0 +1,78 @@
+"""Launching and reading tiny runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from dynbench.runs.run import Run
+
+TINY = (
+    "workload.dropout=0",
+    "workload.subset=96",
+    "train.global_batch=12",
+    "train.warmup_steps=2",
+    "train.steps=6",
+    "train.eval_samples=16",
+    "launch.nproc=2",
+    "launch.threads=1",
+    "launch.device=cpu",
+)
+"""Settings of a launch of a few seconds."""
+
+Launch = Callable[..., Run]
+
+
+def rows_of(run: Run) -> pl.DataFrame:
+    """Rows of all ranks, by step and rank."""
+    files = sorted(run.ranks_dir.glob("rank_*.csv"))
+    types = {"work_hash": pl.UInt64}
+    return pl.concat([pl.read_csv(file, schema_overrides=types) for file in files]).sort("step", "rank")
+
+
+def global_loss(run: Run) -> list[float]:
+    """Mean loss over the global batch, step by step."""
+    weighted = (pl.col("loss") * pl.col("local_batch")).sum() / pl.col("local_batch").sum()
+    return rows_of(run).group_by("step").agg(weighted.alias("loss")).sort("step")["loss"].to_list()
+
+
+def work_hashes(run: Run) -> list[int]:
+    """Hash of all ranks' work, step by step."""
+    per_step = rows_of(run).group_by("step", maintain_order=True).agg("work_hash")["work_hash"].to_list()
+    return [sum(hashes) % 2**64 for hashes in per_step]
+
+
+def command(*arguments: str, settings: Sequence[str] = TINY) -> list[str]:
+    """A command line of `dynbench`."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return [sys.executable, "-m", "dynbench.cli.main", *arguments, *(sets if arguments[0] == "train" else [])]
+
+
+def environment(results: Path, **changes: str) -> dict[str, str]:
+    """Variables of a command that writes its runs to `results`."""
+    return {**os.environ, "DYNBENCH_RESULTS": str(results), **changes}
+
+
+def start(results: Path, *arguments: str, settings: Sequence[str] = TINY) -> subprocess.Popen[str]:
+    """`dynbench` in a process of its own, as a user starts it."""
+    return subprocess.Popen(
+        command(*arguments, settings=settings),
+        env=environment(results),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Wait for something that other processes bring about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.05)

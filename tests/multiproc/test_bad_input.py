@@ -1,0 +1,29 @@
+"""Mistakes that only the ranks can see reach the user as their own errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from multiproc.launches import start
+
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+
+def test_a_file_without_the_column(tmp_path: Path) -> None:
+    data = tmp_path / "data.tsv"
+    data.write_text("text\tlabel\na fine film\t1\n")
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "fine", "film"]))
+    results = tmp_path / "results"
+    arguments = ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(vocabulary))
+    stdout, stderr = start(results, "train", "--json", *arguments).communicate(timeout=60)
+    assert "partial run" not in stderr
+    error = json.loads(stdout)["error"]
+    assert (error["kind"], error["exit_code"]) == ("data", 2), stderr
+    assert "data.tsv" in error["message"] and "sentence" in error["message"]
+    assert RunStore(results).list()[0].status is Status.FAILED

@@ -1,0 +1,65 @@
+"""A comparison of real launches, stopped in the middle and gone on with."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from multiproc.launches import TINY, start, wait_until
+
+from dynbench.experiment.state import read_state
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+RECIPE = """\
+description: two arms of a few seconds
+arms:
+  - name: static
+  - name: partition
+    set: {schedule.mode: dynamic}
+launches: 2
+"""
+
+
+def test_terminated_and_resumed(tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    sets = [word for setting in TINY for word in ("--set", setting)]
+    store = RunStore(tmp_path / "results")
+
+    stopped = start(store.root, "compare", str(recipe), "--name", "demo", *sets)
+    wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
+    stopped.send_signal(signal.SIGTERM)
+    _, stderr = stopped.communicate(timeout=60)
+
+    assert stopped.returncode == 143, stderr
+    assert "dynbench compare --resume demo" in stderr
+    comparison = store.resolve("demo")
+    assert comparison.status is Status.INTERRUPTED
+    first = read_state(comparison.path).launches[0]
+    assert first.done
+
+    resumed = start(store.root, "compare", "--resume", "demo", "--json")
+    stdout, stderr = resumed.communicate(timeout=120)
+
+    assert resumed.returncode == 0, stderr
+    assert "launch 1/4" not in stderr
+    result = json.loads(stdout)
+    assert (result["command"], result["recipe"], result["run"]["status"]) == ("compare", "tiny", "completed")
+    runs = {arm["name"]: arm["runs"] for arm in result["arms"]}
+    assert list(runs) == ["static", "partition"]
+    assert runs["static"][0] == first.run
+    assert all(store.resolve(run_id).status is Status.COMPLETED for ids in runs.values() for run_id in ids)
+    assert [store.resolve(run_id).config().train.seed for run_id in runs["static"] + runs["partition"]] == [0, 1, 0, 1]
+    found = result["comparison"]
+    assert (found["level"], found["launches"], found["same_work"]) == ("step", 2, True)
+    assert found["loss_max_rel_diff"] < 1e-4
+    page = Path(result["reports"][1]).read_text(encoding="utf-8")
+    images = re.findall(r'<img src="([^"]+)"', page)
+    assert len(images) == len(result["figures"]) == 5
+    assert all(image.startswith("data:image/png;base64,") for image in images)

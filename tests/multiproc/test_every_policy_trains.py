@@ -1,0 +1,34 @@
+"""Every policy of the registry trains, but the reference lines, which are refused."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from multiproc.launches import Launch, rows_of
+
+from dynbench.errors import UsageError
+from dynbench.schedule.policy import REGISTRY, missing_package, policy_class
+
+pytestmark = pytest.mark.multiproc
+
+DYNAMIC = ("schedule.mode=dynamic", "schedule.window=2")
+VIRTUAL = (*DYNAMIC, "launch.launcher=virtual", "launch.world_size=3")
+TRAINABLE = [name for name, entry in REGISTRY.items() if entry.in_train]
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_it_trains(launch: Launch, name: str) -> None:
+    if reason := missing_package(name):
+        pytest.skip(f"{name} {reason}")
+    fixed_batch = policy_class(name).fixed_batch
+    # Real ranks check each step's global batch, which this policy may vary.
+    rows = rows_of(launch(*(VIRTUAL if fixed_batch else DYNAMIC), f"schedule.policy={name}"))
+    assert set(rows["policy"]) == {name}
+    assert rows["loss"].is_finite().all()
+    per_step = set(rows.group_by("step").agg(samples=pl.col("local_batch").sum())["samples"])
+    assert per_step == {12} if fixed_batch else len(per_step) > 1
+
+
+def test_a_reference_line_is_refused(launch: Launch) -> None:
+    with pytest.raises(UsageError, match="packed"):
+        launch(*VIRTUAL, "schedule.policy=packed")

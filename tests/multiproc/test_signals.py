@@ -1,0 +1,98 @@
+"""Killed, terminated or interrupted in mid-run: no process left, rows kept, status and exit code right."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from multiproc.launches import TINY, rows_of, start, wait_until
+
+from dynbench.engine.leftovers import worker_pids
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+ENDLESS = (*TINY, "train.steps=100000")
+PAGE = 4096
+
+
+def started(results: Path) -> tuple[subprocess.Popen[str], Run]:
+    """A run that has recorded a few measured steps on both ranks."""
+    process = start(results, "train", "--json", settings=ENDLESS)
+    store = RunStore(results)
+    wait_until(lambda: len(store.list()) == 1, "the run folder")
+    run = store.list()[0]
+    wait_until(lambda: all(_lines(run, rank) > 6 for rank in (0, 1)), "the first rows")
+    return process, run
+
+
+def _lines(run: Run, rank: int) -> int:
+    file = run.rank_file(rank)
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _pid_of(run: Run, rank: int) -> int:
+    for pid in worker_pids(run):
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in words:
+            return pid
+    raise AssertionError(f"no process runs rank {rank}")
+
+
+def _check_partial(run: Run, status: Status, exit_code: int) -> None:
+    record = run.record()
+    assert (record.status, record.exit_code) == (status, exit_code)
+    assert any("partial" in warning for warning in record.warnings)
+    assert worker_pids(run) == []
+    rows = rows_of(run)
+    assert rows["step"].n_unique() >= 5
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["partial"] is True and summary["steps"] >= 3
+
+
+def test_kill_9_of_a_rank(tmp_path: Path) -> None:
+    process, run = started(tmp_path)
+    os.kill(_pid_of(run, 1), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3, stderr
+    error = json.loads(stdout)["error"]
+    assert error["kind"] == "worker" and "rank 1 was killed by SIGKILL" in error["message"]
+    assert "rank_1.log" in error["message"]
+    _check_partial(run, Status.FAILED, 3)
+    failure = run.record().failure
+    assert failure is not None and (failure.rank, failure.log) == (1, "logs/rank_1.log")
+
+
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, exit_code: int) -> None:
+    process, run = started(tmp_path)
+    process.send_signal(signum)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == exit_code, stderr
+    assert json.loads(stdout)["error"]["kind"] == "interrupted"
+    _check_partial(run, Status.INTERRUPTED, exit_code)
+    assert all(line.count(",") == rows_of(run).width - 1 for line in run.rank_file(0).read_text().splitlines())
+
+
+def test_impatient_user(tmp_path: Path) -> None:
+    process, run = started(tmp_path)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert worker_pids(run) == []
+    assert run.status is Status.INTERRUPTED
+
+
+def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
+    process, run = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: worker_pids(run) == [], "the ranks to end", 20)
+    assert run.status is Status.LOST

@@ -1,0 +1,188 @@
+"""Synthetic run folders: real files with the real columns, computed from a small model of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.records import StepRow, work_hash
+from dynbench.runs.rows import RowWriter
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+SAMPLES = 2_000
+SESSION = datetime(2026, 11, 20, 12, tzinfo=UTC)
+clock = count()
+
+
+@dataclass(frozen=True)
+class Fake:
+    """What a synthetic run does.
+
+    Args:
+        policy: static, partition, window (as partition over batches swapped within W steps) or prefix.
+        slowdown: factor on every time of the run, like a launch that the machine slowed down.
+        compute_ms_per_token, overhead_ms, transfer_ms: the model of a step.
+        noise: relative noise of a rank's compute in a step.
+        loss_shift: added to every loss.
+        ranks_written: ranks that write a file; None is all.
+        steps_written: rows per rank, warm-up included; None is all.
+    """
+
+    policy: str = "static"
+    world_size: int = 2
+    steps: int = 40
+    warmup_steps: int = 10
+    global_batch: int = 16
+    seed: int = 0
+    window: int = 1
+    slowdown: float = 1.0
+    compute_ms_per_token: float = 0.05
+    overhead_ms: float = 2.0
+    transfer_ms: float = 1.5
+    noise: float = 0.02
+    loss_shift: float = 0.0
+    ranks_written: int | None = None
+    steps_written: int | None = None
+    status: str = "completed"
+    fingerprint: str = "data-1"
+    overrides: tuple[str, ...] = ()
+    env: dict[str, object] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def sample_lengths() -> np.ndarray:
+    """Tokens of every sample, heavy-tailed, shape [SAMPLES]."""
+    return np.clip(np.random.default_rng(7).lognormal(2.8, 0.6, SAMPLES), 3, 128).astype(np.int64)
+
+
+def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
+    """Sample ids of every rank in a step."""
+    order = np.random.default_rng([fake.seed, 0]).permutation(SAMPLES)
+    batches = SAMPLES // fake.global_batch
+    place = step % batches
+    if fake.policy == "window":
+        first = place - place % fake.window
+        place = first + (fake.window - 1 - place % fake.window) if first + fake.window <= batches else place
+    ids = order[place * fake.global_batch : (place + 1) * fake.global_batch]
+    if fake.policy == "prefix":
+        ids = np.sort(order)[place * fake.global_batch : (place + 1) * fake.global_batch]
+    if fake.policy in ("static", "prefix"):
+        return [ids[rank :: fake.world_size] for rank in range(fake.world_size)]
+    ids = ids[np.argsort(-lengths[ids], kind="stable")]
+    goals = lengths[ids].sum() * np.arange(1, fake.world_size) / fake.world_size
+    cuts = np.searchsorted(np.cumsum(lengths[ids]), goals)
+    return np.split(ids, np.maximum(cuts, np.arange(1, fake.world_size)))
+
+
+def rows_of(fake: Fake) -> list[list[StepRow]]:
+    """Rows of every rank, [world_size][steps]."""
+    lengths = sample_lengths()
+    rng = np.random.default_rng([fake.seed, next(clock)])
+    rows: list[list[StepRow]] = [[] for _ in range(fake.world_size)]
+    for step in range(fake.warmup_steps + fake.steps):
+        dealt = shares(fake, step, lengths)
+        padded = np.array([len(ids) * int(lengths[ids].max()) for ids in dealt])
+        warm = 1.5 if step < 2 else 1.0
+        compute = fake.overhead_ms + fake.compute_ms_per_token * padded
+        compute = compute * fake.slowdown * warm * (1 + fake.noise * rng.standard_normal(fake.world_size))
+        transfer = fake.transfer_ms * fake.slowdown
+        sync = compute.max() - compute + transfer
+        for rank, ids in enumerate(dealt):
+            plan, data, optimizer = 0.02, 0.2 * fake.slowdown, 0.8 * fake.slowdown
+            rows[rank].append(
+                StepRow(
+                    step=step,
+                    rank=rank,
+                    warmup=int(step < fake.warmup_steps),
+                    policy="partition" if fake.policy == "window" else fake.policy,
+                    local_batch=len(ids),
+                    micro_batches=1,
+                    max_seq_len_in_batch=int(lengths[ids].max()),
+                    real_tokens=int(lengths[ids].sum()),
+                    padded_tokens=int(padded[rank]),
+                    plan_ms=plan,
+                    data_ms=data,
+                    forward_ms=float(0.35 * compute[rank]),
+                    backward_ms=float(0.65 * compute[rank]),
+                    sync_ms=float(sync[rank]),
+                    optimizer_ms=optimizer,
+                    compute_ms=float(compute[rank]),
+                    step_time_ms=float(compute[rank] + sync[rank] + plan + data + optimizer + 0.1),
+                    peak_mem_mb=400 + 0.05 * float(padded[rank]),
+                    reserved_mem_mb=600.0,
+                    loss=float(0.7 * np.exp(-step / 200) + 0.01 * lengths[ids].mean() / 20 + fake.loss_shift),
+                    work_hash=work_hash(ids, lengths[ids]),
+                    skipped=0,
+                )
+            )
+    return rows
+
+
+def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
+    """A finished run folder."""
+    policy = "partition" if fake.policy == "window" else fake.policy
+    run = store.create("train", policy, name)
+    config = load_config(
+        None,
+        [
+            f"schedule.mode={'static' if policy == 'static' else 'dynamic'}",
+            *([] if policy == "static" else [f"schedule.policy={policy}"]),
+            f"schedule.window={fake.window}",
+            "launch.launcher=torchrun",
+            f"launch.nproc={fake.world_size}",
+            "launch.threads=1",
+            f"train.steps={fake.steps}",
+            f"train.warmup_steps={fake.warmup_steps}",
+            f"train.global_batch={fake.global_batch}",
+            f"train.seed={fake.seed}",
+            "train.precision=fp32",
+            "workload.dropout=0.0",
+            *fake.overrides,
+        ],
+    )
+    write_text(run.config_file, dump_config(config))
+    env: dict[str, object] = {
+        "host": "testhost",
+        "cpu_model": "Test CPU",
+        "cpu_cores": {"present": 8, "usable": 8, "quota": None},
+        "packages": {"torch": "2.13.0", "transformers": "5.23.0"},
+        "devices": None,
+        "data": {"fingerprint": fake.fingerprint},
+    }
+    write_json(run.env_file, env | fake.env)
+    for rank, rows in enumerate(rows_of(fake)[: fake.ranks_written]):
+        with RowWriter(run.rank_file(rank), tuple(fake.extra)) as writer:
+            for row in rows[: fake.steps_written]:
+                writer.write(row, fake.extra)
+    write_text(run.path / "eval.csv", "step,loss,accuracy,samples\n50,0.61,0.75,512\n")
+    started = (SESSION + timedelta(seconds=next(clock))).isoformat(timespec="microseconds")
+    run.update(status="running", started=started)
+    if fake.status != "running":
+        run.update(status=fake.status)
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """An empty registry."""
+    return RunStore(tmp_path / "results")
+
+
+@pytest.fixture
+def make_run(store: RunStore) -> Callable[..., Run]:
+    """`make_run(policy="static", name=None, **fields of Fake)`: a run folder in `store`."""
+
+    def make(policy: str = "static", name: str | None = None, **fields: object) -> Run:
+        return build_run(store, Fake(policy=policy, **fields), name)  # type: ignore[arg-type]  # typed by Fake
+
+    return make

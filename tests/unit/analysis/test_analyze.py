@@ -1,0 +1,202 @@
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from dynbench.analysis.analyze import analyze_runs
+from dynbench.cli.main import main
+from dynbench.config.schema import Analysis
+from dynbench.errors import UsageError
+from dynbench.runs.store import RunStore
+
+
+@pytest.fixture
+def cli(store, capsys):
+    """`cli("analyze", …)`: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        code = main([*arguments, "--results", str(store.root)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def pair(make_run):
+    return make_run("static", name="runA"), make_run("partition", name="runB")
+
+
+def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
+    code, out, _ = cli("analyze", "runA", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert (report["comparison"], report["comparisons"], report["checks"]) == (None, [], [])
+    assert report["runs"][0]["name"] == "runA"
+    assert (pair[0].figures_dir / "timeline.png").is_file()
+    assert "No check found anything." in (pair[0].path / "summary.md").read_text()
+    assert len(store.list()) == 2
+
+
+def test_two_runs_are_compared_in_an_entry_of_their_own(cli, store, pair):
+    code, out, _ = cli("analyze", "runA", "runB", "--json")
+    report = json.loads(out)
+    found = report["comparison"]
+    assert code == 0
+    assert (found["verdict"], found["level"], found["same_work"]) == ("ESTIMATE", "step", True)
+    assert (found["baseline"], found["candidate"], found["launches"]) == ("static", "partition", 1)
+    assert found["ci95"] is None
+    assert found["improvement_percent"]["step_time_ms.mean"] > 0
+    entry = store.resolve(found["id"])
+    assert (entry.status, entry.record().command) == ("completed", "analyze")
+    assert json.loads((entry.path / "comparison.json").read_text()) == report
+    assert all((entry.figures_dir / name).is_file() for name in ("timeline.png", "timeline.csv"))
+    assert "**ESTIMATE** (step)" in (entry.path / "summary.md").read_text()
+    assert set(report) >= {"schema_version", "command", "runs", "arms", "comparisons", "checks", "figures", "files"}
+    for check in report["checks"]:
+        assert set(check) == {"id", "severity", "seen", "limit", "hint"}
+
+
+def test_the_lines_work_a_second_time(cli, store, pair):
+    assert [cli("analyze", "runA", "runB")[0] for _ in range(2)] == [0, 0]
+    assert len(store.list()) == 4
+
+
+def test_the_terminal_shows_table_verdict_checks_and_the_next_command(cli, pair):
+    _, out, _ = cli("analyze", "runA", "runB")
+    assert "partition gains" in out
+    assert "ESTIMATE (level step): partition is" in out
+    assert "warn: few_launches: static and partition: 1 paired launch (limit: at least 4)" in out
+    assert "next     dynbench report" in out
+
+
+def test_strict_shows_the_report_and_exits_6(cli, pair):
+    code, out, err = cli("analyze", "runA", "runB", "--strict")
+    assert code == 6
+    assert "ESTIMATE" in out
+    assert "few_launches" in err
+    code, out, _ = cli("analyze", "runA", "runB", "--strict", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (6, "checks")
+    assert cli("analyze", "runA", "--strict")[0] == 0
+
+
+def test_runs_that_cannot_be_compared_exit_5_and_leave_no_entry(cli, store, pair, make_run):
+    make_run("partition", name="other", seed=1)
+    code, out, err = cli("analyze", "runA", "other", "--json")
+    assert code == 5
+    assert json.loads(out)["error"]["kind"] == "incomparable"
+    assert "train.seed (0 and 1)" in err
+    assert len(store.list()) == 3
+
+
+def test_force_shows_the_numbers(cli, pair, make_run):
+    make_run("partition", name="other", fingerprint="data-2")
+    code, out, _ = cli("analyze", "runA", "other", "--force")
+    assert code == 0
+    assert "INCOMPARABLE" in out
+    assert "fail: forced_comparison" in out
+
+
+def test_launches_of_one_arm_make_no_comparison(cli, make_run):
+    make_run("static", name="one")
+    make_run("static", name="two", seed=1)
+    code, out, _ = cli("analyze", "one", "two", "--json")
+    report = json.loads(out)
+    assert (code, report["comparison"], len(report["arms"][0]["runs"])) == (0, None, 2)
+    assert "all runs are launches of one arm, static" in cli("analyze", "one", "two")[1]
+
+
+def test_options_reach_the_verdict(cli, make_run):
+    for index in range(4):
+        make_run("static", name=f"a{index}")
+        make_run("partition", name=f"b{index}")
+    names = [f"{arm}{index}" for index in range(4) for arm in "ab"]
+    report = json.loads(cli("analyze", *names, "--json")[1])
+    assert report["comparison"]["verdict"] == "FASTER"
+    wide = json.loads(cli("analyze", *names, "--json", "--noise-threshold", "0.9")[1])
+    assert (wide["comparison"]["verdict"], wide["comparison"]["noise_threshold"]) == ("SAME", 0.9)
+    narrow = json.loads(cli("analyze", *names, "--json", "--confidence", "0.5")[1])
+    assert narrow["comparison"]["ci95"][0] > report["comparison"]["ci95"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nope",), "run 'nope'"),
+        (("runA", "runA"), "run runA is named twice"),
+        ((), "Missing argument"),
+    ],
+)
+def test_bad_references_exit_2(cli, pair, arguments, message):
+    code, _, err = cli("analyze", *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_a_run_without_a_row_exits_2(cli, make_run):
+    make_run("static", name="bare", steps_written=0, status="failed")
+    code, out, err = cli("analyze", "bare", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "record")
+    assert "run bare (failed) has no row that can be read" in err
+
+
+def test_a_partial_run_is_analyzed_and_named(cli, make_run):
+    make_run("static", name="short", status="interrupted", steps_written=25)
+    code, out, _ = cli("analyze", "short")
+    assert code == 0
+    assert "partial: short: status is interrupted; 15 of 40 measured steps" in out
+
+
+def test_a_comparison_is_analyzed_again_in_its_own_folder(cli, store, pair):
+    first = json.loads(cli("analyze", "runA", "runB", "--json")[1])
+    code, out, _ = cli("analyze", first["comparison"]["id"], "--json")
+    again = json.loads(out)
+    assert (code, len(store.list())) == (0, 3)
+    assert (again["comparison"], again["arms"]) == (first["comparison"], first["arms"])
+
+
+def test_entries_without_rows_are_refused(cli, store, pair):
+    store.create("solve", "trace", name="offline")
+    code, _, err = cli("analyze", "runA", "offline")
+    assert code == 2
+    assert "run offline is an entry of `solve`" in err
+
+
+def test_a_run_in_two_roots_is_one_run(store, make_run, tmp_path):
+    """Two nodes without a shared folder: each holds its own ranks' files."""
+    run = make_run("partition", world_size=4)
+    other = RunStore(tmp_path / "node1")
+    shutil.copytree(run.path, other.root / run.id)
+    there = other.resolve(run.id)
+    for rank in (0, 1):
+        there.rank_file(rank).unlink()
+    for rank in (2, 3):
+        run.rank_file(rank).unlink()
+    report = analyze_runs([run, there], store, Analysis())
+    assert [merged.ranks for merged in report.runs] == [(0, 1, 2, 3)]
+    assert not report.runs[0].partial
+    assert report.folder == run
+
+
+def test_named_arms_and_a_given_entry(store, make_run):
+    entry = store.create("compare", "recipe")
+    arms = {"one": [make_run("static")], "two": [make_run("static")]}
+    seen = []
+    report = analyze_runs([], store, Analysis(), arms=arms, into=entry, on_progress=seen.append)
+    assert report.folder == entry
+    assert (entry.status, (entry.path / "comparison.json").is_file()) == ("created", True)
+    assert [arm["name"] for arm in report.as_dict()["arms"]] == ["one", "two"]
+    assert seen[-1] == "drawing figures"
+
+
+def test_a_run_named_twice_over_arms_is_refused(store, make_run):
+    run = make_run("static")
+    with pytest.raises(UsageError, match="named twice"):
+        analyze_runs([], RunStore(store.root), Analysis(), arms={"one": [run], "two": [run]})
+
+
+def test_help_needs_no_heavy_import():
+    from dynbench.cli.analyze import command
+
+    assert "dynbench analyze runA runB" in CliRunner().invoke(command, ["--help"]).output

@@ -1,0 +1,80 @@
+import pytest
+
+from dynbench.analysis.arms import group_runs, named_arms, pair_launches
+from dynbench.analysis.merge import merge_run
+from dynbench.errors import UsageError
+
+
+@pytest.fixture
+def merged(make_run):
+    return lambda *args, **kwargs: merge_run(make_run(*args, **kwargs))
+
+
+def ids(runs):
+    return [run.run.id for run in runs]
+
+
+def test_runs_that_differ_in_seed_only_are_launches_of_one_arm(merged):
+    a0, b0, b1, a1 = merged("static"), merged("partition"), merged("partition", seed=1), merged("static", seed=1)
+    arms = group_runs([b1, a0, b0, a1])
+    assert [arm.label for arm in arms] == ["partition", "static"]
+    assert ids(arms[0].runs) == ids([b0, b1])
+    assert ids(arms[1].runs) == ids([a0, a1])
+
+
+def test_the_analysis_settings_do_not_make_another_arm(merged):
+    assert len(group_runs([merged("static"), merged("static", overrides=("analysis.noise_threshold=0.1",))])) == 1
+
+
+def test_arms_of_one_policy_are_told_apart_by_what_differs(merged):
+    runs = [merged("partition", overrides=(f"schedule.cost_type={cost}",)) for cost in ("tokens", "attention")]
+    assert [arm.label for arm in group_runs(runs)] == [
+        "partition (cost_type=tokens)",
+        "partition (cost_type=attention)",
+    ]
+
+
+def test_a_single_named_run_lends_its_name_to_the_arm(merged):
+    runs = [merged("partition", "one"), merged("partition", "two", overrides=("schedule.cost_type=attention",))]
+    assert [arm.label for arm in group_runs(runs)] == ["one", "two"]
+
+
+def test_launches_in_abba_order_pair_neighbours(merged):
+    a0, b0, b1, a1 = merged("static"), merged("partition"), merged("partition"), merged("static")
+    base, candidate = group_runs([a0, a1, b1, b0])
+    pairs = pair_launches(base, candidate).pairs
+    assert [ids(pair) for pair in pairs] == [ids((a0, b0)), ids((a1, b1))]
+
+
+def test_launches_pair_within_their_seed(merged):
+    a0, a1 = merged("static", seed=0), merged("static", seed=1)
+    b1, b0 = merged("partition", seed=1), merged("partition", seed=0)
+    pairs = pair_launches(*group_runs([a0, a1, b0, b1])).pairs
+    assert [ids(pair) for pair in pairs] == [ids((a0, b0)), ids((a1, b1))]
+
+
+def test_partial_and_unpaired_launches_are_left_out_and_named(merged):
+    a0, a1, a2 = merged("static"), merged("static", "broken", status="failed", steps_written=20), merged("static")
+    b0, b3 = merged("partition"), merged("partition", "lonely", seed=3)
+    pairing = pair_launches(*group_runs([a0, a1, a2, b0, b3]))
+    assert [ids(pair) for pair in pairing.pairs] == [ids((a0, b0))]
+    assert "broken is partial (status is failed; 10 of 40 measured steps)" in pairing.left_out
+    assert "lonely has no partner with seed 3" in pairing.left_out
+    assert len(pairing.left_out) == 3
+
+
+def test_partial_launches_pair_when_forced(merged):
+    arms = group_runs([merged("static"), merged("partition", status="failed", steps_written=20)])
+    assert len(pair_launches(*arms, partial=True).pairs) == 1
+    assert pair_launches(*arms).pairs == ()
+
+
+def test_named_arms_keep_equal_configurations_apart(merged):
+    a, b = merged("static"), merged("static")
+    arms = named_arms({"first": [a], "second": [b]})
+    assert [arm.label for arm in arms] == ["first", "second"]
+
+
+def test_an_arm_without_a_run_is_refused(merged):
+    with pytest.raises(UsageError, match="arm 'empty' has no run"):
+        named_arms({"full": [merged("static")], "empty": []})

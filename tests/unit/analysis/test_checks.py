@@ -1,0 +1,183 @@
+"""Every check finds its planted fault, and finds nothing in healthy launches."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+
+import dynbench.analysis.checks as registry
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.checks import CHECKS, drift, require_clean, run_checks
+from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.merge import merge_run
+from dynbench.config.schema import Analysis
+from dynbench.errors import ChecksFailed
+
+
+@pytest.fixture
+def merged(make_run):
+    return lambda *args, **kwargs: merge_run(make_run(*args, **kwargs))
+
+
+def found(arms, *, force=False):
+    """Findings by check for arms given as label to merged runs."""
+    grouped = named_arms(arms)
+    comparisons = compare_arms(grouped, Analysis(), force=force) if len(grouped) > 1 else []
+    return {finding.id: finding for finding in run_checks(Evidence(grouped, comparisons, Analysis()))}
+
+
+def with_steps(run, **columns):
+    object.__setattr__(run, "steps", run.steps.with_columns(**columns))
+    return run
+
+
+def test_the_registry_holds_every_check_of_the_package():
+    files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
+    assert files == set(CHECKS)
+    assert len(CHECKS) == len(set(CHECKS)) == 18
+
+
+def test_healthy_launches_are_clean(merged):
+    arms = {"static": [merged("static") for _ in range(4)], "partition": [merged("partition") for _ in range(4)]}
+    assert found(arms) == {}
+
+
+def test_forced_comparison(merged):
+    arms = {"static": [merged("static")], "partition": [merged("partition", fingerprint="data-2")]}
+    finding = found(arms, force=True)["forced_comparison"]
+    assert finding.severity == "fail"
+    assert "env.data.fingerprint (data-1 and data-2)" in finding.seen
+
+
+def test_missing_ranks(merged):
+    finding = found({"a": [merged("static", world_size=4, ranks_written=2)]})["missing_ranks"]
+    assert finding.severity == "fail"
+    assert "no rows of rank 2, 3 (2 of 4 ranks present)" in finding.seen
+
+
+def test_partial_run(merged):
+    finding = found({"a": [merged("static", status="interrupted", steps_written=20)]})["partial_run"]
+    assert "10 measured steps, status interrupted" in finding.seen
+    assert finding.limit == "40 steps, completed"
+
+
+def test_rank_files_and_torn_lines(make_run):
+    run = make_run("partition", world_size=3)
+    run.rank_file(2).write_text("")
+    run.rank_file(1).write_bytes(run.rank_file(1).read_bytes()[:-9])
+    findings = found({"a": [merge_run(run)]})
+    assert "rank_2.csv is empty" in findings["rank_files"].seen
+    assert "1 line dropped" in findings["torn_lines"].seen
+
+
+def test_loss_parity_is_broken(merged):
+    arms = {"static": [merged("static")], "partition": [merged("partition", loss_shift=0.05)]}
+    finding = found(arms)["loss_parity"]
+    assert finding.severity == "fail"
+    assert "b_g * G / B_t" in finding.hint
+
+
+@pytest.mark.parametrize("override", ["workload.dropout=0.1", "workload.dropout=null"])
+def test_loss_parity_with_dropout_is_information(merged, override):
+    arms = {
+        "static": [merged("static", overrides=(override,))],
+        "partition": [merged("partition", loss_shift=0.05, overrides=(override,))],
+    }
+    finding = found(arms)["loss_parity"]
+    assert finding.severity == "info"
+    assert "Dropout" in finding.hint
+
+
+def test_loss_parity_is_not_asked_of_different_samples(merged):
+    assert "loss_parity" not in found({"static": [merged("static")], "prefix": [merged("prefix", loss_shift=0.05)]})
+
+
+def test_environment(merged):
+    arms = {"static": [merged("static")], "partition": [merged("partition", env={"host": "elsewhere"})]}
+    assert "env.host (testhost and elsewhere)" in found(arms)["environment"].seen
+
+
+def test_environment_that_is_missing(make_run):
+    run = make_run("static")
+    run.env_file.unlink()
+    assert "env.json is missing" in found({"a": [merge_run(run)]})["environment"].seen
+
+
+@pytest.mark.parametrize(("launches", "severity"), [(1, "warn"), (3, "warn"), (5, "info")])
+def test_few_launches(merged, launches, severity):
+    arms = {name: [merged(name, steps=15) for _ in range(launches)] for name in ("static", "partition")}
+    assert found(arms)["few_launches"].severity == severity
+
+
+def test_launch_spread(merged):
+    arms = {"static": [merged("static", slowdown=factor) for factor in (1.0, 1.3, 1.0, 1.4)]}
+    assert "varies by" in found(arms)["launch_spread"].seen
+
+
+def test_short_warmup(merged):
+    run = merged("static", warmup_steps=1, noise=0.0)
+    run = with_steps(run, step_time_max_ms=pl.col("step_time_max_ms") * (1 + 9 * (pl.col("step") == 1)))
+    assert "--warmup-steps 10" in found({"a": [run]})["short_warmup"].hint
+
+
+def test_drift(merged):
+    run = merged("partition", steps=400)
+    run = with_steps(run, step_time_max_ms=pl.col("step_time_max_ms") * (1 + pl.col("step") / 800))
+    assert "step time changes by +" in found({"a": [run]})["drift"].seen
+
+
+def test_drift_is_not_seen_in_heavy_tails():
+    """Independent heavy-tailed steps must hardly ever look like drift."""
+    times = np.random.default_rng(5).lognormal(0, 0.6, (300, 60))
+    runs = [SimpleNamespace(label="x", measured=pl.DataFrame({"step_time_max_ms": row})) for row in times]
+    launches = SimpleNamespace(measured_runs=runs)
+    assert len(list(drift.check(launches))) <= 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [(("launch.nproc=4", "launch.threads=4"), "Use --threads 2."), (("launch.nproc=16",), "Use --nproc 8.")],
+)
+def test_oversubscribed_cores(merged, overrides, hint):
+    finding = found({"a": [merged("static", overrides=overrides)]})["oversubscribed_cores"]
+    assert (finding.limit, finding.hint) == ("8 cores", hint)
+
+
+def test_skipped_steps(merged):
+    run = with_steps(merged("static"), skipped=pl.col("step") % 5 == 0)
+    assert "20 % of the optimizer steps" in found({"a": [run]})["skipped_steps"].seen
+
+
+def test_unaccounted_time(merged):
+    run = with_steps(merged("static"), other_ms_mean=pl.col("step_time_max_ms") * 0.1)
+    assert "10 % of the step time" in found({"a": [run]})["unaccounted_time"].seen
+
+
+def test_planning_cost(merged):
+    run = with_steps(merged("partition"), plan_ms_mean=pl.col("step_time_max_ms") * 0.03)
+    assert "planning takes 3.0 %" in found({"a": [run]})["planning_cost"].seen
+
+
+def test_exposed_communication(merged):
+    assert "exposed communication" in found({"a": [merged("static", transfer_ms=40.0)]})["exposed_communication"].seen
+
+
+def test_different_samples(merged):
+    finding = found({"static": [merged("static")], "prefix": [merged("prefix")]})["different_samples"]
+    assert finding.severity == "info"
+
+
+def test_virtual_ranks(merged):
+    run = merged("static", overrides=("launch.launcher=virtual", "launch.world_size=2", "launch.comm_model=none"))
+    assert "2 virtual ranks, communication model none" in found({"a": [run]})["virtual_ranks"].seen
+
+
+def test_strict_names_what_is_more_than_information():
+    require_clean([Finding("info", "s", "l", "h", id="virtual_ranks")])
+    findings = [Finding("warn", "s", "l", "do this", id="drift"), Finding("fail", "s", "l", "h", id="missing_ranks")]
+    with pytest.raises(ChecksFailed, match="2 findings of checks: drift, missing_ranks") as caught:
+        require_clean(findings)
+    assert (caught.value.exit_code, caught.value.hint) == (6, "do this")

@@ -1,0 +1,146 @@
+import pytest
+
+from dynbench.analysis.arms import group_runs, named_arms
+from dynbench.analysis.comparison import compare_arms, seconds_per_token
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.verdict import Verdict
+from dynbench.config.schema import Analysis
+from dynbench.errors import NotComparable
+
+
+@pytest.fixture
+def launch(make_run):
+    """Merged runs in ABBA order: `launch(4, static={}, partition={})` gives four per arm."""
+
+    def make(launches, **arms):
+        runs = {name: [] for name in arms}
+        for block in range(launches):
+            for name in list(arms) if block % 2 == 0 else list(arms)[::-1]:
+                fields = {"policy": name, **arms[name]}
+                fields["slowdown"] = fields.get("slowdown", 1.0) * (1 + 0.01 * ((block * 7 + len(name)) % 3 - 1))
+                runs[name].append(merge_run(make_run(**fields)))
+        return runs
+
+    return make
+
+
+def compare(runs, settings=None, **options):
+    return compare_arms(named_arms(runs), settings or Analysis(), **options)
+
+
+def test_partition_against_static(launch):
+    (found,) = compare(launch(4, static={}, partition={}))
+    assert (found.verdict, found.level, found.speedup.pairs) == (Verdict.FASTER, "step", 4)
+    assert found.speedup.low > 1
+    assert found.loss_max_rel_diff < 1e-12
+    assert found.improvement_percent["step_time_ms.mean"] > 10
+    assert found.improvement_percent["throughput_tokens_per_s.mean"] > 10
+    assert set(found.compared) == {"schedule.mode", "schedule.policy"}
+
+
+def test_the_speedup_is_baseline_seconds_per_token_over_candidates(launch):
+    runs = launch(1, static={}, partition={})
+    (found,) = compare(runs)
+    expected = seconds_per_token(runs["static"][0]) / seconds_per_token(runs["partition"][0])
+    assert found.speedup.estimate == pytest.approx(expected)
+    assert (found.verdict, found.as_dict()["ci95"]) == (Verdict.ESTIMATE, None)
+
+
+def test_prefix_compares_at_level_stream_without_loss_parity(launch):
+    (found,) = compare(launch(2, static={}, prefix={}))
+    assert (found.level, found.loss_max_rel_diff, found.as_dict()["same_work"]) == ("stream", None, False)
+
+
+def test_an_aa_comparison_is_not_called_different(launch):
+    (found,) = compare(launch(4, one={"policy": "static"}, two={"policy": "static"}))
+    assert found.verdict in (Verdict.SAME, Verdict.AMBIGUOUS)
+    assert found.speedup.low < 1 < found.speedup.high
+
+
+def test_a_slower_arm_is_called_slower(launch):
+    slow = {"policy": "static", "slowdown": 1.1, "overrides": ("launch.slowdown={1: 1.1}",)}
+    (found,) = compare(launch(4, static={}, slow=slow))
+    assert found.verdict == Verdict.SLOWER
+    assert "launch.slowdown" in found.compared
+
+
+def test_an_aa_arm_raises_the_noise_threshold_of_the_others(launch):
+    runs = launch(4, static={}, again={"policy": "static"}, partition={})
+    for index, run in enumerate(runs["again"]):
+        factor = 1.0 + 0.2 * (-1) ** index
+        steps = run.steps.with_columns(step_time_max_ms=run.steps["step_time_max_ms"] * factor)
+        object.__setattr__(run, "steps", steps)
+    again, partition = compare(runs)
+    assert again.noise == 0.02
+    assert partition.noise > 0.1
+    assert partition.noise == pytest.approx(again.speedup.high / again.speedup.estimate - 1, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"seed": 1}, "train.seed (0 and 1)"),
+        ({"global_batch": 32}, "train.global_batch (16 and 32)"),
+        ({"steps": 30}, "train.steps (40 and 30)"),
+        ({"world_size": 4}, "world_size (2 and 4)"),
+        ({"fingerprint": "data-2"}, "env.data.fingerprint (data-1 and data-2)"),
+        ({"overrides": ("workload.max_length=64",)}, "workload.max_length (256 and 64)"),
+        ({"env": {"cpu_model": "Other CPU"}}, "env.cpu_model (Test CPU and Other CPU)"),
+        ({"env": {"packages": {"torch": "2.6.0"}}}, "env.packages.torch (2.13.0 and 2.6.0)"),
+        (
+            {"env": {"devices": {"ranks": [{"name": "H200"}]}}, "overrides": ("launch.device=cuda",)},
+            "launch.device (auto and cuda)",
+        ),
+    ],
+)
+def test_runs_that_differ_in_more_are_incomparable(launch, fields, key):
+    with pytest.raises(NotComparable) as caught:
+        compare(launch(1, static={}, partition=fields))
+    assert key in caught.value.message
+    assert caught.value.exit_code == 5
+
+
+def test_different_accelerators_are_incomparable(launch):
+    arms = {
+        "static": {"env": {"devices": {"ranks": [{"name": "A"}]}}},
+        "partition": {"env": {"devices": {"ranks": [{"name": "B"}]}}},
+    }
+    with pytest.raises(NotComparable, match=r"env.devices"):
+        compare(launch(1, **arms))
+
+
+def test_a_forced_comparison_shows_numbers_without_a_verdict(launch):
+    (found,) = compare(launch(2, static={}, partition={"fingerprint": "data-2"}), force=True)
+    assert found.verdict == Verdict.INCOMPARABLE
+    assert "env.data.fingerprint" in found.reason
+    assert found.speedup.estimate > 1
+    assert found.as_dict()["forced_over"] == {"env.data.fingerprint": ["data-1", "data-2"]}
+
+
+def test_virtual_ranks_are_named_beside_the_number(launch):
+    fields = {"overrides": ("launch.launcher=virtual", "launch.world_size=2")}
+    (found,) = compare(launch(2, static=fields, partition=fields))
+    assert found.reason.endswith("(virtual ranks; communication: none)")
+
+
+def test_partial_launches_are_left_out(launch, make_run):
+    runs = launch(3, static={}, partition={})
+    runs["partition"][1] = merge_run(make_run("partition", "broken", status="oom", steps_written=20))
+    (found,) = compare(runs)
+    assert found.speedup.pairs == 2
+    assert any(reason.startswith("broken is partial") for reason in found.pairing.left_out)
+
+
+def test_nothing_left_to_pair_is_incomparable(launch):
+    with pytest.raises(NotComparable, match="is partial"):
+        compare(launch(1, static={}, partition={"status": "failed", "steps_written": 20}))
+    with pytest.raises(NotComparable, match="0 of 40 measured steps"):
+        compare(launch(1, static={}, partition={"status": "failed", "steps_written": 5}), force=True)
+
+
+def test_the_first_run_named_decides_the_baseline(launch):
+    runs = launch(1, static={}, partition={})
+    arms = group_runs([*runs["partition"], *runs["static"]])
+    (found,) = compare_arms(arms, Analysis())
+    assert (found.baseline.label, found.candidate.label) == ("partition", "static")
+    assert found.speedup.estimate < 1

@@ -1,0 +1,156 @@
+import ast
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.image import imread
+
+import dynbench.analysis.figures as registry
+from dynbench.analysis.figures import FIGURES, draw_figures, style
+from dynbench.analysis.figures.over_steps import draw_lines
+from dynbench.analysis.figures.timeline import typical_step
+from dynbench.analysis.figures.views import ArmView, caption
+from dynbench.analysis.merge import merge_run
+
+
+@pytest.fixture
+def view(make_run):
+    def make(*policies, launches=1, **fields):
+        return [
+            ArmView(policy, tuple(merge_run(make_run(policy, **fields)) for _ in range(launches)))
+            for policy in policies
+        ]
+
+    return make
+
+
+def figure_modules():
+    return list(Path(registry.__file__).parent.glob("*.py"))
+
+
+def test_every_registered_figure_has_a_file_and_every_file_is_registered():
+    drawing = {path.stem for path in figure_modules() if "def draw(" in path.read_text()}
+    assert drawing == {name for names in FIGURES.values() for name in names}
+
+
+def test_only_style_chooses_a_backend_and_nothing_uses_pyplot():
+    for path in figure_modules():
+        tree = ast.parse(path.read_text())
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not any("pyplot" in name for name in imported), path.name
+        assert ("matplotlib.use" in path.read_text()) == (path.name == "style.py")
+    assert matplotlib.get_backend().lower() == "agg"
+
+
+def test_every_figure_comes_with_its_numbers(view, tmp_path):
+    files = draw_figures("train", view("static", "partition"), tmp_path)
+    assert [path.name for path in files] == [f"{name}.{kind}" for name in FIGURES["train"] for kind in ("png", "csv")]
+    for path in files:
+        if path.suffix == ".png":
+            image = imread(path)
+            assert image.shape[1] >= 800
+            assert image[..., :3].std() > 0.05
+        else:
+            table = pl.read_csv(path)
+            assert table.height > 0
+            assert set(table["arm"]) == {"static", "partition"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 40])
+def test_any_number_of_ranks_is_drawn(view, tmp_path, world_size):
+    files = draw_figures("train", view("partition", world_size=world_size, global_batch=80, steps=12), tmp_path)
+    assert (tmp_path / "timeline.png") in files
+    assert ((tmp_path / "rank_spread.png") in files) == (world_size > 1)
+    ranks = pl.read_csv(tmp_path / "timeline.csv")["rank"]
+    assert ranks.len() == world_size if world_size <= 24 else ranks.len() in (23, 24)
+
+
+def test_the_slowest_of_many_ranks_is_always_shown(view, tmp_path):
+    (arm,) = view("partition", world_size=60, global_batch=120, steps=12)
+    draw_figures("train", [arm], tmp_path)
+    shown = pl.read_csv(tmp_path / "timeline.csv")
+    every = arm.runs[0].rank_rows(int(shown["step"][0]))
+    assert shown["compute_ms"].max() == pytest.approx(every["compute_ms"].max())
+
+
+def test_runs_without_a_measured_step_are_left_out(view, tmp_path):
+    arms = view("static") + view("partition", status="failed", steps_written=4)
+    draw_figures("train", arms, tmp_path)
+    assert set(pl.read_csv(tmp_path / "step_time.csv")["arm"]) == {"static"}
+    assert draw_figures("train", arms[1:], tmp_path / "none") == []
+
+
+def test_the_typical_step_is_near_the_medians(view):
+    arms = view("static", "partition", steps=100)
+    step = typical_step(arms)
+    first, second = (arm.runs[0].measured for arm in arms)
+    chosen = first["step"].to_list().index(step)
+    ratio = first["step_time_max_ms"] / second["step_time_max_ms"]
+    assert 0.3 < (first["step_time_max_ms"] < first["step_time_max_ms"][chosen]).mean() < 0.7
+    assert 0.3 < (ratio < ratio[chosen]).mean() < 0.7
+    assert typical_step([]) is None
+
+
+def test_bars_of_the_breakdown_add_up_to_the_step(view, tmp_path):
+    arms = view("static", "partition")
+    draw_figures("train", arms, tmp_path)
+    table = pl.read_csv(tmp_path / "time_breakdown.csv")
+    for arm in arms:
+        total = table.filter(pl.col("arm") == arm.label)["ms"].sum()
+        assert total == pytest.approx(arm.steps["step_time_max_ms"].mean(), rel=1e-4)
+
+
+def test_launches_are_averaged_per_step(view):
+    (arm,) = view("static", launches=3)
+    expected = np.mean([run.measured["step_time_max_ms"].to_numpy() for run in arm.runs], axis=0)
+    assert np.allclose(arm.steps["step_time_max_ms"], expected)
+    assert arm.all_steps.height == 120
+
+
+def test_the_caption_names_runs_counts_and_what_is_left_out(view):
+    text = caption(view("static", "partition", launches=2), "A note.")
+    assert "n = 2 launches per arm, 2 ranks, 40 measured steps" in text
+    assert "the first 10 steps (warm-up) are left out." in text
+    assert text.endswith("A note.")
+
+
+def test_the_caption_says_virtual(view):
+    fields = {"overrides": ("launch.launcher=virtual", "launch.world_size=2")}
+    assert "2 virtual ranks" in caption(view("static", **fields))
+
+
+def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
+    arms = view("static")
+    _, (axes,) = style.new_figure("t", "c")
+    draw_lines(axes, arms, "step_time_max_ms")
+    assert axes.get_ylim()[0] == 0
+    assert np.allclose(style.smooth([3.0] * 20, 5), 3.0)
+    assert style.smooth(np.arange(7.0), 3).tolist() == [0.5, 1, 2, 3, 4, 5, 5.5]
+    assert style.smoothing_window(10) == 5
+    assert style.smoothing_window(2400) == 201
+
+
+def test_caption_and_legend_keep_clear_of_the_panels():
+    figure, panels = style.new_figure("Title", "A long caption. " * 40, rows=2, columns=2)
+    for axes in panels:
+        for name in ("one", "two", "a third one with a long name", "four", "five"):
+            axes.plot([0, 1], [0, 1], label=name)
+        style.label_axes(axes, "x (ms)", "y (ms)")
+    style.legend_of_figure(figure, panels[0])
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    boxes = [axes.get_tightbbox(renderer) for axes in panels]
+    others = [text.get_window_extent(renderer) for text in figure.texts]
+    others.append(figure.legends[0].get_window_extent(renderer))
+    assert not any(box.overlaps(other) for box in boxes for other in others)
+    assert not any(a.overlaps(b) for i, a in enumerate(others) for b in others[:i])
+    assert all(other.x1 <= figure.bbox.x1 and other.x0 >= 0 for other in others)
+
+
+def test_analysis_does_not_load_torch():
+    assert "dynbench.analysis.figures" in sys.modules
+    assert "matplotlib.pyplot" not in sys.modules

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.recovery import recovery, relative_speeds
+
+SLOWED = ("launch.slowdown={1: 2.0}",)
+
+
+def merged(make_run, *policies, **fields):
+    return [merge_run(make_run(policy, **fields)) for policy in policies]
+
+
+def test_the_bound_is_recomputed_from_the_formula(make_run):
+    static, partition = merged(make_run, "static", "partition", world_size=4, noise=0.0)
+    found = recovery([(static, partition)])
+    steps = static.measured
+    tokens, longest = steps["real_tokens"].to_numpy(), steps["longest"].to_numpy()
+    least = np.maximum(2.0 + 0.05 * tokens / 4, 2.0 + 0.05 * longest)
+    total = steps["step_time_max_ms"].to_numpy()
+    bound = (total - steps["compute_ms_max"].to_numpy() + least).sum()
+    assert found.bound_speedup == pytest.approx(total.sum() / bound, rel=1e-3)
+    other = partition.measured["step_time_max_ms"].sum()
+    assert found.share == pytest.approx((total.sum() - other) / (total.sum() - bound), rel=1e-2)
+    assert 0.3 < found.share < 1
+    assert found.overhead_share == pytest.approx(2.0 / steps["compute_ms_max"].mean(), rel=1e-2)
+
+
+def test_the_baseline_itself_recovers_nothing(make_run):
+    static, again = merged(make_run, "static", "static", noise=0.0)
+    assert recovery([(static, again)]).share == pytest.approx(0, abs=1e-3)
+
+
+def test_without_a_loss_no_share_is_stated(make_run, monkeypatch):
+    pair = tuple(merged(make_run, "static", "partition", noise=0.0))
+    assert "% of what static loses is recovered; the bound on static's steps" in recovery([pair]).sentence("static")
+    monkeypatch.setattr("dynbench.analysis.recovery.LEAST_LOSS", 0.99)
+    assert recovery([pair]).share is None
+    assert recovery([pair]).sentence("static").endswith("times as fast: next to nothing is lost")
+
+
+def test_speeds_come_from_the_slowdown_then_the_schedule_then_the_estimates(make_run, tmp_path):
+    (plain,) = merged(make_run, "static")
+    assert relative_speeds(plain).tolist() == [1, 1]
+    (given,) = merged(make_run, "partition", overrides=("schedule.speeds=[2.0, 1.0]",))
+    assert relative_speeds(plain, given).tolist() == [1, 0.5]
+    (slowed,) = merged(make_run, "partition", overrides=("schedule.speeds=[2.0, 1.0]", "launch.slowdown={0: 4.0}"))
+    assert relative_speeds(plain, slowed).tolist() == [0.25, 1]
+    (estimated,) = merged(make_run, "partition", overrides=("schedule.speeds=auto",))
+    (estimated.run.path / "speeds.csv").write_text("step,rank,speed\n10,0,1.0\n10,1,0.5\n20,0,1.0\n20,1,0.8\n")
+    assert relative_speeds(plain, estimated).tolist() == [1, 0.8]
+
+
+def test_ranks_slowed_differently_are_not_held_against_one_bound(make_run):
+    (static,) = merged(make_run, "static")
+    (slowed,) = merged(make_run, "partition", overrides=SLOWED)
+    assert recovery([(static, slowed)]) is None
+
+
+def test_a_comparison_states_bound_and_share(make_run, store):
+    from dynbench.analysis.analyze import analyze_runs
+    from dynbench.config.schema import Analysis
+
+    report = analyze_runs([make_run("static"), make_run("partition")], store, Analysis())
+    stated = report.as_dict()["comparison"]
+    assert stated["bound_speedup"] > 1
+    assert 0 < stated["recovered_share"] < 1
+    assert "of what static loses is recovered" in (report.folder.path / "summary.md").read_text()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+from dynbench.analysis.figures import draw_figures
+from dynbench.errors import RecordError
+from dynbench.runs.store import RunStore
+
+
+def cell(store: RunStore, batch: int, launcher: str, **found: object) -> dict[str, object]:
+    """A comparison that has ended, and its line in the folder over several."""
+    run = store.create("compare", "cell")
+    candidate = {"candidate": "partition", "speedup": 1.3, "ci95": [1.2, 1.4], "overhead_share": 0.4, **found}
+    content = {"runs": [{"summary": {"launcher": launcher}}], "comparisons": [candidate]}
+    (run.path / "comparison.json").write_text(json.dumps(content))
+    return {"settings": {"train.global_batch": batch}, "comparison": run.id}
+
+
+def test_every_comparison_is_a_mark_and_unfinished_ones_are_left_out(store, tmp_path):
+    together = store.create("compare", "regimes")
+    unfinished = {"settings": {}, "comparison": store.create("compare", "cell").id}
+    cells = [
+        cell(store, 8, "torchrun", speedup=1.02, overhead_share=0.8, predicted_speedup=1.05),
+        cell(store, 256, "virtual", ci95=None),
+        unfinished,
+    ]
+    (together.path / "cells.json").write_text(json.dumps({"cells": cells}))
+    png, csv = draw_figures("cells", together, tmp_path)
+    table = pl.read_csv(csv)
+    assert png.stat().st_size > 10_000
+    assert table["cell"].to_list() == ["train.global_batch=8", "train.global_batch=256"]
+    assert table["launcher"].to_list() == ["torchrun", "virtual"]
+    assert table["overhead_share"].to_list() == [0.8, 0.4]
+    assert table["predicted_speedup"].to_list() == [1.05, None]
+
+
+def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
+    together = store.create("compare", "regimes")
+    (together.path / "cells.json").write_text('{"cells": []}')
+    assert draw_figures("cells", together, tmp_path) == []
+    (together.path / "cells.json").write_text("{")
+    with pytest.raises(RecordError, match=r"cells\.json"):
+        draw_figures("cells", together, tmp_path)

@@ -1,0 +1,105 @@
+import json
+
+import numpy as np
+import pytest
+
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.metrics import METRICS, improvement_percent, lookup, means
+from dynbench.analysis.summary import summarise, summary_of
+from dynbench.analysis.tables import format_gain, format_value, markdown, summary_rows
+
+NUMBERS = """
+    world_size global_batch steps warmup_steps rows skipped_steps padding_ratio wait_fraction plan_fraction samples
+    real_tokens step_time_ms.mean step_time_ms.p50 step_time_ms.p95 step_time_ms.total exposed_comm_ms.mean
+    throughput_samples_per_s.mean throughput_samples_per_s.p95 throughput_tokens_per_s.mean throughput_tokens_per_s.p95
+    padded_tokens_max.mean padded_tokens_max.total std_over_ranks.compute_ms.mean std_over_ranks.compute_ms.p95
+    std_over_ranks.step_time_ms.mean std_over_ranks.padded_tokens.p95 std_over_ranks.peak_mem_mb.mean
+    loss.first loss.last eval.loss eval.accuracy
+"""
+
+
+def test_every_number_of_the_json_page_is_there(make_run):
+    summary = summarise(make_run("partition"))
+    assert [key for key in NUMBERS.split() if lookup(summary, key) is None] == []
+    assert (summary["policy"], summary["mode"], summary["launcher"]) == ("partition", "dynamic", "torchrun")
+    assert (summary["partial"], summary["missing"]) == (False, [])
+
+
+def test_statistics_leave_the_warm_up_out_and_use_ratios_of_totals(make_run):
+    run = make_run("static")
+    merged = merge_run(run)
+    summary = summary_of(merged)
+    times = merged.steps["step_time_max_ms"].to_numpy()[10:]
+    tokens = merged.steps["real_tokens"].to_numpy()[10:]
+    assert (summary["steps"], summary["warmup_steps"], summary["rows"]) == (40, 10, 100)
+    assert lookup(summary, "step_time_ms.p95") == pytest.approx(np.percentile(times, 95))
+    assert lookup(summary, "throughput_tokens_per_s.mean") == pytest.approx(tokens.sum() / times.sum() * 1000)
+    assert lookup(summary, "throughput_tokens_per_s.mean") != pytest.approx(np.mean(tokens / times) * 1000)
+    assert lookup(summary, "wait_fraction") == pytest.approx(
+        merged.steps["wait_ms_mean"].to_numpy()[10:].sum() / times.sum()
+    )
+    assert summary["samples"] == 40 * 16
+
+
+def test_files_say_the_same_as_the_object(make_run):
+    run = make_run("static", name="plain")
+    summary = summarise(run)
+    assert json.loads((run.path / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    text = (run.path / "summary.md").read_text()
+    assert text.startswith("# plain\n")
+    assert "Warm-up left out" in text
+    header, *lines = (run.path / "summary.csv").read_text().splitlines()
+    assert header == "metric,title,unit,plain"
+    assert any(line.startswith("wait_fraction,") for line in lines)
+
+
+def test_a_partial_run_says_so(make_run):
+    run = make_run("static", status="failed", steps_written=25)
+    summary = summarise(run)
+    assert summary["partial"] is True
+    assert summary["missing"] == ["status is failed", "15 of 40 measured steps"]
+    assert "**Partial run:** status is failed" in (run.path / "summary.md").read_text()
+
+
+def test_a_run_with_warm_up_only_has_no_numbers(make_run):
+    summary = summarise(make_run("static", status="interrupted", steps_written=5))
+    assert summary["steps"] == 0
+    assert lookup(summary, "step_time_ms.mean") is None
+    assert lookup(summary, "throughput_tokens_per_s.mean") is None
+
+
+def test_compressed_runs_report_what_travelled(make_run):
+    summary = summarise(make_run("static", extra={"comm_ms": 2.5, "bytes_raw": 4000, "bytes_wire": 1000}))
+    assert summary["compression_ratio"] == 4
+    assert lookup(summary, "bytes_wire.mean") == 1000
+    assert "compression_ratio" not in summarise(make_run("static"))
+
+
+def test_improvement_counts_in_the_metrics_better_direction():
+    by_key = {metric.key: metric for metric in METRICS}
+    assert improvement_percent(by_key["step_time_ms.mean"], 20, 15) == pytest.approx(25)
+    assert improvement_percent(by_key["throughput_tokens_per_s.mean"], 100, 125) == pytest.approx(25)
+    assert improvement_percent(by_key["wait_fraction"], 0.0, 0.1) is None
+    assert improvement_percent(by_key["eval.loss"], None, 0.1) is None
+
+
+def test_means_leave_out_metrics_that_one_summary_lacks():
+    found = means([{"wait_fraction": 0.1, "padding_ratio": 1.5}, {"wait_fraction": 0.3, "padding_ratio": None}])
+    assert found == {"wait_fraction": pytest.approx(0.2)}
+    assert lookup(found, "wait_fraction") == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(None, "ms", ""), (0.123, "%", "12.3 %"), (1234.5, "ms", "1,234"), (123.45, "ms", "123.5"), (1.5, "ms", "1.500")],
+)
+def test_numbers_for_reading(value, unit, text):
+    assert format_value(value, unit) == text
+
+
+def test_a_gain_that_rounds_to_nothing_has_no_sign():
+    assert [format_gain(gain) for gain in (None, -0.01, 12.34, -5)] == ["", "0.0 %", "+12.3 %", "-5.0 %"]
+
+
+def test_markdown_escapes_what_would_break_a_table():
+    assert "a\\|b" in markdown(summary_rows({"a|b": {"wait_fraction": 0.5}}))

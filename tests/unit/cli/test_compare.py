@@ -1,0 +1,86 @@
+"""`dynbench compare`: its options, without launching anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynbench.cli.compare_progress import compare_display
+from dynbench.cli.main import main
+from dynbench.experiment.launches import CompareProgress
+from dynbench.experiment.state import LaunchState
+
+
+def test_dry_run_shows_launches_and_settings_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+
+    assert main(["compare", "--dry-run", "--launches", "2", "--steps", "7", "--json", "--results", str(results)]) == 0
+
+    shown = json.loads(capsys.readouterr().out)
+    assert [launch["arm"] for launch in shown["launches"]] == [
+        "static", "prefix", "partition", "partition", "prefix", "static",
+    ]  # fmt: skip
+    assert {arm["train"]["steps"] for arm in shown["arms"].values()} == {7}
+    assert not results.exists()
+    assert main(["compare", "--dry-run"]) == 0
+    assert "12 launches: static prefix partition partition" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["quikstart"], "Did you mean 'quickstart'?"),
+        (["quickstart", "--launches", "3"], "--launches: 3 launches per arm"),
+        (["quickstart", "--set", "train.stepz=3"], "train.stepz"),
+        (["quickstart", "-c", "other.yaml"], "two recipes given"),
+        (["--resume", "nothing"], "not found"),
+        (["quickstart", "--resume", "nothing"], "takes no others"),
+        (["--resume", "nothing", "--steps", "3"], "takes no others"),
+    ],
+)
+def test_mistakes_are_usage_errors(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *arguments, "--results", str(tmp_path / "results")]) == 2
+
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_resuming_what_is_no_comparison_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dynbench.runs.store import RunStore
+
+    run = RunStore(tmp_path).create("train", "static")
+
+    assert main(["compare", "--resume", run.id, "--results", str(tmp_path)]) == 2
+
+    assert "recipe.yaml" in capsys.readouterr().err
+
+
+def test_without_a_terminal_every_launch_and_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    launch = LaunchState("static", 0, 0)
+    with compare_display(True) as display:
+        for step in (0, 1, 2):
+            display.on_progress(CompareProgress(0, 2, launch, step, 2, None if step == 0 else 61.2))
+        display.on_progress(CompareProgress(1, 2, launch, 0, 2, 7.0))
+        for text in ("merging a (1 of 2)", "merging b (2 of 2)", "drawing figures"):
+            display.on_stage(text)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "launch 1/2  static #1",
+        "launch 2/2  static #1  about 7 s left",
+        "merging a (1 of 2)",
+        "drawing figures",
+    ]
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with compare_display(False) as display:
+        display.on_progress(CompareProgress(0, 1, LaunchState("a", 0, 0), 0, 1, None))
+        display.on_stage("drawing figures")
+
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dynbench.cli import health
+from dynbench.cli.health import CHECKS, Finding
+from dynbench.cli.main import main
+from dynbench.cli.options import Settings
+from dynbench.runs import provenance
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(results=tmp_path / "results")
+
+
+def test_doctor_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--results", str(tmp_path / "results"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [check["id"] for check in shown["checks"]] == list(CHECKS)
+    assert shown["environment"]["packages"]["torch"]
+    assert all(check["ok"] or check["hint"] for check in shown["checks"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_prints_each_check_with_its_next_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        health,
+        "CHECKS",
+        {"fine": lambda s: Finding(True, "seen 1"), "poor": lambda s: Finding(False, "seen 2", "do it")},
+    )
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "ok    fine   seen 1" in text
+    assert "warn  poor   seen 2  do it" in text
+
+
+def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECKS", {"poor": lambda s: Finding(False, "seen", "do it")})
+    assert main(["doctor", "--strict", "--json"]) == 6
+    out, err = capsys.readouterr()
+    shown = json.loads(out)
+    assert shown["error"]["exit_code"] == 6
+    assert shown["checks"][0]["hint"] == "do it"
+    assert err == "error: checks that warn: poor\n"
+    monkeypatch.setattr(health, "CHECKS", {"fine": lambda s: Finding(True, "seen")})
+    assert main(["doctor", "--strict"]) == 0
+
+
+def test_results_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    finding = health.results_folder(Settings(results=tmp_path / "file"))
+    assert not finding.ok
+    assert "--results" in finding.hint
+
+
+def test_too_few_cores_and_a_busy_machine_warn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "usable_cores", lambda: 1)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.6, 0.0, 0.0))
+    assert not health.cores(settings).ok
+    assert not health.load(settings).ok
+    monkeypatch.setattr(provenance, "usable_cores", lambda: 2)
+    assert health.cores(settings).ok
+    assert health.load(settings).ok
+
+
+def test_little_memory_and_disk_warn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "memory_mb", lambda: {"total": 4000.0, "available": 100.0, "limit": None})
+    assert not health.memory(settings).ok
+    monkeypatch.setattr(health, "LEAST_DISK_BYTES", 10**18)
+    assert not health.disk(settings).ok
+
+
+def test_a_powersave_clock_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "cpu_governor", lambda: "powersave")
+    assert not health.governor(settings).ok
+    monkeypatch.setattr(provenance, "cpu_governor", lambda: "performance")
+    assert health.governor(settings).ok
+
+
+def test_the_hub_cache(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    empty = health.hub_cache(settings)
+    assert empty.ok, "the embedded default needs none"
+    assert "--model FOLDER" in empty.hint
+    (tmp_path / "models--org--name").mkdir()
+    assert "org/name" in health.hub_cache(settings).seen
+
+
+def test_a_missing_package_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "package_versions", lambda: {"polars": None, "triton": None, "numpy": "2"})
+    finding = health.packages(settings)
+    assert (finding.ok, finding.seen) == (False, "missing: polars")
+
+
+def test_a_foreign_encoding_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale=True: "ANSI_X3.4-1968")
+    assert not health.text_encoding(settings).ok

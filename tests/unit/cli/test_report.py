@@ -1,0 +1,86 @@
+"""`dynbench report`: where it writes and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynbench.cli.main import main
+from dynbench.runs.atomic import write_json
+from dynbench.runs.store import RunStore
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A registry with one comparison without runs worth the name."""
+    store = RunStore(tmp_path / "results")
+    run = store.create("train", "static")
+    folder = store.create("analyze", "comparison", name="demo")
+    comparison = {"baseline": "static", "candidate": "other", "verdict": "ESTIMATE", "speedup": 1.5, "ci95": None}
+    write_json(
+        folder.path / "comparison.json",
+        {
+            "runs": [{"id": run.id, "name": None, "summary": {}}],
+            "arms": [{"name": "static", "runs": [run.id]}],
+            "comparisons": [comparison],
+            "checks": [],
+            "figures": [],
+        },
+    )
+    return store.root
+
+
+def test_by_default_it_lies_with_the_latest_comparison(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--results", str(results)]) == 0
+
+    path = Path(capsys.readouterr().out.splitlines()[0])
+    assert path.name == "report.en.md"
+    assert path.parent.parent == results
+    assert path.is_file()
+
+
+def test_the_suffix_tells_the_format_and_folders_are_made(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "new" / "page.html"
+
+    assert main(["report", "demo", "--lang", "zh", "-o", str(output), "--json", "--results", str(results)]) == 0
+
+    assert json.loads(capsys.readouterr().out)["path"] == str(output)
+    assert output.read_text(encoding="utf-8").startswith('<!doctype html>\n<html lang="zh-CN">')
+
+
+def test_a_dash_writes_to_stdout(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "-o", "-", "--results", str(results)]) == 0
+
+    assert capsys.readouterr().out.startswith("# Waiting for the slowest rank\n")
+
+
+def test_an_unknown_placeholder_names_its_line_and_the_known_ones(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.md"
+    own.write_text("fine\n{{ best.sped }}\n", encoding="utf-8")
+
+    assert main(["report", "--template", str(own), "--results", str(results)]) == 2
+
+    shown = capsys.readouterr().err
+    assert f"{own}:2: unknown placeholder '{{{{ best.sped }}}}'" in shown
+    assert "best.speedup" in shown
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_the_user(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "-o", "/proc/none/report.md", "--results", str(results)]) == 2
+
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["@latest"]])
+def test_nothing_to_report_on(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *arguments, "--results", str(tmp_path / "empty")]) == 2
+
+    assert "hint: " in capsys.readouterr().err

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from dynbench.cli.main import main
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    return RunStore(tmp_path / "results")
+
+
+def make(store: RunStore, name: str, status: str = "completed") -> Run:
+    run = store.create("train", "dynamic", name=name)
+    config = load_config(None, [], {"schedule.policy": "prefix", "launch.launcher": "torchrun", "launch.nproc": "2"})
+    run.config_file.write_text(dump_config(config))
+    write_json(run.env_file, {"host": "h", "packages": {"torch": "9.9"}, "cpu_governor": None})
+    run.update(status="running")
+    if status == "failed":
+        failure = {"kind": "worker", "message": "rank 1 ended with exit code 7", "rank": 1, "log": "logs/r1.err"}
+        run.update(status="failed", exit_code=3, failure=failure, warnings=["spread is 12 %, limit 10 %"])
+    elif status != "running":
+        run.update(status=status, exit_code=0)
+    return run
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(list(arguments)) == code
+    return capsys.readouterr().out
+
+
+def test_ls_shows_what_a_run_was(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(store, "a")
+    header, line = printed(capsys, "runs", "ls").splitlines()
+    assert header.split() == ["id", "name", "command", "status", "created", "duration", "policy", "G", "B"]
+    words = line.split()
+    assert words[:4] == [run.id, "a", "train", "completed"]
+    assert words[-3:] == ["prefix", "2", "64"]
+
+
+def test_ls_as_json(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make(store, "a"), make(store, "b", "failed")]
+    shown = json.loads(printed(capsys, "runs", "ls", "--json"))
+    assert [row["id"] for row in shown["runs"]] == [run.id for run in runs]
+    assert [row["status"] for row in shown["runs"]] == ["completed", "failed"]
+    assert shown["runs"][0]["global_batch"] == 64
+    assert shown["runs"][0]["duration_s"] >= 0
+
+
+def test_ls_of_nothing_says_what_to_do(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "dynbench train --name" in printed(capsys, "runs", "ls")
+    assert json.loads(printed(capsys, "runs", "ls", "--json"))["runs"] == []
+
+
+def test_ls_survives_malformed_runs(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    good, torn, no_config = make(store, "a"), make(store, "b"), make(store, "c")
+    torn.record_file.write_text("{")
+    no_config.config_file.write_text("nonsense: [")
+    assert main(["runs", "ls", "--json"]) == 0
+    out, err = capsys.readouterr()
+    rows = {row["id"]: row for row in json.loads(out)["runs"]}
+    assert set(rows) == {good.id, no_config.id}
+    assert rows[no_config.id]["policy"] is None
+    assert err.startswith("warning: ")
+    assert str(torn.record_file) in err
+
+
+def test_show_prints_everything(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(store, "a", "failed")
+    text = printed(capsys, "runs", "show", "a")
+    for part in (
+        run.id, "failed", "rank 1 ended with exit code 7", "logs/r1.err", "spread is 12 %",
+        "schedule.policy  prefix  (default null)", "packages  torch 9.9", "config.yaml",
+    ):  # fmt: skip
+        assert part in text
+    assert "train.steps" not in text
+
+
+def test_show_defaults_to_the_latest_and_speaks_json(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    make(store, "a")
+    run = make(store, "b", "failed")
+    shown = json.loads(printed(capsys, "runs", "show", "--json"))
+    assert shown["run"]["id"] == run.id
+    assert shown["run"]["failure"]["rank"] == 1
+    assert shown["config_differences"]["schedule.policy"] == {"default": None, "value": "prefix"}
+    assert {file["path"] for file in shown["files"]} == {"config.yaml", "env.json", "run.json"}
+
+
+def test_show_of_a_bare_run_says_what_is_missing(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.create("train", "static", name="bare")
+    text = printed(capsys, "runs", "show", "bare")
+    assert "configuration: " in text
+    assert "environment: " in text
+    assert json.loads(printed(capsys, "runs", "show", "bare", "--json"))["env"] is None
+
+
+def test_show_of_a_lost_run(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(store, "a", "running")
+    data = json.loads(run.record_file.read_text())
+    run.record_file.write_text(json.dumps(data | {"pid_start": "00000000:1"}))
+    assert json.loads(printed(capsys, "runs", "show", "a", "--json"))["run"]["status"] == "lost"
+
+
+def test_rm_removes_several_and_the_failed(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c, d = make(store, "a"), make(store, "b"), make(store, "c", "failed"), make(store, "d")
+    shown = json.loads(printed(capsys, "runs", "rm", "a", b.id, "a", "--failed", "--yes", "--json"))
+    assert shown["removed"] == [a.id, b.id, c.id]
+    assert store.list() == [d]
+    assert printed(capsys, "runs", "rm", "--failed", "--yes") == "Nothing to remove.\n"
+
+
+def test_rm_removes_nothing_when_one_cannot_go(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    make(store, "a")
+    make(store, "b", "running")
+    printed(capsys, "runs", "rm", "a", "b", "--yes", code=2)
+    printed(capsys, "runs", "rm", "a", "nothing", "--yes", code=2)
+    assert len(store.list()) == 2
+    printed(capsys, "runs", "rm", "a", "b", "--yes", "--force")
+    assert store.list() == []
+
+
+def test_rm_asks_and_needs_a_terminal_to_ask(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(store, "a")
+    assert main(["runs", "rm", "a"]) == 2
+    assert "--yes" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: (_ for _ in ()).throw(click.Abort()))
+    assert main(["runs", "rm", "a"]) == 130
+    assert len(store.list()) == 1
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: True)
+    assert main(["runs", "rm", "a"]) == 0
+    assert store.list() == []
+
+
+def test_rm_of_nothing_named_is_a_mistake(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "runs", "rm", code=2)

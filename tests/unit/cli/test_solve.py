@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynbench.cli import solve_view
+from dynbench.cli.main import main
+from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import REGISTRY
+from dynbench.schedule.solve import Skipped
+
+QUICK = ("--steps", "6", "--policy", "static,partition,prefix", "--world-size", "2", "--batch-per-rank", "4")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    return RunStore(tmp_path / "results")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    lengths = np.clip(np.random.default_rng(1).lognormal(3, 1, 200).astype(int), 2, 300)
+    pl.DataFrame({"length": lengths}).write_parquet(tmp_path / "some.parquet")
+    return tmp_path / "some.parquet"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> tuple[str, str]:
+    assert main(["solve", *map(str, arguments)]) == code
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def solved(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
+    return json.loads(run(capsys, *arguments, "--json")[0])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 2) -> str:
+    out, err = run(capsys, *arguments, "--json", code=code)
+    error = json.loads(out)["error"]
+    assert error["exit_code"] == code
+    assert err.startswith(f"error: {error['message']}\n")
+    assert "\n" not in error["message"]
+    return str(error["message"])
+
+
+def test_a_solve_is_an_entry_of_the_registry(store, trace, capsys):
+    found = solved(capsys, trace, *QUICK, "--name", "first")
+    made = store.resolve("first")
+    record = made.record()
+    assert (record.command, record.status, record.exit_code) == ("solve", "completed", 0)
+    assert found["run"] == {"id": made.id, "name": "first", "path": str(made.path), "status": "completed"}
+    kept = json.loads((made.path / "results.json").read_text())
+    assert kept["results"] == found["results"]
+    assert made.config().train.seed == 0
+    assert made.env()["data"]["traces"][0]["samples"] == 200
+    assert main(["runs", "show", "first"]) == 0
+
+
+def test_the_figures_are_drawn_from_the_run(store, trace, capsys):
+    found = solved(capsys, trace, *QUICK)
+    names = {Path(path).stem for path in found["figures"]}
+    assert names == {
+        "solve_speedup", "solve_rank_costs", "solve_greedy_gap", "solve_padding", "solve_batch_size",
+        "solve_correlation",
+    }  # fmt: skip
+    assert all(Path(path).stat().st_size > 0 for path in found["figures"])
+    assert solved(capsys, trace, *QUICK, "--no-figures")["figures"] == []
+
+
+def test_one_step_in_file_order_is_that_of_the_file(store, tmp_path, capsys):
+    np.save(tmp_path / "t.npy", [5, 1, 1, 1, 50, 50])
+    found = solved(
+        capsys, tmp_path / "t.npy", "--world-size", "2", "--global-batch", "4", "--steps", "1", "--order", "file",
+        "--policy", "static,partition", "--no-figures",
+    )  # fmt: skip
+    assert [r["mean_max_cost"] for r in found["results"]] == [10, 5]
+
+
+def test_lists_of_sizes_windows_and_traces_make_a_grid(store, trace, capsys):
+    found = solved(
+        capsys, trace, "sst2", "--world-size", "2,4", "--policy", "partition,window", "--window", "2,3", "--steps", "6",
+        "--no-figures",
+    )  # fmt: skip
+    lines = [(r["trace"], r["world_size"], r["global_batch"], r["policy"], r["window"]) for r in found["results"]]
+    assert lines == [
+        (name, size, 8 * size, policy, window)
+        for name in ("some", "sst2")
+        for size in (2, 4)
+        for policy, window in (("partition", 1), ("window", 2), ("window", 3))
+    ]
+
+
+def test_asking_for_a_window_adds_the_policy_that_plans_it(store, trace, capsys):
+    def planned(*arguments):
+        found = solved(capsys, trace, "--world-size", "2", "--steps", "4", "--no-figures", *arguments)["results"]
+        return [(r["policy"], r["window"]) for r in found]
+
+    assert planned("--policy", "partition", "--window", "4") == [("partition", 1), ("window", 4)]
+    assert planned("--policy", "partition", "--window", "1") == [("partition", 1)]
+    assert planned("--policy", "partition,window") == [("partition", 1), ("window", 8)]
+
+
+def test_settings_reach_the_problem(store, trace, capsys):
+    found = solved(
+        capsys, trace, *QUICK, "--cost_type", "attention", "--set", "schedule.attention_a=0.01", "--speeds", "1,0.5",
+        "--capacity", "7,6", "--seed", "3", "--max-length", "40", "--solver", "greedy", "--no-figures",
+    )["results"]  # fmt: skip
+    by_policy = {r["policy"]: r for r in found}
+    assert {r["cost_type"] for r in found} == {"attention"}
+    assert {(r["seed"], r["max_length"]) for r in found} == {(3, 40)}
+    assert by_policy["prefix"]["solver"] == "greedy"
+    assert by_policy["partition"]["local_batch"]["max"] <= 7
+    assert by_policy["partition"]["local_batch"]["min"] < 4
+
+
+def test_padding_to_a_multiple_is_priced(store, trace, capsys):
+    padded = solved(capsys, trace, *QUICK, "--no-figures", "--set", "workload.pad_to_multiple_of=64", "--steps", "1")
+    assert all(result["mean_max_cost"] % 64 == 0 for result in padded["results"])
+
+
+def test_two_traces_of_one_name_are_told_apart(store, trace, capsys):
+    found = solved(capsys, trace, trace, "--policy", "static", "--world-size", "2", "--steps", "2", "--no-figures")
+    assert [r["trace"] for r in found["results"]] == ["some", "some#2"]
+
+
+def test_the_table_marks_the_best_and_says_what_comes_next(store, trace, capsys):
+    out, err = run(capsys, trace, *QUICK, "--no-figures")
+    lines = out.splitlines()
+    assert lines[0].startswith("some: 200 samples, mean ")
+    assert [line for line in lines if "partition *" in line]
+    assert not [line for line in lines if "static *" in line]
+    assert [line for line in lines if line.startswith("some G=2 prefix, greedy over exact in 6 steps: maximum +0.00%")]
+    assert lines[-2].startswith(f"Results: {store.root}")
+    assert lines[-1] == "Next: dynbench train --mode dynamic --policy partition"
+    assert err == ""
+
+
+def test_costs_that_plan_alike_are_named(store, trace, capsys):
+    out, _ = run(capsys, trace, *QUICK, "--no-figures", "--cost-type", "tokens_sq")
+    assert "same least maximum as tokens" in out
+    out, _ = run(capsys, trace, *QUICK, "--no-figures")
+    assert "same least maximum" not in out
+
+
+def test_sorted_steps_are_not_called_best(store, trace, capsys):
+    out, _ = run(capsys, trace, "--policy", "partition,group_by_length", "--world-size", "2", "--no-figures")
+    assert "spread above 1.5" in out
+    assert "group_by_length *" not in out
+
+
+def test_what_was_skipped_is_said_on_stderr(store, trace, capsys):
+    out, err = run(capsys, trace, "--world-size", "2,512", "--policy", "static", "--steps", "2", "--no-figures")
+    assert "skipped all policies (some G=512): train.global_batch: 4096 is more than the 200 samples" in err
+    assert "more than the 200 samples" not in out
+
+
+def test_the_lines_also_go_into_a_file(store, trace, tmp_path, capsys):
+    run(capsys, trace, *QUICK, "--no-figures", "--csv", tmp_path / "lines.csv")
+    with (tmp_path / "lines.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["policy"] for row in rows] == ["static", "partition", "prefix"]
+    assert rows[1]["local_batch_min"] and rows[1]["plan_ms_p50"] and not rows[1]["greedy_gap"]
+    assert rows[2]["greedy_gap_max_cost_max"] == "0.0"
+
+
+def test_a_trace_is_written_and_read_again(store, tmp_path, capsys):
+    run(capsys, "gsm8k", *QUICK, "--no-figures", "--max-length", "100", "--write-trace", tmp_path / "cut.csv")
+    found = solved(capsys, tmp_path / "cut.csv", *QUICK, "--no-figures")
+    assert found["results"][0]["samples"] == 7_473
+    assert pl.read_csv(tmp_path / "cut.csv")["length"].max() == 100
+
+
+def test_a_data_set_is_planned_as_train_loads_it(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    found = solved(capsys, "--dataset", "embedded", "--subset", "300", *QUICK, "--no-figures")
+    named = solved(capsys, "embedded", "--subset", "300", *QUICK, "--no-figures")
+    assert [r["mean_max_cost"] for r in named["results"]] == [r["mean_max_cost"] for r in found["results"]]
+    assert {(r["trace"], r["samples"]) for r in found["results"]} == {("embedded", 300)}
+
+
+def test_every_policy_is_listed_with_one_line(store, capsys):
+    out, _ = run(capsys, "--list")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list(REGISTRY)
+    listed = json.loads(run(capsys, "--list", "--json")[0])["policies"]
+    assert [policy["name"] for policy in listed if not policy["in_train"]] == ["packed"]
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sst2", "--policy", "partitions"], "--policy: 'partitions' is not a policy"),
+        (["sst3"], "sst3: no such trace file or distribution"),
+        (["sst2", "--world-size", "8", "--global-batch", "4"], "train.global_batch: 4 is less than the 8 ranks"),
+        (["sst2", "--capacity", "0"], "schedule.capacity: 0 is not allowed"),
+        (["sst2", "--world-size", "2", "--capacity", "4,0"], "schedule.capacity"),
+        (["sst2", "--world-size", "2", "--speeds", "1,1,1"], "schedule.speeds"),
+        (["sst2", "--world-size", "4,x"], "'x' is not a whole number"),
+        (["sst2", "--world-size", ""], "'' is not a whole number"),
+        (["sst2", "--max-length", "0"], "--max-length"),
+        (["gsm8k", "--world-size", "1024"], "8192 is more than the 7473 samples"),
+        (["sst2", "--cost-type", "measured"], "schedule.cost_type: 'measured' has no coefficients"),
+        (["sst2", "gsm8k", "--write-trace", "x.csv"], "2 traces for one file"),
+        (["--from-run", "nothing"], "run 'nothing'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_makes_no_run(store, capsys, arguments, message):
+    assert message in refused(capsys, *arguments)
+    assert store.list() == []
+
+
+def test_a_bad_length_is_named_with_file_and_row(store, tmp_path, capsys):
+    (tmp_path / "bad.csv").write_text("length\n3\n-4\n")
+    assert refused(capsys, tmp_path / "bad.csv").startswith(f"{tmp_path / 'bad.csv'}: row 2: length -4,")
+
+
+def test_a_batch_that_does_not_fit_is_recorded_as_failed(store, trace, capsys):
+    message = refused(capsys, trace, *QUICK, "--capacity", "3", code=4)
+    assert "8 samples do not fit" in message
+    (failed,) = store.list()
+    record = failed.record()
+    assert (record.status, record.exit_code, record.failure.kind) == ("failed", 4, "memory")
+
+
+def test_a_run_without_data_cannot_be_planned(store, trace, capsys):
+    run(capsys, trace, *QUICK, "--no-figures", "--name", "offline")
+    assert "a run of `solve` has no data set" in refused(capsys, "--from-run", "offline")
+
+
+def test_a_name_in_use_is_refused_before_solving(store, trace, capsys):
+    run(capsys, trace, *QUICK, "--no-figures", "--name", "taken")
+    assert "--name taken: in use" in refused(capsys, trace, *QUICK, "--name", "taken")
+    run(capsys, trace, *QUICK, "--no-figures", "--name", "taken", "--replace")
+
+
+def test_it_runs_without_torch(tmp_path):
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from dynbench.cli.main import main\n"
+        f"sys.exit(main(['solve', 'sst2', '--world-size', '4', '--steps', '2', '--results', {str(tmp_path)!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "skipped hf_batch_rebalance (sst2 G=4): needs the package torch" in done.stderr
+    assert len(list(tmp_path.glob("*/figures/*.png"))) >= 5
+
+
+def test_progress_waits_before_it_shows(monkeypatch):
+    class Terminal:
+        is_terminal = True
+
+        def __init__(self):
+            self.shown = []
+
+        def status(self, text):
+            self.shown.append(text)
+            return self
+
+        def start(self):
+            pass
+
+        def stop(self):
+            self.shown.append("stopped")
+
+        def update(self, text):
+            self.shown.append(text)
+
+    monkeypatch.setattr(solve_view.output, "stderr", terminal := Terminal())
+    ticks = iter([0.0, 1.0, 3.0, 4.0])
+    monkeypatch.setattr(solve_view.time, "monotonic", lambda: next(ticks))
+    with solve_view.Progress(enabled=True) as progress:
+        for size in (2, 4, 8):
+            progress.update(Skipped("sst2", size, None, "why"))
+    assert terminal.shown == ["2 lines solved, last sst2 G=4", "3 lines solved, last sst2 G=8", "stopped"]

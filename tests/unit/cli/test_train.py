@@ -1,0 +1,128 @@
+"""`dynbench train` before anything is launched: dry runs, mistakes, and what it says afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynbench.cli.main import main
+from dynbench.cli.progress import describe, progress_display
+from dynbench.cli.train import next_command
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.engine.progress import Progress
+from dynbench.runs.atomic import write_text
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder; the results folder in it is not made yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
+    return tmp_path / "results"
+
+
+def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(*_: object) -> None:
+        raise AssertionError("ranks were launched")
+
+    monkeypatch.setattr("dynbench.engine.launch.run_torchrun", launched)
+
+
+def test_dry_run_shows_everything_and_touches_nothing(results: Path, capsys: Output) -> None:
+    assert main(["train", "--mode", "dynamic", "--nproc", "2", "--name", "b", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "policy: partition" in shown and "nproc: 2" in shown
+    assert "torchrun" in shown and "--standalone" in shown and "-m dynbench.engine.worker" in shown
+    assert "run " in shown and "partition-<random>" in shown
+    assert list(results.parent.iterdir()) == []
+
+
+def test_dry_run_as_json(results: Path, capsys: Output) -> None:
+    assert main(["train", "--dry-run", "--nproc", "2", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["config"]["launch"]["nproc"] == 2
+    assert shown["torchrun"][0] == "torchrun" and shown["environment"]["OMP_NUM_THREADS"]
+    assert shown["decisions"]["schedule.policy"]["value"] == "static"
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["--name", "../x"], 2, "../x"),
+        (["--global-batch", "63"], 2, "62 or 64"),
+        (["--global-batch", "1"], 2, "nearest that works: 2"),
+        (["--mode", "dynamic", "--policy", "prefix", "--buffer", "8"], 2, "nearest that works: 32"),
+        (["--mode", "dynamic", "--capacity", "20,11"], 4, "largest that fits is 31"),
+        (["--capacity", "11"], 4, "largest that fits is 22"),
+        (["--capacity", "no-such-probe"], 2, "no-such-probe"),
+        (["--mode", "dinamic", "--steps", "-3", "--set", "train.sead=1"], 2, "sead"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_made(
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: list[str], exit_code: int, said: str
+) -> None:
+    refuse_launches(monkeypatch)
+    assert main(["train", "--nproc", "2", "--device", "cpu", "--json", *arguments]) == exit_code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == exit_code and said in error["message"] + error["hint"]
+    assert not results.exists()
+
+
+def test_a_name_in_use(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_launches(monkeypatch)
+    RunStore(results).create("train", "static", name="runA")
+    assert main(["train", "--nproc", "2", "--name", "runA"]) == 2
+    assert "in use" in capsys.readouterr().err
+    assert len(RunStore(results).list()) == 1
+
+
+def test_results_that_cannot_be_written(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_launches(monkeypatch)
+    results.write_text("a file, not a folder")
+    assert main(["train", "--nproc", "2"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def finished(store: RunStore, mode: str, *overrides: str, name: str | None = None) -> Run:
+    run = store.create("train", mode, name=name)
+    write_text(run.config_file, dump_config(load_config(None, [f"schedule.mode={mode}", *overrides])))
+    run.update(status=Status.COMPLETED)
+    return run
+
+
+def test_next_command_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    static = finished(store, "static", name="runA")
+    assert next_command(static, store) == "dynbench analyze runA"
+    dynamic = finished(store, "dynamic", name="runB")
+    assert next_command(dynamic, store) == next_command(static, store) == "dynbench analyze runA runB"
+    longer = finished(store, "dynamic", "train.global_batch=128")
+    assert next_command(longer, store) == f"dynbench analyze {longer.id}"
+
+
+def test_progress_without_a_terminal_is_a_few_lines(capsys: Output) -> None:
+    with progress_display(True) as show:
+        assert show is not None
+        for step in range(101):
+            show(Progress(step, 100, 1.0, 0.5, 1000.0, 1.25))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11
+    assert lines[-1].startswith("step 100/100") and "loss 0.500" in lines[-1]
+
+
+def test_quiet_shows_no_progress() -> None:
+    with progress_display(False) as show:
+        assert show is None
+
+
+def test_unknown_facts_are_left_out() -> None:
+    assert describe(Progress(0, 10, 1.0)) == ""

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config, Launch, Schedule, Train, Workload
+from dynbench.config.yaml_strict import parse_yaml
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1)
+tricky = st.sampled_from(["1e-4", "no", "012", "3:30", "null", "~", "", "true", " x ", "#", "a: b", "[1", "@latest"])
+configs = st.builds(
+    Config,
+    workload=st.builds(
+        Workload,
+        dataset=st.just("tsv"),
+        data_path=texts | tricky,
+        tokenizer=st.none() | texts | tricky,
+        dropout=st.none() | st.floats(0, 0.99),
+    ),
+    schedule=st.builds(
+        Schedule,
+        capacity=st.none() | st.integers(1, 10**12) | st.lists(st.integers(1, 99), max_size=4).map(tuple) | tricky,
+        buffer=st.just("auto") | st.integers(64, 10**6),
+    ),
+    train=st.builds(Train, learning_rate=st.floats(min_value=1e-300, allow_nan=False, allow_infinity=False)),
+    launch=st.builds(Launch, slowdown=st.dictionaries(st.integers(0, 99), st.floats(1, 100), max_size=3)),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(configs)
+def test_what_is_written_loads_to_the_same(tmp_path: Path, config: Config) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config), encoding="utf-8", newline="")
+    assert load_config(path) == config
+
+
+def test_every_field_is_written_on_a_line_of_its_own() -> None:
+    text = dump_config(Config())
+    mapping, positions = parse_yaml(text, "config.yaml")
+    fields = sum(len(section) for section in mapping.values() if isinstance(section, dict))
+    assert fields == sum(len(getattr(Config(), name).__class__.model_fields) for name in Config.model_fields)
+    assert len(set(positions.values())) == len(positions) == len(text.splitlines())
+
+
+def test_lists_stay_within_their_line() -> None:
+    assert "  capacity: [8, 4]\n" in dump_config(Config(schedule=Schedule(capacity=(8, 4))))

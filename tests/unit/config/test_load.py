@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.load import load_config, load_mapping, validate_config
+from dynbench.config.schema import Config
+from dynbench.errors import ConfigError, UsageError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(path: Path | None = None, overrides: tuple[str, ...] = (), flags: Mapping[str, object] = {}) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides, flags)
+    return [problem.replace(f"{path}:", "c.yaml:") for problem in caught.value.problems]
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load_config() == Config()
+
+
+def test_flags_win_over_set_over_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "train: {steps: 1, seed: 1, global_batch: 8, warmup_steps: 1}\n")
+    config = load_config(path, ["train.seed=2", "train.global_batch=16"], {"train.global_batch": "32"})
+    assert (config.train.steps, config.train.seed, config.train.global_batch) == (1, 2, 32)
+    assert config.train.learning_rate == Config().train.learning_rate
+
+
+def test_later_set_wins() -> None:
+    assert load_config(None, ["train.steps=1", "train.steps=2"]).train.steps == 2
+
+
+def test_flags_not_given_change_nothing() -> None:
+    assert load_config(None, [], {"train.steps": None}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("train.learning_rate=1e-4", "learning_rate", 1e-4),
+        ("train.learning_rate=1", "learning_rate", 1.0),
+        ("train.weight_decay=0", "weight_decay", 0.0),
+        ("train.precision=bf16", "precision", "bf16"),
+        ("train.steps = 7 ", "steps", 7),
+    ],
+)
+def test_set_reads_yaml_scalars(text: str, key: str, value: object) -> None:
+    assert getattr(load_config(None, [text]).train, key) == value
+
+
+def test_text_fields_keep_what_was_typed() -> None:
+    config = load_config(
+        None,
+        ["workload.dataset=tsv", "workload.data_path=1e-4", "workload.tokenizer=no", "workload.text_column=007"],
+        {"launch.rdzv_id": "123"},
+    )
+    workload = config.workload
+    assert (workload.data_path, workload.tokenizer, workload.text_column) == ("1e-4", "no", "007")
+    assert config.launch.rdzv_id == "123"
+
+
+def test_null_clears_a_text_field(tmp_path: Path) -> None:
+    path = write(tmp_path, "workload: {tokenizer: vocab.txt}\n")
+    assert load_config(path, ["workload.tokenizer=null"]).workload.tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8", 8), ("8,4", (8, 4)), ("[8, 4]", (8, 4)), ("@latest", "@latest"), ("null", None), ("runA", "runA")],
+)
+def test_capacity_takes_a_number_a_list_or_a_run(text: str, value: object) -> None:
+    assert load_config(None, [f"schedule.capacity={text}"]).schedule.capacity == value
+    assert load_config(None, [], {"schedule.capacity": text}).schedule.capacity == value
+
+
+def test_lists_of_numbers_become_tuples(tmp_path: Path) -> None:
+    path = write(tmp_path, "schedule:\n  speeds: [1, 0.5]\n  cost_coefficients: [1, 2e-3, 0]\n")
+    schedule = load_config(path).schedule
+    assert schedule.speeds == (1.0, 0.5)
+    assert schedule.cost_coefficients == (1.0, 0.002, 0.0)
+
+
+def test_slowdown_is_a_mapping_from_rank(tmp_path: Path) -> None:
+    path = write(tmp_path, "launch:\n  slowdown:\n    1: 2\n")
+    assert load_config(path).launch.slowdown == {1: 2.0}
+    assert load_config(path, ["launch.slowdown.0=3"]).launch.slowdown == {0: 3.0, 1: 2.0}
+    assert load_config(None, [], {"launch.slowdown": "1:2,3:1.5"}).launch.slowdown == {1: 2.0, 3: 1.5}
+    assert load_config(None, ["launch.slowdown={1: 2}"]).launch.slowdown == {1: 2.0}
+
+
+def test_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "train:\nschedule: {}\n")) == Config()
+
+
+def test_a_policy_alone_means_dynamic(tmp_path: Path) -> None:
+    assert load_config(None, [], {"schedule.policy": "prefix"}).schedule.mode == "dynamic"
+    assert load_config(None, [], {"schedule.policy": "static"}).schedule.mode == "static"
+    assert load_config(None, [], {"schedule.mode": "dynamic"}).schedule.policy_name == "partition"
+    assert load_config().schedule.policy_name == "static"
+
+
+def test_all_mistakes_of_all_layers_come_at_once(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "train:\n  steps: 0\n  lernin: 3\n  steps: 5\nschedule:\n  mode: dynamc\n  capacity: -3\nlaunch: 5\n"
+        "trian: {}\nlaunch.nproc: 3\nglobal_batch: 4\n",
+    )
+    found = problems(
+        path,
+        ("train.stps=3", "foo", "schedule.window=[", "schedule.solver=greddy"),
+        {"train.global_batch": "abc", "nothing.like_it": 1},
+    )
+    expected = [
+        "c.yaml:4: train.steps: given twice, first in line 2; keep one",
+        "--set foo: write it as key=value, like --set train.steps=200",
+        "--set schedule.window: '[' is not a YAML value",
+        "c.yaml:6: schedule.mode: 'dynamc' is not allowed. Did you mean 'dynamic'? Allowed: static, dynamic",
+        "c.yaml:7: schedule.capacity: -3 is not allowed. Allowed: a whole number > 0, a list of whole numbers > 0",
+        "--set schedule.solver: 'greddy' is not allowed. Did you mean 'greedy'? Allowed: exact, enumerate, greedy",
+        "c.yaml:2: train.steps: 0 is not allowed. Allowed: a whole number > 0",
+        "train.global_batch: 'abc' is not allowed. Allowed: a whole number > 0",
+        "c.yaml:3: train.lernin: unknown key. Did you mean 'learning_rate'? Allowed: steps, warmup_steps",
+        "--set train.stps: unknown key. Did you mean 'steps'?",
+        "c.yaml:8: launch: 5 is not a section; it holds the keys launcher, nproc",
+        "c.yaml:9: trian: unknown key. Did you mean 'train'?",
+        "c.yaml:10: launch.nproc: unknown key. Write a section as a line of its own",
+        "c.yaml:11: global_batch: unknown key. Did you mean 'train.global_batch'?",
+        "nothing: unknown key.",
+    ]
+    missing = [text for text in expected if not any(problem.startswith(text) for problem in found)]
+    assert missing == []
+    assert len(found) == len(expected)
+
+
+def test_a_repaired_value_is_no_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path, "train:\n  steps: many\n")
+    assert load_config(path, ["train.steps=3"]).train.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("train.steps", "1.5", "a whole number > 0"),
+        ("train.steps", "true", "a whole number > 0"),
+        ("train.learning_rate", ".inf", "a number > 0"),
+        ("train.learning_rate", ".nan", "a number > 0"),
+        ("train.learning_rate", "fast", "a number > 0"),
+        ("workload.dropout", "1", "a number >= 0 and < 1 or null"),
+        ("workload.max_length", "513", "a whole number >= 2 and <= 512"),
+        ("compress.error_feedback", "yes", "true or false"),
+        ("schedule.buffer", "none", "a whole number > 0 or auto"),
+        ("schedule.cost_coefficients", "1,2", "a list of 3 numbers >= 0 or null"),
+        ("schedule.speeds", "[1, 0]", "a list of numbers > 0, auto or null"),
+        ("launch.slowdown", "1:0.5", "a mapping from a whole number >= 0 to a number >= 1"),
+        ("launch.slowdown", "x", "a mapping from a whole number >= 0 to a number >= 1"),
+        ("workload.name", "vision", "text_classification"),
+        ("schedule.capacity", "[]", None),
+    ],
+)
+def test_values_say_what_is_allowed(key: str, value: str, allowed: str | None) -> None:
+    if allowed is None:
+        assert load_config(None, [f"{key}={value}"]).schedule.capacity == ()
+        return
+    found = problems(None, (f"{key}={value}",))
+    assert len(found) == 1
+    assert found[0].startswith(f"--set {key}: ")
+    assert found[0].endswith(f"Allowed: {allowed}")
+
+
+def test_rules_are_checked_and_located(tmp_path: Path) -> None:
+    path = write(tmp_path, "train:\n  global_batch: 50\nlaunch: {launcher: virtual, world_size: 4}\n")
+    found = problems(path, ("workload.dataset=tsv",))
+    assert len(found) == 2
+    assert found[0].startswith("workload.data_path: ")
+    assert found[1].startswith("c.yaml:2: train.global_batch: 50 cannot be dealt equally to 4 ranks")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "c.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"c\.yaml: cannot be read"):
+        load_config(path)
+
+
+def test_a_file_may_hold_more_than_a_configuration(tmp_path: Path) -> None:
+    path = write(tmp_path, "launches: 4\nshared:\n  train:\n    steps: 0\n")
+    document = load_mapping(path)
+    assert document.mapping["launches"] == 4
+    assert document.positions["shared.train.steps"] == 4
+    with pytest.raises(ConfigError, match=r"launches: unknown key"):
+        validate_config(document.mapping, document)
+
+
+def test_validate_config_leaves_the_mapping_alone(tmp_path: Path) -> None:
+    document = load_mapping(write(tmp_path, "schedule:\n  capacity: [4, 4]\n"))
+    assert validate_config(document.mapping, document).schedule.capacity == (4, 4)
+    assert document.mapping == {"schedule": {"capacity": [4, 4]}}
+
+
+def test_rules_can_be_left_out(tmp_path: Path) -> None:
+    document = load_mapping(write(tmp_path, "workload: {dataset: tsv}\n"))
+    assert validate_config(document.mapping, document, rules=False).workload.dataset == "tsv"
+    with pytest.raises(ConfigError):
+        validate_config(document.mapping, document)
+
+
+def test_a_value_that_is_no_section_cannot_be_set_below(tmp_path: Path) -> None:
+    assert problems(write(tmp_path, "launch: 5\n"), ("launch.nproc=2",)) == [
+        "c.yaml:1: launch: 5 cannot hold launch.nproc"
+    ]
+
+
+def test_a_key_of_another_section_is_found() -> None:
+    assert problems(None, ("train.policy=prefix",))[0].startswith(
+        "--set train.policy: unknown key. Did you mean 'schedule.policy'?"
+    )
+
+
+def test_a_value_refused_in_the_file_is_reported_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("train: &t\n  steps: *t\n  seed: !!set {1: null}\n  global_batch: 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert [problem.split(": ")[:2] for problem in caught.value.problems] == [
+        [f"{path}:2", "train.steps"],
+        [f"{path}:3", "train.seed"],
+        [f"{path}:4", "train.global_batch"],
+    ]
+
+
+def test_misspelt_names_of_registries_are_among_the_mistakes() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["schedule.policy=partitoin", "sync.name=dpp", "compress.name=topk", "workload.dataset=sst"])
+    assert [("Did you mean" in problem) for problem in caught.value.problems] == [True, True, True, False]
+
+
+def test_one_number_is_a_list_of_one_where_only_a_list_can_stand() -> None:
+    config = load_config(None, ["probe.lengths=64", "schedule.capacity=8"])
+    assert config.probe.lengths == (64,)
+    assert config.schedule.capacity == 8

@@ -1,0 +1,185 @@
+"""Recipes: the shipped ones, what a mistake says, and that a resolved recipe loads back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load_cells, load_recipe, recipes_dir
+from dynbench.errors import ConfigError, UsageError
+
+SHIPPED = ["hf_peers", "hf_published", "multinode", "quickstart", "regimes", "sst2", "sst2_cost_types"]
+
+GOOD = """\
+description: two arms
+settings:
+  train: {steps: 4}
+arms:
+  - name: static
+  - name: partition
+    set: {schedule.mode: dynamic, launch.slowdown: {1: 2.0}}
+launches: 4
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(tmp_path: Path, text: str, **options: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(written(tmp_path, text), **options)  # type: ignore[arg-type]  # options of the test's caller
+    return [problem.removeprefix(f"{tmp_path}/mine.yaml:") for problem in caught.value.problems]
+
+
+def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten() -> None:
+    files = [path.name for path in recipes_dir().rglob("*") if path.is_file()]
+
+    assert list(list_recipes()) == SHIPPED
+    assert sorted(files) == sorted([*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm"])
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(name: str) -> None:
+    path = find_recipe(name)
+
+    recipe = load_recipe(path)
+
+    header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
+    assert header.startswith("# Goal: ")
+    assert f"#     dynbench compare recipes/{name}.yaml" in header
+    assert "\n# Time: " in header
+    assert "\n# Expect: " in header
+    assert recipe.launches % 2 == 0
+    assert recipe.baseline in recipe.arms
+
+
+def test_the_sst2_recipe_is_the_one_that_is_asked_for() -> None:
+    arms = load_recipe(find_recipe("sst2")).arms
+
+    for config in arms.values():
+        assert (config.launch.nproc, config.train.steps, config.train.global_batch) == (4, 300, 32)
+        assert (config.workload.dataset, config.workload.max_length) == ("sst2", 256)
+        assert (config.workload.model, config.workload.weights) == ("distilbert-base-uncased", "pretrained")
+    assert [config.schedule.policy_name for config in arms.values()] == ["static", "prefix", "partition"]
+
+
+def test_the_cost_type_recipe_varies_the_cost_only() -> None:
+    arms = load_recipe(find_recipe("sst2_cost_types")).arms
+
+    assert [config.schedule.cost_type for config in arms.values()] == ["tokens", "tokens_sq", "attention"]
+    same = [config.model_copy(update={"schedule": arms["tokens"].schedule}) for config in arms.values()]
+    assert same[0] == same[1] == same[2]
+
+
+def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path) -> None:
+    cells = "cells:\n  - {train.steps: 6, train.seed: 1}\n  - {launch.slowdown: {0: 3.0}, train.steps: 8}\n"
+    first, second = load_cells(written(tmp_path, GOOD + cells), flags={"train.seed": 9})
+    assert [recipe.arms["static"].train.steps for recipe in (first, second)] == [6, 8]
+    assert first.arms["static"].train.seed == 9
+    assert second.arms["static"].launch.slowdown == {0: 3.0}
+    assert second.arms["partition"].launch.slowdown == {1: 2.0}
+    assert dict(first.cell) == {"train.steps": 6, "train.seed": 1}
+    assert load_recipe(written(tmp_path, GOOD)).cell == {}
+    assert problems(tmp_path, GOOD + "cells:\n  - {train.stepz: 6}\n")[0].startswith("10: train.stepz: unknown key.")
+
+
+def test_regimes_vary_batch_model_ranks_and_launcher() -> None:
+    configs = [recipe.arms["static"] for recipe in load_cells(find_recipe("regimes"))]
+    assert {config.launch.launcher for config in configs} == {"torchrun", "virtual"}
+    assert {config.workload.size for config in configs} == {"small", "base"}
+    assert len({config.train.global_batch for config in configs}) >= 3
+    assert len({config.launch.world_size or config.launch.nproc for config in configs}) >= 3
+
+
+def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+
+    recipe = load_recipe(path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches=2)
+
+    config = recipe.arms["partition"]
+    assert (config.train.steps, config.train.seed, config.train.global_batch) == (4, 5, 32)
+    assert (config.schedule.mode, config.launch.slowdown) == ("dynamic", {1: 2.0})
+    assert (recipe.baseline, recipe.launches) == ("static", 2)
+    assert recipe.arms["static"].schedule.mode == "static"
+
+
+def test_a_resolved_recipe_loads_back(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, GOOD))
+
+    again = load_recipe(written(tmp_path, dump_recipe(recipe)))
+
+    assert again.arms == recipe.arms
+    assert (again.baseline, again.launches, again.description) == (recipe.baseline, 4, "two arms")
+
+
+def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("steps", "stepz").replace("schedule.mode", "schedule.mood").replace("launches: 4", "launches: 3")
+    )
+
+    found = problems(tmp_path, text + "baseline: statik\n")
+
+    assert [line.partition(":")[0] for line in found] == ["9", "8", "3", "7"]
+    assert "Did you mean 'static'?" in found[0]
+    assert "even" in found[1]
+    assert "Did you mean 'steps'?" in found[2]
+    assert "Did you mean 'mode'?" in found[3]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "pattern"),
+    [
+        ("description: two arms\n", "", r"description: must be given"),
+        ("launches: 4", "launchez: 4", r"^8: launchez: unknown key. Did you mean 'launches'\? Allowed: description"),
+        ("name: partition", "name: Partition!", r"^6: arms.1.name: 'Partition!' is not allowed; use lower-case"),
+        ("name: partition", "nmae: partition", r"^6: arms.1.nmae: unknown key. Did you mean 'name'\?"),
+        ("name: partition", "name: static", r"^6: arms.1.name: 'static' is the name of an earlier arm"),
+        ("launches: 4", "launches: two", r"^8: launches: 'two' is not allowed: input should be a valid integer"),
+        ("launches: 4", "launches: 4\norder: abab", r"^9: order: 'abab' is not allowed"),
+        ("  - name: static\n", "", r"^4: arms: 1 given; a comparison needs two or more"),
+        ("settings:", "settings: 3\nsettingz:", r"^2: settings: 3 is not allowed: input should be a valid dictionary"),
+    ],
+)
+def test_one_mistake(tmp_path: Path, old: str, new: str, pattern: str) -> None:
+    found = problems(tmp_path, GOOD.replace(old, new))
+
+    assert any(re.search(pattern, line) for line in found), found
+
+
+@pytest.mark.parametrize("launches", [1, 3, 0, -2])
+def test_launches_of_the_command_line_must_be_even(tmp_path: Path, launches: int) -> None:
+    found = problems(tmp_path, GOOD, launches=launches)
+
+    assert len(found) == 1
+    assert found[0].startswith(f"--launches: {launches} launches per arm")
+
+
+def test_rules_over_several_fields_are_checked_for_every_arm(tmp_path: Path) -> None:
+    text = GOOD.replace("launch.slowdown: {1: 2.0}", "schedule.cost_type: measured")
+
+    found = problems(tmp_path, text)
+
+    assert len(found) == 1
+    assert found[0].startswith("7: schedule.cost_type: 'measured' has no coefficients")
+
+
+def test_recipes_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, GOOD)
+
+    assert find_recipe(str(path)) == path
+    assert find_recipe("sst2").name == "sst2.yaml"
+    assert find_recipe("recipes/sst2.yaml") == find_recipe("sst2")
+    with pytest.raises(UsageError, match="Did you mean 'quickstart'") as caught:
+        find_recipe("quikstart")
+    assert "sst2_cost_types" in caught.value.hint
+
+
+def test_a_folder_is_not_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        load_recipe(tmp_path)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dynbench.config.load import load_config
+from dynbench.config.rules import buffer_size, check_rules, known_world_size, rule_warnings
+from dynbench.config.schema import Config
+from dynbench.config.yaml_strict import parse_yaml
+
+
+def config_of(text: str) -> Config:
+    """A configuration without its rules checked."""
+    mapping, _ = parse_yaml(text, "test")
+    return Config.model_validate(
+        {s: {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()} for s, fields in mapping.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "expected"),
+    [
+        ("train: {global_batch: 2}", 4, "train.global_batch: 2 is less than the 4 ranks"),
+        ("train: {global_batch: 50}", 4, "train.global_batch: 50 cannot be dealt equally to 4 ranks"),
+        ("schedule: {mode: dynamic, policy: prefix, buffer: 8}", 4, "schedule.buffer: 8 samples on each of 4 ranks"),
+        ("schedule: {micro_batches: 9}\ntrain: {global_batch: 32}", 4, "schedule.micro_batches: 9 on 4 ranks need 36"),
+        ("schedule: {capacity: [8, 8]}", 4, "schedule.capacity: [8, 8] has 2 values for 4 ranks"),
+        ("schedule: {speeds: [1.0]}", 2, "schedule.speeds: [1.0] has 1 values for 2 ranks"),
+        ("launch: {slowdown: {4: 2.0}}", 4, "launch.slowdown: there is no rank 4 among 4; greatest: 3"),
+        ("workload: {dataset: tsv}", None, "workload.data_path: null"),
+        ("workload: {dataset: jsonl}", None, "workload.data_path: null"),
+        ("workload: {data_path: x.tsv}", None, "workload.data_path: 'x.tsv' is not read by dataset 'embedded'"),
+        ("workload: {eval_path: x.tsv}", None, "workload.eval_path: 'x.tsv' is not read by dataset 'embedded'"),
+        ("workload: {tokenizer: x}", None, "workload.tokenizer: 'x' is not read by dataset 'embedded'"),
+        (
+            "workload: {dataset: sst2, eval_path: x.tsv}",
+            None,
+            "workload.eval_path: 'x.tsv' is not read by dataset 'sst2'",
+        ),
+        ("workload: {text_column: label}", None, "workload.label_column: 'label' is the text column too"),
+        ("workload: {subset: 10}", None, "workload.subset: 10 samples are fewer than train.global_batch 64"),
+        ("schedule: {mode: static, policy: prefix}", None, "schedule.policy: 'prefix' needs schedule.mode dynamic"),
+        ("schedule: {exchange: gather}", None, "schedule.exchange: 'gather' is for policy prefix, not 'static'"),
+        ("schedule: {policy: prefix, mode: dynamic, speeds: auto, exchange: gather}", None, "schedule.speeds: 'auto'"),
+        ("schedule: {cost_type: measured}", None, "schedule.cost_type: 'measured' has no coefficients"),
+        ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
+        ("launch: {nnodes: 2}", None, "launch.rdzv_endpoint: null, but 2 nodes"),
+        ("launch: {node_rank: 1}", None, "launch.node_rank: 1 is not below launch.nnodes 1"),
+        ("launch: {launcher: torchrun, nproc: 2, world_size: 4}", None, "launch.world_size: 4 is not nproc x nnodes"),
+        ("probe: {memory_limit: much}", None, "probe.memory_limit: 'much' is not a size"),
+    ],
+)
+def test_each_rule_names_its_key(text: str, world_size: int | None, expected: str) -> None:
+    found = check_rules(config_of(text), world_size)
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+    assert "\n" not in found[0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 64])
+def test_defaults_break_no_rule(world_size: int) -> None:
+    assert check_rules(Config(), world_size) == []
+    for policy in ("partition", "prefix"):
+        assert check_rules(load_config(None, [f"schedule.policy={policy}"]), world_size) == []
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.parametrize("batch", range(1, 40))
+def test_the_nearest_batch_offered_works(world_size: int, batch: int) -> None:
+    for problem in check_rules(config_of(f"train: {{global_batch: {batch}}}"), world_size):
+        offered = [int(n) for n in re.findall(r"\d+", problem.partition("nearest that works: ")[2])]
+        assert offered
+        for value in offered:
+            assert check_rules(config_of(f"train: {{global_batch: {value}}}"), world_size) == []
+            assert abs(value - batch) <= world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+@pytest.mark.parametrize("buffer", [1, 5, 9, 30])
+def test_the_nearest_buffer_offered_is_the_least_that_works(world_size: int, buffer: int) -> None:
+    def text(k: int) -> str:
+        return f"schedule: {{mode: dynamic, policy: prefix, buffer: {k}}}"
+
+    found = check_rules(config_of(text(buffer)), world_size)
+    assert bool(found) == (world_size * buffer < 64)
+    for problem in found:
+        least = int(problem.partition("nearest that works: ")[2])
+        assert check_rules(config_of(text(least)), world_size) == []
+        assert check_rules(config_of(text(least - 1)), world_size) != []
+
+
+def test_uneven_batches_are_fine_when_dynamic() -> None:
+    assert check_rules(config_of("schedule: {mode: dynamic}\ntrain: {global_batch: 50}"), 4) == []
+
+
+def test_measured_cost_with_a_source_is_fine() -> None:
+    assert check_rules(config_of("schedule: {cost_type: measured, cost_coefficients: [1.0, 1.0, 0.0]}"), 2) == []
+    assert check_rules(config_of("schedule: {cost_type: measured}\nprobe: {run: auto}"), 2) == []
+    assert check_rules(config_of("schedule: {cost_type: measured}\nprobe: {run: 'off'}"), 2) != []
+
+
+def test_world_size_is_known_only_where_the_configuration_says_it() -> None:
+    assert known_world_size(Config()) is None
+    assert known_world_size(config_of("launch: {launcher: virtual}")) == 4
+    assert known_world_size(config_of("launch: {launcher: virtual, world_size: 6}")) == 6
+    assert known_world_size(config_of("launch: {launcher: torchrun, nproc: 2, nnodes: 3}")) == 6
+
+
+def test_automatic_buffer() -> None:
+    assert buffer_size(Config(), 2) == 63
+    assert buffer_size(config_of("train: {global_batch: 16}"), 4) == 32
+    assert buffer_size(config_of("schedule: {buffer: 5}"), 4) == 5
+
+
+def test_a_buffer_without_choice_warns_and_says_what_to_set() -> None:
+    config = config_of("schedule: {mode: dynamic, policy: prefix, buffer: 40}")
+    assert check_rules(config, 2) == []
+    warning = rule_warnings(config, 2)[0]
+    assert warning.startswith("schedule.buffer: 2 ranks hold 80 samples for a global batch of 64")
+    assert warning.endswith("set it to 64 or more")
+    assert rule_warnings(config_of("schedule: {mode: dynamic, policy: prefix, buffer: 64}"), 2) == []
+
+
+def test_a_window_of_one_batch_warns() -> None:
+    assert rule_warnings(config_of("schedule: {policy: window}"), 2)[0].startswith("schedule.window: 1 global batch")
+    assert rule_warnings(config_of("schedule: {policy: window, window: 2}"), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("without_effect", "in_use"),
+    [
+        ("workload: {weights: pretrained, size: base}", "workload: {size: base}"),
+        ("workload: {model: bert-base-uncased}", "workload: {weights: pretrained, model: bert-base-uncased}"),
+        ("schedule: {mode: dynamic, solver: greedy}", "schedule: {policy: prefix, buffer: 99, solver: greedy}"),
+        ("schedule: {mode: dynamic, buffer: 99}", "schedule: {policy: prefix, buffer: 99}"),
+        ("schedule: {mode: dynamic, replan_steps: 4}", "schedule: {mode: dynamic, speeds: auto, replan_steps: 4}"),
+        ("schedule: {policy: partition, window: 4}", "schedule: {mode: dynamic, window: 4}"),
+    ],
+)
+def test_a_setting_without_effect_is_warned_about(without_effect: str, in_use: str) -> None:
+    (warning,) = rule_warnings(config_of(without_effect), 2)
+    assert " has no effect: " in warning
+    assert rule_warnings(config_of(in_use), 2) == []

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.config.dump import dump_yaml
+from dynbench.config.yaml_strict import parse_scalar, parse_yaml, read_yaml
+from dynbench.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1e5", 100000.0),
+        ("5.", 5.0),
+        (".5", 0.5),
+        ("-.5e+1", -5.0),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("off", "off"),
+        ("true", True),
+        ("False", False),
+        ("tRUE", "tRUE"),
+        ("3:30", "3:30"),
+        ("012", 12),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("1_000", "1_000"),
+        ("2026-11-20", "2026-11-20"),
+        ("~", None),
+        ("", None),
+        ("'12'", "12"),
+        ("[1, a, [2.0]]", [1, "a", [2.0]]),
+        ("{1: 2.5, a: ~}", {1: 2.5, "a": None}),
+        ("=", "="),
+    ],
+)
+def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    seen = parse_scalar(text, "here")
+    assert seen == value
+    assert type(seen) is type(value)
+
+
+def test_infinities_are_numbers() -> None:
+    assert parse_scalar("-.inf", "here") == -math.inf
+    assert parse_scalar("+.INF", "here") == math.inf
+    assert math.isnan(parse_scalar(".nan", "here"))
+
+
+def test_lines_of_all_keys_are_kept() -> None:
+    mapping, positions = parse_yaml("# goal\na:\n  b: 1\n\n  c: {d: 2,\n      e: 3}\nlist:\n- x: 1\n", "f.yaml")
+    assert mapping == {"a": {"b": 1, "c": {"d": 2, "e": 3}}, "list": [{"x": 1}]}
+    assert positions == {"a": 2, "a.b": 3, "a.c": 5, "a.c.d": 5, "a.c.e": 6, "list": 7, "list.0.x": 8}
+
+
+def test_duplicate_keys_at_all_depths_are_all_reported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml("a: 1\nb:\n  c: 1\n  c: 2\na: 3\n", "f.yaml")
+    assert caught.value.problems == (
+        "f.yaml:4: b.c: given twice, first in line 3; keep one",
+        "f.yaml:5: a: given twice, first in line 1; keep one",
+    )
+
+
+def test_keys_that_are_equal_after_reading_are_duplicates() -> None:
+    assert len(read_yaml("{1: a, 0x1: b, '1': c}", "f").problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [1", "f.yaml:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
+        ("a: 1\nb: c: d", "f.yaml:2: not valid YAML: mapping values are not allowed here"),
+        ("a: 1\n\tb: 2", "f.yaml:2: not valid YAML: while scanning for the next token, found character '\\t'"),
+        ("a: @latest", "f.yaml:1: not valid YAML: while scanning for the next token, found character '@' that cannot"),
+        ("a: 1\n---\nb: 2", "f.yaml:2: not valid YAML: expected a single document in the stream"),
+        ("a: *nobody", "f.yaml:1: not valid YAML: found undefined alias 'nobody'"),
+        ("a: !!python/name:os.system x", "f.yaml:1: a: the tag !!python/name:os.system is not supported"),
+        ("a: !!set {b: null}", "f.yaml:1: a: the tag !!set is not supported"),
+        ("a: [!!pairs [b: 1]]", "f.yaml:1: a.0: the tag !!pairs is not supported"),
+        ("a: !!timestamp 2026-01-01", "f.yaml:1: a: the tag !!timestamp is not supported"),
+        ("a: 1\n? [1, 2]\n: 3", "f.yaml:2: top level: a key must be text or a whole number, not a list or mapping"),
+        ("true: 3", "f.yaml:1: top level: a key must be text or a whole number, not 'true'; quote it"),
+        ("a: &x [*x]", "f.yaml:1: a.0: contains itself through an alias"),
+        ("- a", "f.yaml:1: expected `key: value` lines at the top level"),
+        ("just text", "f.yaml:1: expected `key: value` lines at the top level"),
+        ("a: b\nc: \0", "f.yaml:2: not valid YAML: unacceptable character"),
+    ],
+)
+def test_mistakes_carry_file_and_line(text: str, expected: str) -> None:
+    problems = read_yaml(text, "f.yaml").problems
+    assert len(problems) == 1
+    assert problems[0].startswith(expected)
+    assert "\n" not in problems[0]
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "~"])
+def test_nothing_is_an_empty_mapping(text: str) -> None:
+    assert parse_yaml(text, "f.yaml") == ({}, {})
+
+
+def test_an_alias_used_twice_is_no_cycle() -> None:
+    mapping, _ = parse_yaml("a: &x [1]\nb: *x\n", "f.yaml")
+    assert mapping == {"a": [1], "b": [1]}
+
+
+def test_where_falls_back_to_the_parent() -> None:
+    document = read_yaml("a:\n  b: 1\n", "f.yaml")
+    assert document.where("a.b.c") == "f.yaml:2"
+    assert document.where("x.y") == "f.yaml"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _printable(value: object) -> bool:
+    """YAML cannot hold some control characters even quoted when they are lone surrogates."""
+    if isinstance(value, str):
+        return not any(0xD800 <= ord(char) <= 0xDFFF for char in value)
+    if isinstance(value, dict):
+        return all(_printable(k) and _printable(v) for k, v in value.items())
+    return all(map(_printable, value)) if isinstance(value, list) else True
+
+
+@given(st.dictionaries(st.text(), plain, max_size=4).filter(_printable))
+def test_what_is_dumped_is_read_back(mapping: dict[str, object]) -> None:
+    read, _ = parse_yaml(dump_yaml(mapping), "f.yaml")
+    assert read == mapping
+
+
+@given(st.text())
+def test_any_text_gives_a_document_or_problems(text: str) -> None:
+    document = read_yaml(text, "f.yaml")
+    assert isinstance(document.mapping, dict)
+    assert all(problem.startswith("f.yaml") and "\n" not in problem for problem in document.problems)
+
+
+@pytest.mark.parametrize(("text", "advice"), [("a: @x", "quote the value"), ("a:\n\t- x", "indent with spaces")])
+def test_characters_out_of_place_come_with_advice(text: str, advice: str) -> None:
+    assert read_yaml(text, "f.yaml").problems[0].endswith(f"; {advice}")

@@ -1,0 +1,72 @@
+"""The all-reduce of virtual ranks: none, given coefficients, or measured points."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynbench.engine.comm_model import build_comm_model
+from dynbench.errors import UsageError
+
+
+def comm_file(folder: Path, **changes: object) -> str:
+    content = {
+        "schema_version": 1,
+        "world_size": 2,
+        "allreduce": [{"megabytes": 10, "ms": 4}, {"megabytes": 1, "ms": 1}],
+        **changes,
+    }
+    path = folder / "comm.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_none(tmp_path: Path) -> None:
+    for text in (None, "none"):
+        model = build_comm_model(text, tmp_path)
+        assert model.allreduce_ms(100, 64) == 0 and "none" in model.description
+
+
+def test_alpha_beta(tmp_path: Path) -> None:
+    model = build_comm_model("0.5,0.2", tmp_path)
+    assert model.allreduce_ms(10, 8) == pytest.approx(2.5)
+    assert "0.5 ms + 0.2 ms/MB" in model.description
+
+
+def test_measured_points(tmp_path: Path) -> None:
+    model = build_comm_model(comm_file(tmp_path), tmp_path)
+    assert model.allreduce_ms(5.5, 2) == pytest.approx(2.5)
+    assert model.allreduce_ms(20, 2) == pytest.approx(8)
+    assert model.allreduce_ms(10, 64) == pytest.approx(4 * (2 * 63 / 64) / 1)
+
+
+def test_one_point_is_proportional(tmp_path: Path) -> None:
+    model = build_comm_model(comm_file(tmp_path, allreduce=[{"megabytes": 10, "ms": 4}]), tmp_path)
+    assert model.allreduce_ms(5, 2) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema_version": 2},
+        {"schema_version": None},
+        {"allreduce": []},
+        {"allreduce": [{"size": 3}]},
+        {"allreduce": [{"megabytes": 1, "ms": -1}]},
+        {"world_size": 1},
+        {"allreduce": 7},
+    ],
+)
+def test_other_schemas_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"launch\.comm_model"):
+        build_comm_model(comm_file(tmp_path, **changes), tmp_path)
+
+
+def test_not_json_negative_or_missing(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("[")
+    for text in (str(broken), "-1,2", str(tmp_path / "absent.json"), "no-such-probe"):
+        with pytest.raises(UsageError):
+            build_comm_model(text, tmp_path)

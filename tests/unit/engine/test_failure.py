@@ -1,0 +1,121 @@
+"""Of several ranks that end, the cause is found and reported in the user's words."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynbench.engine.failure import failure_file, is_aftermath, read_failures, record_failure, root_cause
+from dynbench.errors import ConfigError, DataError, NothingFits, UsageError, WorkerFailed
+from dynbench.runs.reserve import reserve
+from dynbench.runs.run import Run
+
+CLOSED = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:39121")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path / "a-run")
+    run.ranks_dir.mkdir(parents=True)
+    return run
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_aftermath_is_not_the_cause(run: Run) -> None:
+    record_failure(run, 0, raised(CLOSED))
+    record_failure(run, 1, raised(ZeroDivisionError("division by zero")))
+    error = root_cause(run, {0: 1, 1: 1})
+    assert isinstance(error, WorkerFailed) and error.rank == 1
+    assert "ZeroDivisionError: division by zero" in error.message and "rank_1.log" in error.message
+
+
+def test_a_silent_death_comes_before_aftermath(run: Run) -> None:
+    record_failure(run, 0, raised(CLOSED))
+    error = root_cause(run, {0: 1, 1: -9})
+    assert isinstance(error, WorkerFailed) and error.rank == 1
+    assert "killed by SIGKILL" in error.message and "memory" in error.hint
+
+
+def test_a_terminated_rank_is_blamed_last(run: Run) -> None:
+    assert "rank 1 was killed by SIGABRT" in root_cause(run, {0: -15, 1: -6}).message
+
+
+def test_aftermath_alone_is_reported(run: Run) -> None:
+    record_failure(run, 0, raised(CLOSED))
+    assert "Connection closed" in root_cause(run, {0: 1}).message
+
+
+def test_the_earlier_of_two_causes(run: Run) -> None:
+    record_failure(run, 1, raised(KeyError("first")))
+    record_failure(run, 0, raised(KeyError("second")))
+    assert [failure.rank for failure in read_failures(run)] == [1, 0]
+    assert "first" in root_cause(run, {0: 1, 1: 1}).message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataError("x.tsv:3: label 'a' is not an integer", "Labels are integers."),
+        UsageError("sync.name: no", "Known: ddp."),
+    ],
+)
+def test_mistakes_of_the_user_keep_their_class_and_text(run: Run, error: UsageError) -> None:
+    record_failure(run, 0, raised(error))
+    found = root_cause(run, {0: 1})
+    assert (type(found), found.message, found.hint) == (type(error), error.message, error.hint)
+
+
+def test_several_config_problems_stay_several(run: Run) -> None:
+    record_failure(run, 0, raised(ConfigError(["a: 1", "b: 2"], "Mend them.")))
+    found = root_cause(run, {0: 1})
+    assert isinstance(found, ConfigError) and found.problems == ("a: 1", "b: 2")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        MemoryError(),
+        NothingFits("step 0: 3 samples do not fit"),
+    ],
+)
+def test_memory(run: Run, error: BaseException) -> None:
+    record_failure(run, 1, raised(error))
+    found = root_cause(run, {1: 1})
+    assert isinstance(found, NothingFits) and found.exit_code == 4 and "rank 1" in found.message
+
+
+def test_record_has_nanoseconds_and_class(run: Run) -> None:
+    record_failure(run, 2, raised(ValueError("several\nlines")))
+    record = json.loads(failure_file(run, 2).read_text())
+    assert record["time_ns"] > 1e18 and record["exception"] == "ValueError"
+    assert "several" in record["message"] and "\n" not in record["message"]
+
+
+def test_nothing_known(run: Run) -> None:
+    assert "no record" in root_cause(run, {}).message
+
+
+def test_a_full_disk_is_recorded_in_the_room_kept_for_it(run: Run) -> None:
+    reserve(run.path)
+    record_failure(run, 1, raised(OSError(errno.ENOSPC, "No space left on device")))
+    error = root_cause(run, {1: 1})
+    assert "No space left on device" in error.message and "Free some space" in error.hint
+    assert [path for path in run.path.iterdir() if path.is_file()] == []
+
+
+def test_only_what_ranks_say_of_each_other_is_aftermath() -> None:
+    assert is_aftermath(CLOSED)
+    assert not is_aftermath(ZeroDivisionError("division by zero"))
+    assert not is_aftermath(BrokenPipeError(errno.EPIPE, "Broken pipe"))

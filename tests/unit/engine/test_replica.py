@@ -1,0 +1,69 @@
+"""A rank's random stream and token counts; and a strategy that lets go of its process group."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dynbench.config.schema import Sync
+from dynbench.engine.replica import padded_tokens, seed_dropout
+from dynbench.sync.registry import build_strategy
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def drawn(seed: int, rank: int, step: int) -> float:
+    seed_dropout(seed, rank, step, torch.device("cpu"))
+    return float(torch.rand(()))
+
+
+def test_dropout_streams_differ_by_seed_rank_and_step() -> None:
+    keys = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1, 64) for step in (0, 1, 500)]
+    assert len({drawn(*key) for key in keys}) == len(keys)
+    assert drawn(0, 1, 2) == drawn(0, 1, 2)
+
+
+def test_padded_tokens_are_summed_over_micro_batches() -> None:
+    lengths = np.array([3, 9, 5, 1])
+    share = (np.array([0, 1]), np.array([2, 3]))
+    assert padded_tokens(share, lengths, 1) == (2 * 9 + 2 * 5, 9)
+    assert padded_tokens(share, lengths, 8) == (2 * 16 + 2 * 8, 16)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_hook_is_called_once_with_the_last_bucket() -> None:
+    calls = []
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
+    strategy = build_strategy(model, Sync(bucket_mb=0.3), lambda: calls.append(None))
+    for step in range(3):
+        strategy.module(torch.ones(2, 300)).sum().backward()
+        strategy.finish()
+        assert len(calls) == step + 1
+    with strategy.accumulating():
+        strategy.module(torch.ones(2, 300)).sum().backward()
+    assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_closing_frees_the_wrapped_module() -> None:
+    strategy = build_strategy(nn.Linear(2, 2), Sync(), lambda: None)
+    strategy.module(torch.ones(1, 2)).sum().backward()
+    wrapped = weakref.ref(strategy.module)
+    gc.collect()
+    assert wrapped() is not None
+    strategy.close()
+    assert wrapped() is None

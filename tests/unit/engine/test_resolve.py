@@ -1,0 +1,117 @@
+"""Every auto is decided for the machine at hand, with a reason, and the rules are checked with the ranks known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.digest import flatten
+from dynbench.config.load import load_config
+from dynbench.engine.resolve import Machine, Resolved, ranks_from_environment, resolve
+from dynbench.errors import ConfigError, RunLookupError, UsageError
+from dynbench.runs.store import RunStore
+
+LAPTOP = Machine(cores=2, gpus=0, bf16=False)
+SERVER = Machine(cores=64, gpus=0, bf16=False)
+ONE_GPU = Machine(cores=16, gpus=1, bf16=True)
+OLD_GPUS = Machine(cores=16, gpus=4, bf16=False)
+
+
+def decide(machine: Machine, *overrides: str) -> Resolved:
+    return resolve(load_config(None, overrides), machine, RunStore(Path("nowhere")))
+
+
+def test_nothing_is_left_open() -> None:
+    for machine in (LAPTOP, SERVER, ONE_GPU, OLD_GPUS):
+        resolved = decide(machine)
+        decided = {key for key, value in flatten(resolved.config).items() if value == "auto"}
+        assert decided <= {"schedule.buffer"}
+        assert all(decision["reason"] for decision in resolved.decisions.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "launcher", "world_size", "threads", "precision", "multiple"),
+    [
+        (LAPTOP, "torchrun", 2, 1, "fp32", 1),
+        (SERVER, "torchrun", 4, 16, "fp32", 1),
+        (Machine(cores=1, gpus=0, bf16=False), "torchrun", 2, 1, "fp32", 1),
+        (ONE_GPU, "virtual", 4, 4, "bf16", 8),
+        (OLD_GPUS, "torchrun", 4, 4, "fp16", 8),
+    ],
+)
+def test_defaults(
+    machine: Machine, launcher: str, world_size: int, threads: int, precision: str, multiple: int
+) -> None:
+    resolved = decide(machine)
+    config = resolved.config
+    assert (config.launch.launcher, resolved.world_size, config.launch.threads) == (launcher, world_size, threads)
+    assert (config.train.precision, config.workload.pad_to_multiple_of) == (precision, multiple)
+
+
+def test_what_is_given_is_kept() -> None:
+    config = decide(SERVER, "launch.nproc=8", "launch.threads=3", "workload.pad_to_multiple_of=4").config
+    assert (config.launch.nproc, config.launch.threads, config.workload.pad_to_multiple_of) == (8, 3, 4)
+
+
+def test_policy_of_a_mode() -> None:
+    assert decide(LAPTOP, "schedule.mode=dynamic").config.schedule.policy == "partition"
+    prefix = decide(LAPTOP, "schedule.mode=dynamic", "schedule.policy=prefix").config
+    assert prefix.schedule.buffer == 64 - 2 + 1
+
+
+def test_nodes_multiply() -> None:
+    assert decide(LAPTOP, "launch.nnodes=4", "launch.rdzv_endpoint=a:1", "launch.nproc=2").world_size == 8
+
+
+def test_world_size_alone_means_virtual() -> None:
+    resolved = decide(LAPTOP, "launch.world_size=8")
+    assert (resolved.config.launch.launcher, resolved.world_size, resolved.config.launch.nproc) == ("virtual", 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nearest"),
+    [
+        (("train.global_batch=63",), "62 or 64"),
+        (("train.global_batch=1",), "nearest that works: 2"),
+        (("launch.slowdown={5: 2}",), "greatest: 1"),
+        (("schedule.mode=dynamic", "schedule.policy=prefix", "schedule.buffer=3"), "nearest that works: 32"),
+    ],
+)
+def test_rules_are_checked_with_the_ranks_known(overrides: tuple[str, ...], nearest: str) -> None:
+    with pytest.raises(ConfigError, match=nearest):
+        decide(LAPTOP, *overrides)
+
+
+def test_impossible_devices() -> None:
+    with pytest.raises(UsageError, match="sees no GPU"):
+        decide(LAPTOP, "launch.device=cuda")
+    with pytest.raises(UsageError, match="8 ranks for 4 GPUs"):
+        decide(OLD_GPUS, "launch.nproc=8")
+    with pytest.raises(UsageError, match="bf16 needs a GPU"):
+        decide(LAPTOP, "train.precision=bf16")
+
+
+def test_unknown_probe() -> None:
+    with pytest.raises(RunLookupError, match=r"schedule\.capacity: run .p7."):
+        decide(LAPTOP, "schedule.capacity=p7")
+
+
+def test_inside_torchrun() -> None:
+    resolved = decide(Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 8)), "launch.nproc=7")
+    launch = resolved.config.launch
+    assert (resolved.world_size, launch.nproc, launch.nnodes, launch.threads) == (8, 2, 4, 4)
+    with pytest.raises(UsageError, match="virtual inside torchrun"):
+        decide(Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 2)), "launch.launcher=virtual")
+
+
+def test_rank_variables() -> None:
+    assert ranks_from_environment({}) is None
+    assert ranks_from_environment({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}) == (
+        2,
+        4,
+    )
+    batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert ranks_from_environment(batch_script) is None
+    step = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    assert ranks_from_environment(step) == (2, 4)

@@ -1,0 +1,100 @@
+"""A made-up comparison in a registry: what `compare` leaves behind, without launching anything."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+SUMMARY = {
+    "policy": "static",
+    "launcher": "torchrun",
+    "world_size": 2,
+    "global_batch": 64,
+    "steps": 30,
+    "warmup_steps": 5,
+    "step_time_ms": {"mean": 200.0, "p50": 190.0, "p95": 290.0, "total": 6000.0},
+    "throughput_tokens_per_s": {"mean": 5000.0, "p95": 6000.0},
+    "padding_ratio": 2.5,
+    "wait_fraction": 0.25,
+    "plan_fraction": 0.001,
+}
+
+
+def png() -> bytes:
+    """One grey pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+    chunks = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"\0\x80")), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def comparison(candidate: str = "partition", **changes: object) -> dict[str, object]:
+    """One comparison object as `analyze --json` prints it."""
+    return {
+        "baseline": "static",
+        "candidate": candidate,
+        "verdict": "FASTER",
+        "reason": "the interval lies above 1",
+        "level": "step",
+        "speedup": 1.25,
+        "ci95": [1.2, 1.3],
+        "launches": 4,
+        "same_work": True,
+        "loss_max_rel_diff": 1.5e-6,
+        "improvement_percent": {"step_time_ms.mean": 20.0, "padding_ratio": 40.0},
+        **changes,
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "results")
+
+
+MakeComparison = Callable[..., Run]
+
+
+@pytest.fixture
+def make_comparison(store: RunStore) -> MakeComparison:
+    """Makes a comparison with one run per arm, from what each comparison object has other than the defaults."""
+
+    def make(*changes: dict[str, object], checks: list[dict[str, object]] | None = None) -> Run:
+        comparisons = [comparison(**change) for change in changes]
+        names = ["static", *(str(item["candidate"]) for item in comparisons)]
+        arms: list[dict[str, object]] = []
+        members: list[dict[str, object]] = []
+        for name in names:
+            run = store.create("train", name)
+            write_text(run.config_file, dump_config(load_config(flags={"schedule.mode": "static"})))
+            members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY})
+            arms.append({"name": name, "runs": [run.id]})
+        folder = store.create("compare", "demo")
+        folder.figures_dir.mkdir()
+        for figure in ("timeline", "unheard_of"):
+            (folder.figures_dir / f"{figure}.png").write_bytes(png())
+        write_json(
+            folder.path / "comparison.json",
+            {
+                "runs": members,
+                "arms": arms,
+                "comparisons": comparisons,
+                "checks": checks or [],
+                "figures": [str(folder.figures_dir / f"{figure}.png") for figure in ("timeline", "unheard_of", "gone")],
+            },
+        )
+        return folder
+
+    return make

@@ -1,0 +1,82 @@
+"""Several comparisons of one recipe: registered together, run one by one, gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dynbench.config.recipes import load_cells
+from dynbench.errors import WorkerFailed
+from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+TWO = """\
+description: two cells
+arms:
+  - name: static
+  - name: partition
+    set: {schedule.mode: dynamic}
+cells:
+  - {train.global_batch: 8}
+  - {train.global_batch: 64}
+"""
+FOUND = {"candidate": "partition", "speedup": 1.2, "ci95": None, "overhead_share": 0.5}
+
+
+class Runner:
+    """Stands in for the launches of a cell; fails where told."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.seen: list[str] = []
+        self.fails = fails
+
+    def __call__(self, comparison: Run, which: str) -> SimpleNamespace:
+        self.seen.append(which)
+        if len(self.seen) == self.fails:
+            raise WorkerFailed("rank 1 was killed", "See its log. Go on with: dynbench compare --resume the-cell")
+        write_json(
+            comparison.path / "comparison.json",
+            {"runs": [{"summary": {"launcher": "virtual"}}], "comparisons": [FOUND]},
+        )
+        comparison.update(status=Status.RUNNING)
+        comparison.update(status=Status.COMPLETED)
+        return SimpleNamespace(findings=[])
+
+
+@pytest.fixture
+def together(store: RunStore, tmp_path: Path) -> Run:
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO, encoding="utf-8")
+    return start_cells(load_cells(path), store, name="both")
+
+
+def test_every_comparison_is_registered_before_one_runs(together: Run, store: RunStore) -> None:
+    assert holds_cells(together)
+    cells = read_cells(together)
+    assert [cell.label for cell in cells] == ["train.global_batch=8", "train.global_batch=64"]
+    assert [store.resolve(cell.comparison).config().train.global_batch for cell in cells] == [8, 64]
+    assert store.resolve("both").id == together.id
+
+
+def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
+    runner = Runner()
+    outcome = run_cells(together, store, runner)
+    assert runner.seen == ["1 of 2: train.global_batch=8", "2 of 2: train.global_batch=64"]
+    assert together.status is Status.COMPLETED
+    assert [path.name for path in outcome.figures] == ["regimes.png"]
+    assert outcome.as_dict()["cells"][1]["comparisons"] == [FOUND]
+
+
+def test_after_a_failure_only_the_missing_ones_run(together: Run, store: RunStore) -> None:
+    with pytest.raises(WorkerFailed) as caught:
+        run_cells(together, store, Runner(fails=2))
+    assert caught.value.hint == "See its log. Go on with: dynbench compare --resume both"
+    assert together.status is Status.FAILED
+    again = Runner()
+    run_cells(together, store, again)
+    assert again.seen == ["2 of 2: train.global_batch=64"]

@@ -1,0 +1,251 @@
+"""A comparison from recipe to report, with training replaced by made-up rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynbench.config.dump import dump_config
+from dynbench.config.recipes import Recipe, load_recipe
+from dynbench.config.schema import Config
+from dynbench.errors import Interrupted, NotComparable, RecordError, UsageError, WorkerFailed
+from dynbench.experiment import launches
+from dynbench.experiment.compare import run_comparison, start_comparison
+from dynbench.experiment.launches import Clock, CompareProgress
+from dynbench.experiment.state import read_state
+from dynbench.experiment.subject import find_subject
+from dynbench.experiment.training import TrainingResult
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.records import StepRow, work_hash
+from dynbench.runs.rows import RowWriter
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+RECIPE = """\
+description: two arms
+settings:
+  workload: {dropout: 0.0}
+  train: {steps: 6, warmup_steps: 1, global_batch: 8}
+  launch: {launcher: torchrun, nproc: 2, threads: 1, device: cpu}
+arms:
+  - name: static
+  - name: partition
+    set: {schedule.mode: dynamic, schedule.policy: partition}
+launches: 4
+"""
+
+
+@dataclass
+class FakeTraining:
+    """Stands in for `run_training`: writes rows at once, and fails when it is told to.
+
+    Attributes:
+        fail_at: number of the call (from 0) that raises.
+        error: what it raises.
+        calls: (name, policy, seed) of every call.
+    """
+
+    fail_at: int | None = None
+    error: type[WorkerFailed] | type[Interrupted] = WorkerFailed
+    calls: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def __call__(self, config: Config, store: RunStore, *, name: str, on_progress: object, **_: object) -> object:
+        self.calls.append((name, config.schedule.policy_name, config.train.seed))
+        run = store.create("train", config.schedule.policy_name, name=name, replace=True)
+        write_text(run.config_file, dump_config(config))
+        write_json(run.env_file, {"data": {"fingerprint": "f"}, "cpu_cores": {"usable": 2}})
+        run.update(status=Status.RUNNING)
+        if len(self.calls) - 1 == self.fail_at:
+            error = Interrupted("stopped", signum=15) if self.error is Interrupted else WorkerFailed("rank 1 died")
+            run.update(status=Status.INTERRUPTED if self.error is Interrupted else Status.FAILED)
+            error.run_path = run.path
+            raise error
+        slow = 200.0 if config.schedule.mode == "static" else 100.0
+        for rank in range(2):
+            writer = RowWriter(run.rank_file(rank))
+            for step in range(7):
+                writer.write(row(step, rank, config, slow + config.train.seed + 0.1 * len(self.calls)))
+            writer.close()
+        run.update(status=Status.COMPLETED)
+        return TrainingResult(run, {})
+
+
+def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:
+    ids = np.arange(4) + 8 * step + 4 * rank
+    return StepRow(
+        step=step, rank=rank, warmup=int(step == 0), policy=config.schedule.policy_name, local_batch=4,
+        micro_batches=1, max_seq_len_in_batch=10, real_tokens=30, padded_tokens=40, plan_ms=0.1, data_ms=0.1,
+        forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms, optimizer_ms=1.0,
+        compute_ms=0.6 * step_ms, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0, loss=0.5,
+        work_hash=work_hash(ids, np.full(4, 10)), skipped=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
+    fake = FakeTraining()
+    monkeypatch.setattr(launches, "run_training", fake)
+    return fake
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Callable[..., Recipe]:
+    def load(old: str = "", new: str = "") -> Recipe:
+        path = tmp_path / "demo.yaml"
+        path.write_text(RECIPE.replace(old, new) if old else RECIPE, encoding="utf-8")
+        return load_recipe(path)
+
+    return load
+
+
+def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]) -> None:
+    comparison = start_comparison(recipe(), store, name="demo")
+
+    outcome = run_comparison(comparison, store)
+
+    arms = [name.partition("-")[0] for name, _, _ in training.calls]
+    assert arms == ["static", "partition", "partition", "static"] * 2
+    assert [seed for _, _, seed in training.calls] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert comparison.status is Status.COMPLETED
+    result = outcome.as_dict()
+    assert (result["command"], result["recipe"]) == ("compare", "demo")
+    found = outcome.analysed.comparisons[0]
+    assert (found.verdict, found.level, found.speedup.pairs) == ("FASTER", "step", 4)
+    assert found.speedup.estimate == pytest.approx(2.0, rel=0.02)
+    assert [path.name for path in outcome.reports] == ["report.en.md", "report.en.html"]
+    text = outcome.reports[0].read_text(encoding="utf-8")
+    assert "**Use `partition`.**" in text
+    assert "planned the length distributions below" in text
+    assert find_subject(store, None).run == comparison
+
+
+def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    training.fail_at = 2
+    comparison = start_comparison(recipe(), store, name="demo")
+
+    with pytest.raises(WorkerFailed) as caught:
+        run_comparison(comparison, store)
+
+    assert caught.value.hint == "Go on with: dynbench compare --resume demo"
+    assert comparison.status is Status.FAILED
+    failed = read_state(comparison.path).launches[2]
+    assert (failed.done, failed.run is not None) == (False, True)
+    with pytest.raises(RecordError, match="failed and was not analyzed"):
+        find_subject(store, "demo")
+
+    training.fail_at = None
+    outcome = run_comparison(comparison, store)
+
+    assert len(training.calls) == 3 + 6
+    assert training.calls[3] == training.calls[2]
+    assert comparison.status is Status.COMPLETED
+    assert comparison.record().failure is None
+    assert [len(runs) for runs in outcome.state.arms.values()] == [4, 4]
+    assert failed.run not in outcome.state.arms["partition"]
+
+
+def test_an_interrupted_comparison_says_so(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    training.fail_at, training.error = 0, Interrupted
+    comparison = start_comparison(recipe(), store)
+
+    with pytest.raises(Interrupted):
+        run_comparison(comparison, store)
+
+    assert (comparison.status, comparison.record().exit_code) == (Status.INTERRUPTED, 143)
+
+
+def test_a_bug_leaves_no_comparison_running(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> object:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(launches, "run_training", broken)
+    comparison = start_comparison(recipe(), store)
+
+    with pytest.raises(ZeroDivisionError):
+        run_comparison(comparison, store)
+
+    failure = comparison.record().failure
+    assert comparison.status is Status.FAILED
+    assert failure is not None
+    assert failure.message == "ZeroDivisionError: division by zero"
+
+
+def test_a_removed_run_is_launched_again(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    comparison = start_comparison(recipe(), store)
+    outcome = run_comparison(comparison, store)
+    store.remove(store.resolve(outcome.state.arms["static"][1]))
+
+    run_comparison(comparison, store)
+
+    assert len(training.calls) == 9
+    assert training.calls[8] == training.calls[3]
+
+
+def test_a_running_comparison_is_left_alone(store: RunStore, recipe: Callable[..., Recipe]) -> None:
+    comparison = start_comparison(recipe(), store)
+    comparison.update(status=Status.RUNNING)
+
+    with pytest.raises(UsageError, match="is running in process"):
+        run_comparison(comparison, store)
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    with pytest.raises(NotComparable, match=r"train\.global_batch \(8 and 16\)"):
+        start_comparison(recipe("schedule.policy: partition", "train.global_batch: 16"), store)
+
+    assert training.calls == []
+    assert store.list() == []
+
+
+def test_arms_of_equal_configuration_stay_two_arms(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    loaded = recipe("partition\n    set: {schedule.mode: dynamic, schedule.policy: partition}", "again")
+
+    outcome = run_comparison(start_comparison(loaded, store), store)
+
+    assert [arm.label for arm in outcome.analysed.arms] == ["static", "again"]
+    assert outcome.analysed.comparisons[0].verdict == "SAME"
+
+
+def test_the_baseline_comes_first_wherever_the_recipe_puts_it(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    outcome = run_comparison(start_comparison(recipe("launches: 4", "launches: 2\nbaseline: partition"), store), store)
+
+    assert [arm.label for arm in outcome.analysed.arms] == ["partition", "static"]
+
+
+def test_progress_counts_launches_and_estimates_what_is_left(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    seen: list[CompareProgress] = []
+    stages: list[str] = []
+
+    run_comparison(start_comparison(recipe(), store), store, seen.append, stages.append)
+
+    assert [progress.done for progress in seen] == list(range(8))
+    assert seen[0].eta_s is None
+    assert all(progress.eta_s is not None and progress.eta_s >= 0 for progress in seen[1:])
+    assert stages[-2:] == ["solving exact against greedy", "writing the report"]
+
+
+def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches.time, "monotonic", lambda: 60.0)
+    clock = Clock(launches_left=4, started_s=0.0, finished=1)
+
+    assert clock.eta_s(0.5) == pytest.approx(60.0 * 2.5 / 1.5)

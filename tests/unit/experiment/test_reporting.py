@@ -1,0 +1,205 @@
+"""Reports from made-up comparisons: every verdict, every gap, both languages, both formats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynbench.analysis.verdict import Verdict
+from dynbench.errors import RecordError, RunLookupError
+from dynbench.experiment.reporting import FORMATS, render_report, write_report
+from dynbench.experiment.subject import find_subject
+from dynbench.report import LANGUAGES, TemplateError
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+MakeComparison = Callable[..., Run]
+
+
+def render(store: RunStore, language: str = "en", template: Path | None = None) -> str:
+    subject = find_subject(store, None)
+    return render_report(subject, store, language, "md", subject.run.path, template)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_makes_a_report(
+    store: RunStore, make_comparison: MakeComparison, language: str, verdict: Verdict
+) -> None:
+    changes: dict[str, object] = {"verdict": verdict.value}
+    if verdict is Verdict.ESTIMATE:
+        changes["ci95"] = None
+    make_comparison(changes)
+
+    text = render(store, language)
+
+    assert "{{" not in text
+    assert "None" not in text
+
+
+def test_the_recommendation_computes_the_hours_saved_and_their_interval(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
+    make_comparison({"candidate": "prefix", "speedup": 1.1, "ci95": [1.05, 1.15]}, {"candidate": "partition"})
+
+    text = render(store)
+
+    recommendation = text[text.index("## 6. Conclusion") :]
+    assert "**Use `partition`.**" in recommendation
+    assert "saves 200 of every 1,000 GPU-hours" in recommendation.replace("\n", " ")
+    assert "[167,\N{NO-BREAK SPACE}231]" in recommendation
+
+
+def test_a_policy_that_costs_time_is_not_recommended(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({"verdict": "SLOWER", "speedup": 0.8, "ci95": [0.78, 0.82]})
+
+    text = render(store)
+
+    assert "**Stay with `static`.**" in text
+    assert "saves -250 of every 1,000" in text.replace("\n", " ")
+
+
+def test_what_was_not_measured_is_said_and_not_invented(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({"loss_max_rel_diff": None, "level": "stream"})
+
+    text = render(store)
+
+    assert "No `solve` run is in the registry" in text
+    assert "| Processor | not measured |" in text
+    assert "| not compared |" in text
+
+
+def test_checks_are_listed_and_their_bars_escaped(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({}, checks=[{"id": "drift", "severity": "warn", "seen": "a|b", "limit": "2 %", "hint": "wait"}])
+
+    text = render(store)
+
+    assert "What the checks found (1 in all):" in text
+    assert "| warn | drift | a\\|b | 2 % | wait |" in text
+
+
+def test_figures_are_linked_relative_to_the_report_and_missing_ones_are_left_out(
+    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
+) -> None:
+    folder = make_comparison({})
+    subject = find_subject(store, None)
+
+    inside = write_report(subject, store)
+    outside = write_report(subject, store, output=tmp_path / "elsewhere" / "my report.md")
+
+    assert inside == folder.path / "report.en.md"
+    assert "](figures/timeline.png)" in inside.read_text(encoding="utf-8")
+    linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", outside.read_text(encoding="utf-8"))
+    assert [Path(path).name for path in linked] == ["timeline.png", "unheard_of.png"]
+    assert all((outside.parent / path).is_file() for path in linked)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_both_formats_in_both_languages(
+    store: RunStore, make_comparison: MakeComparison, language: str, form: str
+) -> None:
+    make_comparison({})
+
+    path = write_report(find_subject(store, None), store, language, form)
+
+    text = path.read_text(encoding="utf-8")
+    assert path.name == f"report.{language}.{form}"
+    assert text.count("<img") == (2 if form == "html" else 0)
+
+
+def test_figures_are_found_again_after_the_results_were_moved(
+    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
+) -> None:
+    make_comparison({})
+    moved = RunStore(store.root.rename(tmp_path / "moved"))
+
+    assert len(find_subject(moved, None).figures) == 2
+
+
+def test_runs_that_were_removed_are_named_as_gone(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({})
+    store.remove(store.resolve("@latest:static"), force=True)
+
+    text = render(store)
+
+    assert re.search(r"\| static \| `[^`]+` \| not measured \| none \|", text)
+
+
+def test_an_own_template_is_used_and_its_mistakes_named(
+    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
+) -> None:
+    make_comparison({})
+    own = tmp_path / "own.md"
+    own.write_text("# {{ best.name }}: {{ best.speedup }}\n", encoding="utf-8")
+
+    assert render(store, template=own) == "# `partition`: 1.250\n"
+
+    own.write_text("# {{ best.nmae }}\n", encoding="utf-8")
+    with pytest.raises(TemplateError, match=r"own.md:1: .*best.nmae.*best.name"):
+        render(store, template=own)
+
+
+def test_without_a_comparison_the_error_says_how_to_make_one(store: RunStore) -> None:
+    store.create("train", "static")
+
+    with pytest.raises(RunLookupError) as caught:
+        find_subject(store, None)
+
+    assert "dynbench compare" in caught.value.hint
+
+
+def test_the_latest_comparison_is_taken_whatever_came_after(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({})
+    second = make_comparison({})
+    store.create("train", "static")
+
+    assert find_subject(store, None).run == second
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "{}", '{"runs": [{"id": "x"}], "arms": [{"name": "a", "runs": []}]}'])
+def test_a_broken_comparison_file_is_named(store: RunStore, make_comparison: MakeComparison, text: str) -> None:
+    folder = make_comparison({})
+    (folder.path / "comparison.json").write_text(text, encoding="utf-8")
+
+    with pytest.raises(RecordError, match=r"comparison\.json"):
+        find_subject(store, None)
+
+
+def test_a_run_without_rows_has_nothing_to_report(store: RunStore) -> None:
+    run = store.create("train", "static")
+
+    with pytest.raises(RecordError, match="neither a comparison nor"):
+        find_subject(store, run.id)
+
+
+def test_the_latest_solve_fills_exact_against_greedy(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({})
+    run = store.create("solve", "solve")
+    line = {
+        "trace": "sst2",
+        "world_size": 8,
+        "global_batch": 64,
+        "cost_type": "tokens",
+        "policy": "prefix",
+        "exact": "both",
+        "mean_max_cost": 123.0,
+        "gap_to_bound": 0.25,
+        "speedup_vs_static": 1.5,
+        "plan_ms": {"p50": 0.5, "p95": 1.0},
+        "greedy_gap": {
+            "max_cost": {"mean": 0.0, "p95": 0.0, "max": 0.0},
+            "variance": {"mean": 0.01, "p95": 0.02, "max": 0.05},
+            "naive_max_cost": {"equal_counts": {"mean": 0.4, "p95": 0.5, "max": 0.75}},
+        },
+    }
+    write_json(run.path / "results.json", {"results": [line]})
+
+    text = render(store).replace("\N{NO-BREAK SPACE}", " ")
+
+    assert "| sst2 | tokens | prefix | both objectives | 8 | 64 | 123.0 | 25.0 % | 1.50 | 0.5 ms |" in text
+    assert "| sst2 | 8 | 64 | 40.00 / 75.00 % | 0.00 / 0.00 % | 1.00 / 5.00 % |" in text

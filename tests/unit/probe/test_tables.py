@@ -1,0 +1,88 @@
+"""Capacity tables between probed lengths, and what they and a cost model predict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.lengths import SST2
+from dynbench.probe.fit import GridPoint
+from dynbench.probe.predict import break_even_batch, predicted_speedups
+from dynbench.probe.tables import capacity_tables, memory_model_of
+from dynbench.probe.timing import at_full_speed, grid, relative_speeds
+from dynbench.runs.probe_record import CapacityRow, TrialRow
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.policy import Problem
+
+
+def row(length: int, max_batch: int, tested_fail: int | None = 1000, rank: int = 0) -> CapacityRow:
+    return CapacityRow(
+        rank=rank, length=length, max_batch=max_batch, tested_ok=max_batch, tested_fail=tested_fail, peak_mem_mb=None
+    )
+
+
+def trial(n: int, length: int) -> TrialRow:
+    return TrialRow(rank=0, length=length, n=n, fits=True, peak_mem_mb=400 + 0.02 * n * length + 1e-5 * n * length**2)
+
+
+@given(st.lists(st.integers(1, 300), min_size=3, max_size=3))
+def test_tables_never_rise_and_keep_the_probed_lengths(capacities: list[int]) -> None:
+    falling = sorted(capacities, reverse=True)
+    rows = [row(length, n) for length, n in zip((32, 128, 256), falling, strict=True)]
+    model = memory_model_of([trial(n, length) for n in (1, 4, 16) for length in (32, 128, 256)])
+    (table,) = capacity_tables(rows, model, 1)
+    counts = [n for _, n in table]
+    assert counts == sorted(counts, reverse=True)
+    assert dict(table).items() >= {row.length: row.max_batch for row in rows}.items()
+    assert [length for length, _ in table] == sorted({32, 128, 256} | set(range(40, 257, 8)))
+
+
+def test_a_length_that_does_not_fit_is_not_in_the_table() -> None:
+    (table,) = capacity_tables([row(32, 10), row(64, 0)], None, 1)
+    assert max(length for length, _ in table) == 32
+
+
+def test_grid_stays_within_the_smallest_capacity() -> None:
+    points = grid([[(32, 20), (64, 5)], [(32, 12), (64, 6)]], ceiling=100)
+    assert [n for n, length in points if length == 32] == [1, 2, 4, 8, 12]
+    assert [n for n, length in points if length == 64] == [1, 2, 4, 5]
+    assert max(n for n, _ in grid([[(32, 20)]], ceiling=7)) == 7
+
+
+def test_relative_speeds_follow_the_times() -> None:
+    measured = [(0, GridPoint(1, 32, 10.0)), (0, GridPoint(2, 32, 20.0))]
+    measured += [(1, GridPoint(1, 32, 20.0)), (1, GridPoint(2, 32, 40.0))]
+    assert relative_speeds(measured, 2) == [1.0, 0.5]
+    assert {point.ms for _, point in at_full_speed(measured, np.array([1.0, 0.5]))} == {
+        point.ms for rank, point in measured if rank == 0
+    }
+    assert at_full_speed(measured, None) == list(measured)
+
+
+def problem(alpha: float) -> Problem:
+    return Problem(
+        lengths=SST2.sample(4000, np.random.default_rng(0)).astype(np.int64),
+        world_size=4,
+        global_batch=32,
+        cost=CostModel("measured", alpha=alpha, beta=0.1, gamma=0.0),
+    )
+
+
+def test_launch_overhead_eats_the_predicted_gain() -> None:
+    free = predicted_speedups(problem(0.0), 0.0)
+    dear = predicted_speedups(problem(500.0), 0.0)
+    assert free["partition"] is not None and dear["partition"] is not None
+    assert free["partition"] > 1.8
+    assert 1.0 < dear["partition"] < 1.2
+
+
+def test_break_even_rises_with_the_overhead_until_nothing_pays() -> None:
+    cheap = break_even_batch(problem(0.0), 0.0, worth=0.02)
+    dear = break_even_batch(problem(300.0), 0.0, worth=0.02)
+    assert cheap is not None and dear is not None
+    assert cheap < dear
+    same = replace(problem(0.0), lengths=np.full(4000, 20, dtype=np.int64))
+    assert break_even_batch(same, 0.0, worth=0.02) is None

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dynbench.errors import RunLookupError, UsageError
+from dynbench.runs import store as store_module
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore, default_root
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "results")
+
+
+def finished(store: RunStore, slug: str = "static", name: str | None = None, command: str = "train") -> Run:
+    run = store.create(command, slug, name=name)
+    run.update(status="completed", exit_code=0)
+    return run
+
+
+def refused(store: RunStore, ref: str) -> RunLookupError:
+    with pytest.raises(RunLookupError) as caught:
+        store.resolve(ref)
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_runs_are_found_by_id_name_prefix_and_age(store: RunStore) -> None:
+    a, b, c = finished(store, "static", "a"), finished(store, "dynamic", "b"), finished(store, "cmp", command="compare")
+    assert store.list() == [a, b, c]
+    for run in (a, b, c):
+        assert store.resolve(run.id) == run
+    assert store.resolve("a") == a
+    assert store.resolve(b.id[:-1]) == b
+    assert store.resolve("@latest") == c
+    assert store.resolve("@latest:dynamic") == b
+    assert store.resolve("@latest:train") == b
+    assert store.resolve("@latest:cmp") == store.resolve("@latest:compare") == c
+    assert store.resolve(str(a.path)).id == a.id
+
+
+def test_a_name_wins_over_a_prefix(store: RunStore) -> None:
+    a = finished(store)
+    b = finished(store, name=a.id[:4])
+    assert store.resolve(a.id[:4]) == b
+
+
+def test_what_is_not_there(store: RunStore) -> None:
+    assert "no runs there yet" in refused(store, "x").hint
+    finished(store, "static", "baseline")
+    assert "Did you mean 'baseline'?" in refused(store, "baselin").message
+    assert "Did you mean 'static'?" in refused(store, "@latest:statik").message
+    assert "@latest" in refused(store, "@newest").hint
+    assert "no run.json" in refused(store, "some/where").message
+    refused(store, "")
+
+
+def test_an_ambiguous_prefix_lists_what_it_matches(store: RunStore) -> None:
+    runs = [finished(store, name=name) for name in ("a", "b")]
+    message = refused(store, "2").message
+    assert all(run.id in message for run in runs)
+    assert "(a)" in message
+    for _ in range(6):
+        finished(store)
+    assert "and 3 more" in refused(store, "2").message
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "@x"])
+def test_bad_names_are_refused_before_anything_is_made(store: RunStore, name: str) -> None:
+    with pytest.raises(RunLookupError, match="not allowed"):
+        store.create("train", "static", name=name)
+    assert not store.root.exists()
+
+
+def test_a_name_in_use_is_refused_unless_replaced(store: RunStore) -> None:
+    older = finished(store, name="a")
+    with pytest.raises(RunLookupError, match=f"in use by run {older.id}") as caught:
+        store.create("train", "static", name="a")
+    assert "--replace" in caught.value.hint
+    assert len(store.list()) == 1
+    newer = store.create("train", "static", name="a", replace=True)
+    assert store.resolve("a") == newer
+    assert older.name is None
+    assert store.resolve(older.id) == older
+    assert older.status is Status.COMPLETED
+
+
+def test_checking_a_name_touches_nothing(store: RunStore) -> None:
+    store.check_name("a")
+    store.check_name(None)
+    assert not store.root.exists()
+
+
+def test_one_of_many_at_once_gets_the_name(store: RunStore) -> None:
+    def attempt(_: int) -> bool:
+        try:
+            store.create("train", "static", name="a")
+        except RunLookupError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(16))) == 1
+    assert len(store.list()) == 1
+
+
+def test_an_id_in_use_is_drawn_again(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = iter(["20260101-000000-x-aaaa", "20260101-000000-x-aaaa", "20260101-000000-x-bbbb"])
+    monkeypatch.setattr(store_module, "new_id", lambda slug: next(ids))
+    assert [store.create("train", "x").id[-4:] for _ in range(2)] == ["aaaa", "bbbb"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="results folder cannot be written") as caught:
+        RunStore(tmp_path / "file" / "results").create("train", "static")
+    assert "--results" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_said_at_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="cannot be written"):
+        RunStore(tmp_path).create("train", "static")
+
+
+def test_a_full_disk_is_said_at_once(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UsageError, match="No space left"):
+        store.create("train", "static")
+    monkeypatch.undo()
+    assert store.list() == []
+
+
+def test_malformed_runs_are_warned_about_and_left_out(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = finished(store, name="good"), finished(store)
+    bad.record_file.write_text("{")
+    (store.root / "reference").mkdir()
+    (store.root / "README.md").write_text("x")
+    with caplog.at_level(logging.WARNING):
+        assert store.list() == [good]
+    assert str(bad.record_file) in caplog.text
+    assert store.resolve("good") == good
+    assert store.resolve(bad.id) == bad
+    store.remove(bad)
+    assert not bad.path.exists()
+
+
+def test_a_running_run_is_not_removed_unless_forced(store: RunStore) -> None:
+    run = store.create("train", "static")
+    run.update(status="running")
+    with pytest.raises(RunLookupError, match="is running") as caught:
+        store.remove(run)
+    assert "--force" in caught.value.hint
+    store.remove(run, force=True)
+    assert store.list() == []
+
+
+def test_a_run_whose_launcher_was_killed_is_lost(store: RunStore) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from dynbench.runs.store import RunStore\n"
+        "run = RunStore(Path(sys.argv[1])).create('train', 'static', name='a'); run.update(status='running')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(store.root)], check=False)
+    assert done.returncode == -9
+    run = store.resolve("a")
+    assert json.loads(run.record_file.read_text())["status"] == "running"
+    assert run.status is Status.LOST
+
+
+def test_the_results_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
+    assert default_root() == Path("results")
+    monkeypatch.setenv("DYNBENCH_RESULTS", "/data/runs")
+    assert default_root() == Path("/data/runs")
+
+
+def test_a_disk_that_fills_up_leaves_no_half_made_run(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(store_module, "write_json", full)
+    with pytest.raises(UsageError, match="results folder cannot be written: No space left"):
+        store.create("train", "static", name="a")
+    assert [path for path in store.root.iterdir() if path.is_dir()] == []
+    monkeypatch.undo()
+    assert store.create("train", "static", name="a").name == "a"
+
+
+def test_a_run_that_cannot_be_read_is_found_by_its_prefix(store: RunStore) -> None:
+    run = finished(store)
+    run.record_file.write_text("")
+    assert store.resolve(run.id[:-1]) == run
+    other = run.path.with_name(run.id[:-1] + ("a" if run.id[-1] != "a" else "b"))
+    other.mkdir()
+    (other / "run.json").write_text("")
+    assert "(unreadable)" in refused(store, run.id[:-1]).message
+    store.remove(run)
+    assert not run.path.exists()

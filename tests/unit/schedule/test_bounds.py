@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.schedule.bounds import batch_bound, step_bound
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.plan import StepPlan
+from dynbench.schedule.policy import Problem
+
+COSTS = st.sampled_from(
+    [
+        CostModel("tokens"),
+        CostModel("tokens", pad_to_multiple_of=8),
+        CostModel("tokens_sq"),
+        CostModel("attention", attention_a=0.05),
+        CostModel("measured", alpha=3.0, beta=0.2, gamma=0.001),
+    ]
+)
+
+
+def test_known_values():
+    lengths = np.array([10, 3, 3, 3])
+    assert batch_bound(lengths, CostModel("tokens"), 2) == 10
+    assert batch_bound(lengths, CostModel("tokens"), 1) == 19
+    assert batch_bound(np.array([5, 5, 5]), CostModel("tokens"), 2) == 8
+    assert batch_bound(np.array([5, 5, 5]), CostModel("tokens_sq"), 2) == 64
+    assert batch_bound(np.array([4, 4]), CostModel("measured", alpha=2, beta=1, gamma=0.5), 2) == 2 + 4 + 8
+    assert batch_bound(np.array([6, 6]), CostModel("tokens"), 2, speeds=np.array([3.0, 1.0])) == 3
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=6, max_size=12).map(np.array),
+    COSTS,
+    st.sampled_from([None, np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]), np.array([0.5, 1.0, 4.0])]),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_no_random_plan_is_below_the_bound(lengths, cost, speeds, seed, packed):
+    rng = np.random.default_rng(seed)
+    problem = Problem(lengths, 3, len(lengths), cost=cost, speeds=speeds)
+    ids = rng.permutation(len(lengths))
+    cuts = np.sort(rng.choice(np.arange(1, len(ids)), 2, replace=False))
+    shares = tuple(tuple(np.array_split(part, rng.integers(1, len(part) + 1))) for part in np.split(ids, cuts))
+    plan = StepPlan(0, shares, packed=packed)
+    assert step_bound(plan, problem) <= step_costs(plan, problem).max() * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("cost_type", ["tokens", "tokens_sq", "attention", "measured"])
+def test_equal_lengths_that_divide_evenly_reach_the_bound(cost_type):
+    problem = Problem(np.full(12, 7), 3, 12, cost=CostModel(cost_type, alpha=1.5))
+    plan = StepPlan(0, tuple((part,) for part in np.arange(12).reshape(3, 4)))
+    assert step_bound(plan, problem) == pytest.approx(step_costs(plan, problem).max(), rel=1e-12)
+
+
+def test_capacities_count_the_micro_batches_that_alpha_is_paid_for():
+    cost = CostModel("measured", alpha=10.0, beta=1.0)
+    lengths = np.full(12, 5)
+    assert batch_bound(lengths, cost, 2, micro_batches=3) == 10 + 30
+    assert batch_bound(lengths, cost, 2, micro_batches=3, limits=np.full(12, 2)) == 30 + 30

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.errors import UsageError
+from dynbench.schedule.capacity import UNLIMITED, Capacity
+
+TABLE = [(128, 4), (32, 16), (64, 8)]
+
+
+def test_without_arguments_nothing_is_limited():
+    assert Capacity().unlimited
+    assert Capacity().limit(3, 10**6) == UNLIMITED
+
+
+def test_one_number_holds_for_every_rank_and_length():
+    capacity = Capacity.uniform(7)
+    assert capacity.limits(3, np.array([1, 500])).tolist() == [[7, 7]] * 3
+    assert capacity.equal(3)
+    assert not capacity.unlimited
+
+
+def test_one_number_per_rank():
+    capacity = Capacity.per_rank([4, 8])
+    assert [capacity.limit(rank, 100) for rank in (0, 1)] == [4, 8]
+    assert not capacity.equal(2)
+    assert Capacity.per_rank([5, 5]).equal(2)
+
+
+@pytest.mark.parametrize(("length", "limit"), [(1, 16), (32, 16), (33, 8), (64, 8), (65, 4), (128, 4), (129, 0)])
+def test_between_two_lengths_the_longer_ones_limit_holds(length, limit):
+    assert Capacity.table([TABLE]).limit(0, length) == limit
+
+
+def test_a_limit_above_that_of_a_shorter_length_is_lowered():
+    assert Capacity.table([[(32, 4), (64, 6)]]).limit(0, 64) == 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 80), min_size=1),
+)
+def test_limits_never_rise_with_length_and_agree_with_limit(row, lengths):
+    capacity, lengths = Capacity.table([row]), np.sort(np.array(lengths))
+    limits = capacity.limits(2, lengths)
+    assert (np.diff(limits, axis=1) <= 0).all()
+    assert limits[1].tolist() == [capacity.limit(1, int(length)) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Capacity.uniform(0),
+        lambda: Capacity.per_rank([4, 0]),
+        lambda: Capacity.table([[(32, 4)], []]),
+        lambda: Capacity.table([[(0, 4)]]),
+    ],
+)
+def test_below_one_is_refused(make):
+    with pytest.raises(UsageError, match=r"schedule\.capacity"):
+        make()
+
+
+def test_another_number_of_ranks_is_refused():
+    with pytest.raises(UsageError, match="2 capacities for 3 ranks"):
+        Capacity.per_rank([1, 2]).limits(3, np.array([1]))

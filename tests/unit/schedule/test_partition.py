@@ -1,0 +1,210 @@
+"""`partition` against brute force over all assignments of samples to ranks."""
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynbench.errors import NothingFits
+from dynbench.schedule import partition_total
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import check_plan, step_costs, step_facts
+from dynbench.schedule.partition import Partition
+from dynbench.schedule.partition_search import least_maximum, sort_longest_first
+from dynbench.schedule.policy import Problem
+
+COSTS = st.sampled_from(
+    [
+        CostModel("tokens"),
+        CostModel("tokens", pad_to_multiple_of=4),
+        CostModel("tokens_sq"),
+        CostModel("attention", attention_a=0.03),
+        CostModel("measured", alpha=7.5, beta=0.3, gamma=0.01),
+        CostModel("measured", alpha=1.0, beta=0.0, gamma=0.0),
+    ]
+)
+LENGTHS = st.lists(st.integers(1, 30), min_size=3, max_size=7).map(np.array)
+
+
+@cache
+def assignments(samples: int, ranks: int) -> np.ndarray:
+    """Every way to give each sample a rank without leaving one idle, shape [ways, samples]."""
+    ways = np.array(list(product(range(ranks), repeat=samples)))
+    return ways[[len(set(way)) == ranks for way in ways.tolist()]]
+
+
+def brute_force(problem: Problem) -> tuple[float, float] | None:
+    """Least maximum over ranks and, at it, the least total; None when nothing fits."""
+    ways = assignments(len(problem.lengths), problem.world_size)
+    costs = np.zeros((len(ways), problem.world_size))
+    fits = np.ones(len(ways), dtype=bool)
+    for rank in range(problem.world_size):
+        mine = ways == rank
+        counts, longest = mine.sum(axis=1), np.where(mine, problem.padded_lengths, 0).max(axis=1)
+        costs[:, rank] = problem.cost.cost_padded(counts, longest) / problem.relative_speeds()[rank]
+        fits &= counts <= problem.capacity.limits_of(rank, longest)
+    if not fits.any():
+        return None
+    slowest = costs[fits].max(axis=1)
+    return slowest.min(), costs[fits][slowest <= slowest.min() * (1 + 1e-12)].sum(axis=1).min()
+
+
+def problem_of(lengths, world_size, **changes) -> Problem:
+    return Problem(lengths, world_size, len(lengths), order="file", **changes)
+
+
+def solve(problem: Problem):
+    """The plan of the whole data as one global batch, its rules checked."""
+    ids = np.arange(len(problem.lengths))
+    plan = Partition(problem).deal([ids], 0)[0]
+    check_plan(plan, problem, ids)
+    return plan
+
+
+def judge(problem: Problem, exact) -> None:
+    """The plan is as good as brute force's, or both find that nothing fits."""
+    best = brute_force(problem)
+    if best is None:
+        with pytest.raises(NothingFits):
+            solve(problem)
+        return
+    plan = solve(problem)
+    costs = step_costs(plan, problem)
+    assert plan.exact == exact
+    assert costs.max() == pytest.approx(best[0], rel=1e-12)
+    assert step_facts(plan, problem).bound <= costs.max() * (1 + 1e-12)
+    if exact == "both":
+        assert costs.sum() == pytest.approx(best[1], rel=1e-12)
+
+
+@settings(max_examples=600)
+@given(LENGTHS, st.integers(1, 3), COSTS)
+def test_equal_ranks_are_exact_in_maximum_and_total(lengths, world_size, cost):
+    judge(problem_of(lengths, world_size, cost=cost), "both")
+
+
+TABLES = st.lists(st.tuples(st.sampled_from([4, 8, 12, 20, 32]), st.integers(1, 4)), min_size=1, max_size=4)
+
+
+@settings(max_examples=600)
+@given(LENGTHS, st.integers(2, 3), COSTS, TABLES)
+def test_equal_ranks_with_capacities_by_length_are_exact(lengths, world_size, cost, table):
+    judge(problem_of(lengths, world_size, cost=cost, capacity=Capacity.table([table])), "both")
+
+
+SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 1.3, 3.0]), min_size=3, max_size=3).map(np.array)
+
+
+@settings(max_examples=600)
+@given(LENGTHS, COSTS, SPEEDS)
+def test_ranks_of_unequal_speed_are_exact_in_the_maximum(lengths, cost, speeds):
+    problem = problem_of(lengths, 3, cost=cost, speeds=speeds)
+    judge(problem, "both" if problem.equal_ranks else "maximum")
+
+
+@settings(max_examples=600)
+@given(LENGTHS, COSTS, SPEEDS, st.lists(TABLES, min_size=3, max_size=3))
+def test_ranks_of_unequal_capacity_are_exact_in_the_maximum(lengths, cost, speeds, tables):
+    problem = problem_of(lengths, 3, cost=cost, speeds=speeds, capacity=Capacity.table(tables))
+    judge(problem, "both" if problem.equal_ranks else "maximum")
+
+
+@settings(max_examples=150)
+@given(LENGTHS, COSTS, SPEEDS, st.lists(TABLES, min_size=3, max_size=3))
+def test_too_many_classes_give_a_valid_plan_that_is_not_called_exact(lengths, cost, speeds, tables):
+    problem = problem_of(lengths, 3, cost=cost, speeds=speeds, capacity=Capacity.table(tables))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dynbench.schedule.partition_unequal.STATE_LIMIT", 0)
+        try:
+            plan = solve(problem)
+        except NothingFits:
+            return
+    best = brute_force(problem)
+    assert best is not None
+    assert plan.exact is False or problem.equal_ranks
+    assert step_costs(plan, problem).max() >= best[0] * (1 - 1e-12)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 40), COSTS, st.booleans())
+def test_large_batches_agree_with_a_search_over_every_candidate_cost(seed, world_size, cost, capped):
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(3, 1, 120).astype(int), 1, 500)
+    weights = np.sort(cost.per_sample(cost.padded(lengths)))[::-1]
+    limits = np.sort(rng.integers(4, 20, len(weights))) if capped else None
+    counts = least_maximum(weights, world_size, limits)
+
+    def reaches_end(threshold):
+        start = 0
+        for _ in range(world_size):
+            allowed = np.arange(1, len(weights) + 1) * weights[start] <= threshold
+            if limits is not None:
+                allowed &= np.arange(1, len(weights) + 1) <= limits[start]
+            start += int(np.count_nonzero(allowed))
+            if start >= len(weights):
+                return True
+        return False
+
+    candidates = np.unique(np.arange(1, len(weights) + 1)[:, None] * weights)
+    if counts is None:
+        assert not reaches_end(np.inf)
+        return
+    assert sum(counts) == len(weights)
+    assert min(counts) >= 1
+    peak = max(n * weights[s] for n, s in zip(counts, np.cumsum([0, *counts[:-1]]), strict=True))
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches_end(candidates[middle]) else (middle + 1, high)
+    assert peak == candidates[low]
+
+
+def test_beyond_the_stated_size_only_the_maximum_is_proven(monkeypatch):
+    monkeypatch.setattr(partition_total, "TABLE_LIMIT", 0)
+    monkeypatch.setattr("dynbench.schedule.partition.TABLE_LIMIT", 0)
+    assert solve(problem_of(np.array([9, 8, 3, 2, 1]), 2)).exact == "maximum"
+
+
+def test_the_largest_batch_that_fits_is_named():
+    with pytest.raises(NothingFits) as caught:
+        solve(problem_of(np.array([10, 10, 10, 5, 5, 5]), 2, capacity=Capacity.uniform(2)))
+    assert "largest global batch that fits is 4" in caught.value.hint
+    with pytest.raises(NothingFits) as caught:
+        solve(problem_of(np.array([10, 10, 10, 5, 5, 5, 5]), 3, capacity=Capacity.per_rank([1, 2, 2])))
+    assert "largest global batch that fits is 5" in caught.value.hint
+
+
+def test_a_sample_longer_than_every_capacity_is_named():
+    short, long = [(8, 4)], [(20, 4)]
+    with pytest.raises(NothingFits, match="sample 1 of 30 padded tokens"):
+        solve(problem_of(np.array([5, 30, 7]), 2, capacity=Capacity.table([short])))
+    with pytest.raises(NothingFits, match="sample 1 of 30 padded tokens"):
+        solve(problem_of(np.array([5, 30, 7]), 2, capacity=Capacity.table([short, long])))
+    with pytest.raises(NothingFits, match="of rank 0 allows"):
+        solve(problem_of(np.array([9, 15, 12]), 2, capacity=Capacity.table([short, long])))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
+def test_sorting_is_stable(lengths):
+    assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
+
+
+def test_no_capacity_is_ever_exceeded_where_an_uncapped_balancer_exceeds_it():
+    rng = np.random.default_rng(0)
+    table, world_size, batch, steps = [(32, 24), (64, 12), (128, 6), (512, 1)], 4, 32, 10_000
+    capacity = Capacity.table([table])
+    lengths = np.clip(rng.lognormal(3, 1.0, steps * batch).astype(int), 2, 512)
+    capped = Problem(lengths, world_size, batch, capacity=capacity, order="file", micro_batches="auto")
+    uncapped = Problem(lengths, world_size, batch, order="file")
+    violations = {"capped": 0, "uncapped": 0}
+    batches = list(capped.data_order().epoch_batches(0))
+    for plan in Partition(capped).deal(batches, 0):
+        violations["capped"] += step_facts(plan, capped).capacity_violations
+    for plan in Partition(uncapped).deal(batches, 0):
+        violations["uncapped"] += step_facts(plan, capped).capacity_violations
+    assert violations["capped"] == 0
+    assert violations["uncapped"] > 100

@@ -1,0 +1,124 @@
+import logging
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import check_plan, step_costs
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.prefix import Prefix, RankStream, solve_counts
+from dynbench.schedule.streams import buffer_size
+
+LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 101).astype(int), 1, 200)
+
+
+def problem_of(**changes) -> Problem:
+    return Problem(**({"lengths": LENGTHS, "world_size": 3, "global_batch": 12, "buffer": 10} | changes))
+
+
+def plain(plan) -> list[list[int]]:
+    return [ids.tolist() for (ids,) in plan.shares]
+
+
+def test_a_stream_is_every_gth_sample_of_the_order():
+    stream = RankStream(problem_of(order="file"), rank=1)
+    assert stream.ids.tolist() == list(range(1, 31, 3))
+    assert stream.take(4).tolist() == [1, 4, 7, 10]
+    assert stream.ids.tolist() == list(range(13, 43, 3))
+
+
+@pytest.mark.parametrize("order", ["file", "shuffle"])
+def test_within_an_epoch_of_a_rank_nothing_is_lost_or_seen_twice(order):
+    problem = problem_of(order=order)
+    per_rank: list[list[int]] = [[], [], []]
+    for plan in islice(Prefix(problem).plans(), 40):
+        for rank, ids in enumerate(plain(plan)):
+            per_rank[rank] += ids
+    permutations = [problem.data_order().permutation(epoch) for epoch in range(8)]
+    for rank, seen in enumerate(per_rank):
+        expected = np.concatenate([permutation[rank::3] for permutation in permutations])
+        assert len(seen) > 2 * (len(LENGTHS) // 3)
+        assert seen == expected[: len(seen)].tolist()
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(1, 5),
+    st.integers(5, 20),
+    st.sampled_from(["tokens", "tokens_sq", "attention"]),
+    st.sampled_from([None, np.array([1.0, 2.0, 0.5])]),
+    st.integers(0, 100),
+)
+def test_gathering_the_costs_gives_the_replicated_plans(batch_per_rank, buffer, cost_type, speeds, seed):
+    problem = problem_of(
+        global_batch=3 * batch_per_rank,
+        buffer=buffer,
+        cost=CostModel(cost_type, pad_to_multiple_of=4),
+        speeds=speeds,
+        seed=seed,
+        capacity=Capacity.per_rank([5, 8, 9]),
+    )
+    streams = [RankStream(problem, rank) for rank in range(3)]
+    for plan in islice(Prefix(problem).plans(), 12):
+        check_plan(plan, problem)
+        costs = np.stack([stream.candidate_costs() for stream in streams])
+        solution = solve_counts(costs, problem.global_batch, np.array([stream.limit() for stream in streams]))
+        assert plain(plan) == [s.take(n).tolist() for s, n in zip(streams, solution.counts.tolist(), strict=True)]
+        assert plan.exact == solution.exact
+
+
+def test_the_costs_solved_from_are_the_plans_costs():
+    problem = problem_of(cost=CostModel("attention"), capacity=Capacity.uniform(6))
+    for step in islice(Prefix(problem).steps(), 20):
+        chosen = step.costs[np.arange(3), step.counts - 1]
+        assert chosen.tolist() == step_costs(step.plan, problem).tolist()
+
+
+def test_starting_later_gives_the_same_plans():
+    policy = Prefix(problem_of())
+    assert [plain(p) for p in islice(policy.plans(7), 5)] == [plain(p) for p in islice(policy.plans(), 7, 12)]
+
+
+def test_solvers_agree_in_the_maximum():
+    slowest = {}
+    for solver in ("exact", "enumerate", "greedy"):
+        problem = problem_of(solver=solver, global_batch=9)
+        slowest[solver] = step_costs(next(Prefix(problem).plans()), problem).max()
+    assert len(set(slowest.values())) == 1
+
+
+def test_the_automatic_buffer_cuts_no_plan_short():
+    assert buffer_size(problem_of(buffer=None)) == 32
+    assert buffer_size(problem_of(buffer=None, global_batch=90)) == 88
+
+
+def test_buffers_that_cannot_hold_the_batch_are_refused():
+    with pytest.raises(UsageError, match="3 ranks of 3 samples") as caught:
+        Prefix(problem_of(buffer=3))
+    assert caught.value.hint == "Use a buffer of at least 4, or a global batch of at most 9."
+
+
+def test_buffers_that_leave_no_choice_are_warned_about(caplog):
+    with caplog.at_level(logging.WARNING):
+        Prefix(problem_of(buffer=7))
+        assert "use at least 8" in caplog.text
+        caplog.clear()
+        Prefix(problem_of(buffer=8))
+    assert caplog.text == ""
+
+
+def test_capacities_that_cannot_hold_the_batch_name_what_fits():
+    with pytest.raises(NothingFits) as caught:
+        next(Prefix(problem_of(capacity=Capacity.per_rank([2, 3, 4]))).plans())
+    assert "largest global batch that fits is 9" in caught.value.hint
+
+
+def test_a_sample_beyond_capacity_is_named():
+    problem = problem_of(lengths=np.array([5, 50, 5] * 10), order="file", capacity=Capacity.table([[(40, 9)]]))
+    with pytest.raises(NothingFits, match="sample 1 of 50 padded tokens is longer than the capacity of rank 1"):
+        next(Prefix(problem).plans())

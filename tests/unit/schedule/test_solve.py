@@ -1,0 +1,254 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count, islice
+
+import numpy as np
+import pytest
+
+from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.measure import adjacent_correlation, length_spread, run_policy
+from dynbench.schedule.policy import REGISTRY, Problem, make_policy, missing_package
+from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
+from dynbench.schedule.traces import Trace, built_in_trace, load_trace
+
+RNG = np.random.default_rng(5)
+HEAVY = Trace("heavy", np.clip(RNG.lognormal(4, 1, 2_000).astype(np.int64), 4, 512), "made up")
+KEYS = {
+    "trace", "samples", "world_size", "global_batch", "max_length", "steps", "seed", "cost_type", "window",
+    "micro_batches", "policy", "solver", "exact", "mean_max_cost", "p95_max_cost", "mean_cost_variance",
+    "padding_ratio", "speedup_vs_static", "mean_bound", "gap_to_bound", "plan_ms", "capacity_violations",
+    "adjacent_length_correlation", "step_length_spread", "local_batch", "greedy_gap",
+}  # fmt: skip
+
+
+def request(policies=None, traces=(HEAVY,), world_sizes=(4,), batch=32, steps=20, windows=(8,), **changes):
+    def make_problem(lengths, world_size, window):
+        return Problem(lengths, world_size, batch, window=window, **changes)
+
+    return SolveRequest(traces, world_sizes, make_problem, policies, windows, steps)
+
+
+def lines(solve_request) -> dict[str, dict]:
+    return {o.result["policy"]: o.result for o in solve(solve_request) if isinstance(o, Line)}
+
+
+def test_every_policy_has_a_line_with_every_key():
+    found = lines(request())
+    assert set(found) == {name for name in REGISTRY if missing_package(name) is None}
+    assert all(set(result) == KEYS for result in found.values())
+    json.dumps(list(found.values()), allow_nan=False)
+
+
+def test_the_reported_cost_is_that_of_the_plans():
+    problem = request().make_problem(HEAVY.lengths, 4, 8)
+    for name, result in lines(request()).items():
+        costs = np.array([step_costs(p, problem) for p in islice(make_policy(name, problem).plans(), 20)])
+        assert result["mean_max_cost"] == costs.max(axis=1).mean(), name
+        assert result["p95_max_cost"] == np.percentile(costs.max(axis=1), 95), name
+        assert result["mean_cost_variance"] == pytest.approx(costs.var(axis=1).mean()), name
+        assert result["mean_bound"] <= result["mean_max_cost"], name
+        assert result["gap_to_bound"] == pytest.approx(result["mean_max_cost"] / result["mean_bound"] - 1)
+
+
+def test_speedup_is_the_ratio_of_costs_where_the_samples_are_the_same():
+    found = lines(request())
+    static = found["static"]["mean_max_cost"]
+    assert found["static"]["speedup_vs_static"] == 1
+    for name in ("partition", "lpt", "sorted_equal", "hf_batch_rebalance", "packed"):
+        assert found[name]["speedup_vs_static"] == pytest.approx(static / found[name]["mean_max_cost"])
+    assert found["partition"]["speedup_vs_static"] > 1.5
+
+
+def test_speedup_is_per_token_where_they_are_not():
+    problem = request().make_problem(HEAVY.lengths, 4, 1)
+    plans = list(islice(make_policy("token_budget", problem).plans(), 20))
+    cost = sum(step_costs(p, problem).max() for p in plans) / sum(HEAVY.lengths[p.sample_ids()].sum() for p in plans)
+    static = list(islice(make_policy("static", problem).plans(), 20))
+    base = sum(step_costs(p, problem).max() for p in static) / sum(HEAVY.lengths[p.sample_ids()].sum() for p in static)
+    assert lines(request(["token_budget"]))["token_budget"]["speedup_vs_static"] == pytest.approx(base / cost)
+
+
+def test_one_step_in_file_order_is_checked_by_hand():
+    trace = Trace("hand", np.array([5, 1, 1, 1, 9, 9, 9, 9]), "here")
+    found = lines(request(["static", "partition"], [trace], (2,), batch=4, steps=1, order="file"))
+    static, partition = found["static"], found["partition"]
+    assert (static["mean_max_cost"], static["mean_bound"], static["padding_ratio"]) == (10, 5, 12 / 8)
+    # The 5 alone and the three 1 together.
+    assert (partition["mean_max_cost"], partition["exact"], partition["gap_to_bound"]) == (5, "both", 0)
+    assert partition["local_batch"] == {"min": 1, "p50": 2.0, "max": 3}
+    assert static["step_length_spread"] is None
+    assert static["adjacent_length_correlation"] is None
+
+
+def test_policies_on_statics_batches_have_statics_lengths():
+    for result in lines(request()).values():
+        if result["policy"] in ("partition", "lpt", "packed", "hf_batch_rebalance"):
+            assert result["step_length_spread"] == 1
+    assert lines(request(["group_by_length"]))["group_by_length"]["step_length_spread"] > 2
+
+
+def test_a_sorted_file_shows_in_spread_and_correlation():
+    trace = Trace("sorted", np.sort(HEAVY.lengths), "here")
+    found = lines(request(["static"], [trace], order="file", steps=60))["static"]
+    assert found["step_length_spread"] > 3
+    assert found["adjacent_length_correlation"] > 0.9
+
+
+def test_spread_and_correlation_by_hand():
+    problem = Problem(HEAVY.lengths, 4, 32)
+    series = run_policy(make_policy("static", problem), problem, 30)
+    means = np.array([HEAVY.lengths[p.sample_ids()].mean() for p in islice(make_policy("static", problem).plans(), 30)])
+    assert series.mean_lengths.tolist() == pytest.approx(means.tolist())
+    assert adjacent_correlation(series) == pytest.approx(np.corrcoef(means[:-1], means[1:])[0, 1])
+    flat = Problem(np.full(100, 7), 2, 10)
+    constant = run_policy(make_policy("static", flat), flat, 5)
+    assert adjacent_correlation(constant) is None
+    assert length_spread(constant, flat) is None
+
+
+def test_the_greedy_gap_is_zero_in_the_maximum_and_naive_counts_have_one():
+    for cost in (CostModel(), CostModel("attention"), CostModel("measured", alpha=50.0, gamma=0.01)):
+        gap = lines(request(["prefix"], cost=cost))["prefix"]["greedy_gap"]
+        assert gap["max_cost"]["max"] == 0
+        assert gap["variance"]["mean"] >= 0
+        assert gap["naive_max_cost"]["equal_counts"]["mean"] > 0.05
+        assert gap["naive_max_cost"]["longest_first"]["mean"] > 0.02
+
+
+def test_only_prefix_has_a_gap():
+    assert [name for name, result in lines(request()).items() if result["greedy_gap"]] == ["prefix"]
+
+
+def test_each_window_has_its_line():
+    found = [o.result for o in solve(request(["partition", "window"], windows=(2, 4), steps=16)) if isinstance(o, Line)]
+    assert [(r["policy"], r["window"]) for r in found] == [("partition", 1), ("window", 2), ("window", 4)]
+    costs = [r["mean_max_cost"] for r in found]
+    assert costs[0] >= costs[1]
+
+
+def test_violations_are_counted_for_those_that_know_no_capacity():
+    found = lines(request(capacity=Capacity.table([[(64, 24), (512, 10)]])))
+    for name, result in found.items():
+        knows = name in ("partition", "window", "prefix", "token_budget", "packed")
+        assert result["capacity_violations"] == 0 or not knows, name
+    assert lines(request(["static"], capacity=Capacity.uniform(7)))["static"]["capacity_violations"] == 4 * 20
+
+
+def test_a_sample_beyond_any_capacity_is_refused_before_anything_runs():
+    with pytest.raises(NothingFits, match="longer than any rank's capacity") as caught:
+        solve(request(capacity=Capacity.table([[(100, 8)]])))
+    longest = int(HEAVY.lengths.argmax())
+    assert f"sample {longest} of {HEAVY.lengths[longest]} padded tokens" in caught.value.message
+    assert "at most 100 tokens" in caught.value.message
+    assert caught.value.exit_code == 4
+
+
+def test_an_unknown_policy_names_the_nearest():
+    with pytest.raises(UsageError, match="Did you mean 'partition'"):
+        solve(request(["partitions"]))
+
+
+def test_fewer_samples_than_ranks_are_refused():
+    with pytest.raises(UsageError, match="less than the 64 ranks"):
+        solve(request(world_sizes=(64,)))
+
+
+def test_a_trace_too_short_for_one_size_does_not_lose_the_others():
+    short = Trace("short", HEAVY.lengths[:20], "here")
+    found = list(solve(request(["static"], [HEAVY, short])))
+    assert [type(o) for o in found] == [Line, Skipped]
+    assert "more than the 20 samples" in found[1].reason
+    with pytest.raises(UsageError, match="more than the 20 samples"):
+        solve(request(["static"], [short]))
+
+
+def test_all_skips_what_cannot_run_and_says_why():
+    found = {o.policy: o.reason for o in solve(request(batch=34)) if isinstance(o, Skipped)}
+    assert {"static", "group_by_length"} <= set(found)
+    assert "not a multiple of the 4 ranks" in found["static"]
+    left = lines(request(batch=34))
+    assert left["partition"]["speedup_vs_static"] is None
+    with pytest.raises(UsageError, match="not a multiple"):
+        list(solve(request(["static"], batch=34)))
+
+
+def test_all_reports_the_transformers_samplers_as_skipped_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    skipped = {o.policy: o.reason for o in solve(request()) if isinstance(o, Skipped)}
+    assert (
+        skipped["group_by_length"] == skipped["hf_batch_rebalance"] == "needs the package torch, which is not installed"
+    )
+
+
+def test_solving_imports_neither_torch_nor_transformers():
+    program = (
+        "import sys, numpy as np\n"
+        "from dynbench.schedule.solve import *\n"
+        "make = lambda lengths, g, w: Problem(lengths, g, 16, window=w)\n"
+        "names = ['static', 'partition', 'window', 'prefix', 'lpt', 'token_budget', 'packed']\n"
+        "list(solve(SolveRequest([Trace('t', np.arange(1, 99), '')], [2], make, names, steps=4)))\n"
+        "print(sorted({'torch', 'transformers', 'polars', 'datasets', 'matplotlib'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_slow_peers_are_left_out_of_all_at_large_sizes(monkeypatch):
+    assert REGISTRY["karmarkar_karp"].slow_above < 1024 * 8192
+    monkeypatch.setitem(REGISTRY, "lpt", replace(REGISTRY["lpt"], slow_above=4 * 32 - 1))
+    skipped = {o.policy: o.reason for o in solve(request()) if isinstance(o, Skipped)}
+    assert skipped["lpt"] == "one plan takes seconds at G*B = 128; ask for it by name"
+    assert lines(request(["lpt"]))["lpt"]["steps"] == 20
+
+
+def test_a_slow_line_ends_after_a_whole_window():
+    problem = Problem(HEAVY.lengths, 4, 32, window=4)
+    ticks = count()
+    series = run_policy(make_policy("window", problem), problem, 40, limit_s=10, clock=lambda: float(next(ticks)))
+    assert len(series) == 8
+    assert run_policy(make_policy("window", problem), problem, 12).plan_ms.shape == (12,)
+
+
+def test_the_planning_time_of_a_window_is_spread_over_its_steps():
+    problem = Problem(HEAVY.lengths[:224], 4, 32, window=4)  # 7 steps an epoch: windows of 4 and 3
+    times = iter([0.0, *(t for step in range(7) for t in (100.0 * step, 100.0 * step + (7 if step in (0, 4) else 0)))])
+    series = run_policy(make_policy("window", problem), problem, 7, clock=lambda: next(times))
+    assert series.plan_ms.tolist() == pytest.approx([1750.0] * 4 + [7000 / 3] * 3)
+
+
+def test_steps_default_to_whole_windows():
+    quick = SolveRequest([HEAVY], [4], lambda n, g, w: Problem(n, g, 32, window=w), ["static"], windows=(3, 8))
+    (line,) = solve(quick)
+    assert line.result["steps"] == 104
+
+
+SST2_TARGETS = {
+    (4, 32, "partition", 1): 2.15,
+    (4, 32, "window", 8): 2.55,
+    (2, 64, "window", 8): 2.45,
+    (8, 64, "window", 4): 2.90,
+    (64, 1024, "partition", 1): 4.0,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", SST2_TARGETS, ids=str)
+def test_what_comes_back_on_sst2(shared_data, where):
+    world_size, batch, policy, window = where
+    trace = load_trace(str(shared_data / "sst2_train.lengths.parquet"))
+    steps = len(trace.lengths) // batch // window * window
+    names = [policy, "hf_batch_rebalance"]
+    found = lines(request(names, [trace], (world_size,), batch, min(steps, 1_000), (window,)))
+    assert found[policy]["speedup_vs_static"] >= SST2_TARGETS[where]
+    assert found[policy]["speedup_vs_static"] > found["hf_batch_rebalance"]["speedup_vs_static"]
+    assert found[policy]["step_length_spread"] <= 1
+
+
+def test_the_built_in_sst2_gives_nearly_the_same():
+    found = lines(request(["partition"], [built_in_trace("sst2")], steps=300))
+    assert found["partition"]["speedup_vs_static"] == pytest.approx(2.19, abs=0.05)

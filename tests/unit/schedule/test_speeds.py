@@ -1,0 +1,89 @@
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.lengths import SST2
+from dynbench.schedule.evaluate import check_plan, step_facts
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.speeds import SAME_SPEED, distinct_speeds
+
+ONE_SLOW = np.array([1.0, 1.0, 1.0, 0.5])
+LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)
+
+
+def plain(plan):
+    return [[ids.tolist() for ids in share] for share in plan.shares]
+
+
+def test_noise_is_not_a_difference():
+    assert distinct_speeds([1.0, 0.97, 1.02, 0.95]) is None
+    assert distinct_speeds([3.0]) is None
+
+
+def test_classes_get_their_median_relative_to_the_fastest():
+    found = distinct_speeds([10.0, 5.1, 9.8, 5.0, 9.4])
+    assert found is not None
+    assert found.tolist() == pytest.approx([1, 5.05 / 9.8, 1, 5.05 / 9.8, 1])
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
+def test_no_rank_is_far_from_its_class(measured):
+    found = distinct_speeds(measured)
+    speeds = np.array(measured) / max(measured)
+    if found is None:
+        assert speeds.min() >= SAME_SPEED * (1 - 1e-12)
+    else:
+        assert found.max() == 1
+        ratio = found / speeds
+        assert ratio.max() / ratio.min() <= 1 / SAME_SPEED**2 * (1 + 1e-9)
+
+
+def test_known_speeds_bring_one_slow_rank_of_four_within_a_tenth_of_the_bound():
+    lengths = np.random.default_rng(0).permutation(SST2.lengths())
+    problem = Problem(lengths, 4, 64, speeds=ONE_SLOW, micro_batches=4)
+    facts = [step_facts(plan, problem) for plan in islice(make_policy("partition", problem).plans(), 50)]
+    assert sum(step.max_cost for step in facts) < 1.1 * sum(step.bound for step in facts)
+    blind = make_policy("partition", Problem(lengths, 4, 64, micro_batches=4))
+    unaware = [step_facts(plan, problem) for plan in islice(blind.plans(), 50)]
+    assert sum(step.max_cost for step in unaware) > 1.5 * sum(step.bound for step in unaware)
+
+
+@pytest.mark.parametrize(("policy", "changes"), [("partition", {}), ("window", {"window": 4}), ("prefix", {})])
+def test_changed_speeds_lose_no_sample_and_take_none_twice(policy, changes):
+    problem = Problem(LENGTHS, 2, 8, seed=3, **changes)
+    planner, plans = Planner(policy, problem), []
+    for step in range(8):
+        if step == 3:
+            planner.change_speeds(np.array([1.0, 0.25]))
+        plans.append(planner.plan(step))
+        check_plan(plans[-1], problem)
+    if policy == "prefix":
+        for rank in range(2):
+            mine = np.concatenate([plan.shares[rank][0] for plan in plans])
+            stream = np.concatenate([problem.data_order().permutation(epoch)[rank::2] for epoch in range(2)])
+            assert mine.tolist() == stream[: len(mine)].tolist()
+    else:
+        ids = np.concatenate([plan.sample_ids() for plan in plans])
+        assert sorted(ids.tolist()) == sorted(problem.data_order().epoch_batches(0)[:8].ravel().tolist())
+    tokens = np.sum([step_facts(plan, problem).padded_tokens for plan in plans[4:]], axis=0)
+    assert tokens[0] > 2 * tokens[1]
+
+
+def test_a_window_that_has_begun_is_ended_with_the_old_speeds():
+    problem = Problem(LENGTHS, 2, 8, window=4)
+    steady, changed = Planner("window", problem), Planner("window", problem)
+    for step in range(8):
+        if step == 1:
+            changed.change_speeds(np.array([1.0, 0.25]))
+        assert (plain(steady.plan(step)) == plain(changed.plan(step))) == (step < 4)
+
+
+def test_speeds_that_became_equal_are_planned_as_equal():
+    planner = Planner("partition", Problem(LENGTHS, 2, 8, speeds=np.array([1.0, 0.25])))
+    assert planner.plan(0).exact == "maximum"
+    planner.change_speeds(None)
+    assert planner.plan(1).exact == "both"

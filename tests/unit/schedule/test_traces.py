@@ -1,0 +1,206 @@
+import json
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.errors import DataError, UsageError
+from dynbench.lengths import SST2
+from dynbench.schedule.trace_files import LONGEST_LENGTH, READERS, write_trace
+from dynbench.schedule.traces import BUILT_IN, Trace, built_in_trace, describe, load_trace, lognormal_lengths
+
+LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_what_is_written_is_read_again(tmp_path, suffix):
+    path = tmp_path / f"some.lengths{suffix}"
+    write_trace(LENGTHS, path)
+    trace = load_trace(str(path))
+    assert trace.lengths.tolist() == LENGTHS.tolist()
+    assert (trace.name, trace.source) == ("some", str(path))
+
+
+@given(st.lists(st.integers(1, LONGEST_LENGTH), min_size=1, max_size=50))
+def test_any_positive_lengths_survive_every_format(tmp_path_factory, lengths):
+    folder = tmp_path_factory.mktemp("trace")
+    for suffix in READERS:
+        path = folder / f"trace{suffix}"
+        write_trace(np.array(lengths), path)
+        assert load_trace(str(path)).lengths.tolist() == lengths
+
+
+def test_a_column_is_found_or_named(tmp_path):
+    frame = pl.DataFrame({"id": [1, 2], "tokens": [5, 6]})
+    frame.write_csv(tmp_path / "two.csv")
+    frame.write_ndjson(tmp_path / "two.jsonl")
+    frame.select("tokens").write_parquet(tmp_path / "one.parquet")
+    for name in ("two.csv", "two.jsonl"):
+        with pytest.raises(DataError, match=r"no column 'length'; it has id, tokens"):
+            load_trace(str(tmp_path / name))
+        assert load_trace(str(tmp_path / name), "tokens").lengths.tolist() == [5, 6]
+    assert load_trace(str(tmp_path / "one.parquet")).lengths.tolist() == [5, 6]
+    with pytest.raises(DataError, match="no column 'length'"):
+        load_trace(str(tmp_path / "one.parquet"), "length")
+
+
+@pytest.mark.parametrize("name", ["bare.csv", "bare.jsonl"])
+def test_bare_numbers_need_no_header(tmp_path, name):
+    (tmp_path / name).write_text("5\n6\n")
+    assert load_trace(str(tmp_path / name)).lengths.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "row", "value"),
+    [
+        ("neg.csv", "length\n3\n-5\n", 2, "-5"),
+        ("zero.csv", "length\n0\n", 1, "0"),
+        ("frac.csv", "length\n3\n4\n4.5\n", 3, "4.5"),
+        ("word.csv", "length\n3\nlong\n", 2, "'long'"),
+        ("hole.csv", "length\n3\n\n5\n", 2, "missing"),
+        ("nan.csv", "length\n3\nnan\n", 2, "missing"),
+        ("huge.csv", "length\n99999999999\n", 1, "99999999999"),
+        ("null.jsonl", '{"length": 3}\n{"length": null}\n', 2, "missing"),
+        ("flag.jsonl", '{"length": true}\n', 1, "True"),
+        ("text.jsonl", '{"length": "3"}\n', 1, "'3'"),
+        ("huge.jsonl", '{"length": 3}\n{"length": 1' + "0" * 30 + "}\n", 2, "1" + "0" * 30),
+    ],
+)
+def test_a_bad_value_is_named_with_file_and_row(tmp_path, name, text, row, value):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        load_trace(str(path))
+    assert caught.value.exit_code == 2
+    assert caught.value.message.startswith(f"{path}: row {row}: length {value},")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.array([1.0, np.nan]), "row 2: length missing"),
+        (np.array([1.0, np.inf]), "row 2: length inf"),
+        (np.array([3, 0]), "row 2: length 0"),
+        (np.array([2**63], dtype=np.uint64), "row 1: length 9223372036854775808"),
+        (np.ones((2, 2), dtype=int), r"shape \(2, 2\)"),
+        (np.array([True]), "bool values"),
+        (np.array(["5"]), "<U1 values"),
+        (np.array([1 + 2j]), "complex128 values"),
+        (np.array([], dtype=int), "the trace is empty"),
+    ],
+)
+def test_a_bad_array_is_refused(tmp_path, values, message):
+    np.save(tmp_path / "bad.npy", values)
+    with pytest.raises(DataError, match=message):
+        load_trace(str(tmp_path / "bad.npy"))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pl.DataFrame({"length": [1, None]}), "row 2: length missing"),
+        (pl.DataFrame({"length": [1.5]}), r"row 1: length 1\.5"),
+        (pl.DataFrame({"length": ["1", "x"]}), "row 2: length 'x'"),
+        (pl.DataFrame({"length": [[1], [2]]}), "holds List"),
+        (pl.DataFrame({"length": []}, schema={"length": pl.Int64}), "the trace is empty"),
+    ],
+)
+def test_a_bad_parquet_column_is_refused(tmp_path, frame, message):
+    frame.write_parquet(tmp_path / "bad.parquet")
+    with pytest.raises(DataError, match=message):
+        load_trace(str(tmp_path / "bad.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.csv", b"", "the trace is empty"),
+        ("header.csv", b"length\n", "the trace is empty"),
+        ("empty.jsonl", b"\n", "the trace is empty"),
+        ("torn.jsonl", b'{"length": 3}\n{"len', "row 2: not JSON"),
+        ("other.jsonl", b'{"length": 3}\n{"size": 4}\n', "row 2: no field 'length'; it has size"),
+        ("binary.jsonl", b"\xff\xfe\n", "not a readable text file"),
+        ("not.parquet", b"text", "not a readable parquet file"),
+        ("not.npy", b"text", "not a readable .npy array"),
+        ("trace.txt", b"3\n", "unknown trace format '.txt'"),
+    ],
+)
+def test_an_unreadable_file_is_refused_in_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        load_trace(str(tmp_path / name))
+    assert str(tmp_path / name) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_several_arrays_in_one_file_are_refused(tmp_path):
+    with (tmp_path / "many.npy").open("wb") as file:
+        np.savez(file, a=LENGTHS)
+    with pytest.raises(DataError, match="holds several arrays"):
+        load_trace(str(tmp_path / "many.npy"))
+
+
+def test_an_unknown_trace_names_the_nearest():
+    with pytest.raises(UsageError, match="Did you mean 'gsm8k'"):
+        load_trace("gsm8")
+
+
+def test_writing_needs_a_known_format_and_a_folder(tmp_path):
+    with pytest.raises(UsageError, match="unknown trace format"):
+        write_trace(LENGTHS, tmp_path / "trace.xls")
+    for suffix in READERS:
+        with pytest.raises(UsageError, match="cannot be written"):
+            write_trace(LENGTHS, tmp_path / "absent" / f"trace{suffix}")
+
+
+def test_cutting_shortens_and_refuses_nonsense():
+    trace = Trace("t", LENGTHS, "here")
+    assert trace.cut(None) is trace
+    assert trace.cut(10).lengths.tolist() == [10, 3, 10, 7]
+    with pytest.raises(UsageError, match="--max-length 0"):
+        trace.cut(0)
+
+
+def test_statistics_of_a_known_trace():
+    found = describe(np.arange(1, 101))
+    assert (found.samples, found.mean, found.min, found.p50, found.max) == (100, 50.5, 1, 50.5, 100)
+    assert found.sd == pytest.approx(np.sqrt((100**2 - 1) / 12))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_traces_are_fixed_and_in_no_order(name):
+    trace = built_in_trace(name)
+    assert trace.lengths.tolist() == built_in_trace(name).lengths.tolist()
+    assert trace.lengths.min() >= 1
+    assert abs(np.corrcoef(trace.lengths[:-1], trace.lengths[1:])[0, 1]) < 0.05
+
+
+def test_the_lognormal_trace_has_its_distribution():
+    lengths = lognormal_lengths(10_000)
+    assert (lengths.min(), lengths.max()) == (16, 1024)
+    inner = lengths[(lengths > 16) & (lengths < 1024)]
+    assert np.median(lengths) == round(np.exp(5))
+    assert np.mean(lengths <= np.exp(6)) == pytest.approx(0.8413, abs=2e-3)
+    assert len(inner) > 9_000
+
+
+@pytest.mark.parametrize("name", ["sst2", "gsm8k"])
+def test_built_in_histograms_are_those_of_the_data(shared_data, name):
+    real = load_trace(str(shared_data / f"{name}_train.lengths.parquet")).lengths
+    assert np.bincount(built_in_trace(name).lengths).tolist() == np.bincount(real).tolist()
+
+
+def test_the_histogram_holds_every_sample():
+    assert len(SST2.lengths()) == sum(SST2.counts) == 67_349
+
+
+def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    np.save(tmp_path / "t.npy", LENGTHS)
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"length": int(n)}) for n in LENGTHS))
+    for name in ("t.npy", "t.jsonl"):
+        assert load_trace(str(tmp_path / name)).lengths.tolist() == LENGTHS.tolist()

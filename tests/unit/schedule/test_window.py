@@ -1,0 +1,213 @@
+"""`window`: the rules it keeps, never worse than `partition`, and brute force on small windows."""
+
+from itertools import combinations, islice, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule import window_search
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import check_plan, step_costs
+from dynbench.schedule.plan import StepPlan, single
+from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.window import plan_window, window_bound
+from dynbench.schedule.window_search import SPREADS, random_variance
+from dynbench.schedule.window_sweep import SortedWindow
+
+COSTS = st.sampled_from(
+    [
+        CostModel("tokens"),
+        CostModel("tokens", pad_to_multiple_of=8),
+        CostModel("tokens_sq"),
+        CostModel("attention", attention_a=0.03),
+        CostModel("measured", alpha=7.5, beta=0.3, gamma=0.01),
+        CostModel("measured", alpha=1.0, beta=0.0, gamma=0.0),
+    ]
+)
+
+
+def trace(seed: int, size: int, kind: str = "heavy") -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if kind == "heavy":
+        return np.clip(rng.lognormal(5, 1, size).round().astype(np.int64), 16, 1024)
+    if kind == "short":
+        return rng.integers(1, 12, size)
+    return np.full(size, 7)
+
+
+def total_cost(plans, problem: Problem) -> float:
+    return sum(step_costs(plan, problem).max() for plan in plans)
+
+
+def mean_lengths(plans, problem: Problem) -> np.ndarray:
+    return np.array([problem.lengths[plan.sample_ids()].mean() for plan in plans])
+
+
+@st.composite
+def problems(draw) -> Problem:
+    world_size = draw(st.integers(1, 5))
+    batch = draw(st.integers(world_size, 5 * world_size + 3))
+    window = draw(st.integers(2, 6))
+    size = batch * draw(st.integers(window, 2 * window + 1)) + draw(st.integers(0, batch - 1))
+    lengths = trace(draw(st.integers(0, 10**6)), size, draw(st.sampled_from(["heavy", "short", "equal"])))
+    least = -(-batch // world_size)
+    capacity = draw(
+        st.sampled_from(
+            [
+                Capacity(),
+                Capacity.uniform(least),
+                Capacity.uniform(least + 1),
+                Capacity.table([[(64, batch), (300, least + 2), (1024, least)]]),
+                Capacity.per_rank([least + rank for rank in range(world_size)]),
+            ]
+        )
+    )
+    speeds = draw(st.sampled_from([None, np.full(world_size, 2.0), 1.0 + np.arange(world_size)]))
+    return Problem(
+        lengths, world_size, batch, draw(COSTS), capacity, speeds, seed=draw(st.integers(0, 9)), window=window
+    )
+
+
+@given(problems())
+@settings(max_examples=120, deadline=None)
+def test_windows_keep_every_rule_and_are_never_worse_than_partition(problem):
+    steps = problem.data_order().steps_per_epoch
+    plans = list(islice(make_policy("window", problem).plans(), steps))
+    alone = list(islice(make_policy("partition", problem).plans(), steps))
+    batches = problem.data_order().epoch_batches(0)
+    for first in range(0, steps, problem.window):
+        ours, theirs = plans[first : first + problem.window], alone[first : first + problem.window]
+        ids = np.concatenate([plan.sample_ids() for plan in ours])
+        assert np.array_equal(np.sort(ids), np.sort(batches[first : first + problem.window], axis=None))
+        cost = total_cost(ours, problem)
+        assert cost <= total_cost(theirs, problem) * (1 + 1e-9)
+        bound = window_bound(
+            problem.padded_lengths[ids], len(ours), problem.cost, problem.world_size, speeds=problem.speeds
+        )
+        assert cost >= bound * (1 - 1e-9)
+    for plan in plans:
+        check_plan(plan, problem)
+        assert plan.exact is False or steps % problem.window == 1
+
+
+def test_a_window_of_one_batch_is_partition():
+    problem = Problem(trace(0, 200), 4, 20, window=1)
+    for ours, theirs in islice(
+        zip(make_policy("window", problem).plans(), make_policy("partition", problem).plans(), strict=True), 15
+    ):
+        assert (ours.step, ours.exact, ours.local_batches) == (theirs.step, theirs.exact, theirs.local_batches)
+        assert np.array_equal(ours.sample_ids(), theirs.sample_ids())
+
+
+def test_windows_begin_anew_with_every_epoch_and_the_last_may_be_short():
+    problem = Problem(trace(1, 16 * 7), 2, 16, window=3)
+    plans = list(islice(make_policy("window", problem).plans(), 14))
+    for epoch in range(2):
+        batches = problem.data_order().epoch_batches(epoch)
+        for first, last in ((0, 3), (3, 6), (6, 7)):
+            ids = np.concatenate([plan.sample_ids() for plan in plans[7 * epoch + first : 7 * epoch + last]])
+            assert np.array_equal(np.sort(ids), np.sort(batches[first:last], axis=None))
+    assert plans[6].exact == "both"
+    assert plans[5].exact is False
+
+
+def test_the_plan_of_a_step_does_not_depend_on_where_planning_began():
+    problem = Problem(trace(2, 400), 4, 20, window=4, seed=5)
+    policy = make_policy("window", problem)
+    whole = list(islice(policy.plans(), 25))
+    for start in (1, 6, 19, 22):
+        for ours, theirs in zip(islice(make_policy("window", problem).plans(start), 3), whole[start:], strict=False):
+            assert ours.step == theirs.step
+            assert all(np.array_equal(a, b) for a, b in zip(ours.shares, theirs.shares, strict=True))
+
+
+def test_step_means_are_spread_no_more_than_those_of_random_batches():
+    problem = Problem(trace(3, 64 * 240), 4, 64, window=8)
+    random = mean_lengths(islice(make_policy("static", problem).plans(), 240), problem).std()
+    spread = mean_lengths(islice(make_policy("window", problem).plans(), 240), problem).std() / random
+    assert 0.3 < spread <= 1
+
+
+def test_a_window_sorted_into_long_and_short_steps_would_break_the_spread():
+    lengths = np.sort(trace(4, 8 * 32))[::-1]
+    random = random_variance(SortedWindow(lengths, 8, 4, CostModel()))
+    assert lengths.reshape(8, 32).mean(axis=1).var() > 10 * random
+    shares = plan_window(lengths, 4, 8, CostModel())
+    means = np.array([lengths[np.concatenate(step)].mean() for step in shares])
+    assert means.var() <= SPREADS[0] ** 2 * random * (1 + 1e-6)
+
+
+def test_the_spread_of_random_dealing_is_what_random_dealing_gives():
+    lengths = trace(5, 6 * 10)
+    rng = np.random.default_rng(0)
+    drawn = np.mean([rng.permutation(lengths).reshape(6, 10).mean(axis=1).var() for _ in range(4000)])
+    assert random_variance(SortedWindow(np.sort(lengths)[::-1], 6, 2, CostModel())) == pytest.approx(drawn, rel=0.05)
+
+
+def test_one_long_sample_makes_one_step_dear():
+    lengths = np.r_[1000, np.full(8 * 16 - 1, 10)]
+    shares = plan_window(lengths, 4, 8, CostModel())
+    maxima = sorted(max(len(share) * lengths[share].max() for share in step) for step in shares)
+    assert maxima[-1] == 1000
+    assert maxima[-2] <= 60
+
+
+def test_samples_that_fit_only_when_spread_over_the_window_are_spread():
+    lengths = np.r_[np.full(6, 100), np.full(10, 10)]
+    problem = Problem(lengths, 2, 8, capacity=Capacity.table([[(10, 6), (100, 3)]]), order="file", window=2)
+    with pytest.raises(NothingFits, match="step 0: 8 samples"):
+        next(make_policy("partition", problem).plans())
+    for plan in islice(make_policy("window", problem).plans(), 2):
+        check_plan(plan, problem)
+
+
+@pytest.mark.parametrize("speeds", [None, np.array([1.0, 1.5])])
+def test_a_sample_beyond_every_capacity_is_refused(speeds):
+    capacity = Capacity.table([[(100, 8)]])
+    problem = Problem(np.r_[[50] * 9, 200, [50] * 6], 2, 4, capacity=capacity, speeds=speeds, order="file", window=4)
+    with pytest.raises(NothingFits, match="sample 9 of 200"):
+        next(make_policy("window", problem).plans())
+
+
+def test_several_micro_batches_need_a_window_of_one():
+    lengths = trace(6, 40)
+    assert next(make_policy("window", Problem(lengths, 2, 8, micro_batches=2)).plans()).step == 0
+    with pytest.raises(UsageError, match=r"schedule\.window 2"):
+        make_policy("window", Problem(lengths, 2, 8, micro_batches=2, window=2))
+
+
+def splits(ids: tuple[int, ...]):
+    """Every way to give two ranks at least one of these samples each."""
+    for sides in product((0, 1), repeat=len(ids)):
+        if 0 < sum(sides) < len(ids):
+            yield [np.array([i for i, side in zip(ids, sides, strict=True) if side == rank]) for rank in (0, 1)]
+
+
+def brute_force(problem: Problem) -> float:
+    """Least sum of the two steps' maxima over every dealing to two ranks, whatever the spread."""
+    everything = range(2 * problem.global_batch)
+
+    def least(ids: tuple[int, ...]) -> float:
+        return min(step_costs(StepPlan(0, single(groups)), problem).max() for groups in splits(ids))
+
+    firsts = (first for first in combinations(everything, problem.global_batch) if 0 in first)
+    return min(least(first) + least(tuple(sorted(set(everything) - set(first)))) for first in firsts)
+
+
+@pytest.mark.parametrize("cost", [CostModel(), CostModel("tokens_sq"), CostModel("attention", attention_a=0.03)])
+def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, monkeypatch):
+    monkeypatch.setattr(window_search, "SPREADS", (1e6,))
+    ratios = []
+    for seed in range(8):
+        problem = Problem(trace(seed, 8, "heavy" if seed % 2 else "short"), 2, 4, cost, order="file", window=2)
+        shares = plan_window(problem.lengths, 2, 2, cost, seed=seed)
+        ours = total_cost([StepPlan(step, single(groups)) for step, groups in enumerate(shares)], problem)
+        best = brute_force(problem)
+        assert window_bound(problem.padded_lengths, 2, cost, 2) <= best * (1 + 1e-9)
+        assert best * (1 - 1e-9) <= ours
+        ratios.append(ours / best)
+    assert np.mean(ratios) < 1.03

@@ -1,0 +1,142 @@
+"""`window` against a slow annealing search under the same constraints, and on real lengths."""
+
+import math
+import random
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.window import plan_window
+from dynbench.schedule.window_search import random_variance
+from dynbench.schedule.window_sweep import SortedWindow
+
+SST2 = [(2, 64, 8, 2.45), (4, 32, 8, 2.55), (8, 64, 4, 2.90)]
+
+
+class Judge:
+    """Annealing over shares that are contiguous in sorted length: their steps and their counts, moved one by one.
+
+    It knows no thresholds and no guesses, and may spread the steps' mean lengths as far as random batches do.
+
+    Args:
+        lengths: the window's samples, shape [W*B].
+        steps: W.
+        world_size: G.
+        seed: of the moves.
+    """
+
+    def __init__(self, lengths: np.ndarray, steps: int, world_size: int, seed: int = 0) -> None:
+        falling = np.sort(lengths)[::-1]
+        self.lengths = falling.tolist()
+        self.before = np.concatenate(([0], np.cumsum(falling))).tolist()
+        self.steps, self.batch = steps, len(lengths) // steps
+        self.allowed = random_variance(SortedWindow(falling, steps, world_size, CostModel()))
+        self.rng = random.Random(seed)
+        turns = [list(range(steps))[:: 1 if turn % 2 else -1] for turn in range(world_size)]
+        self.order = [step for turn in turns for step in turn]
+        extra = self.batch % world_size
+        self.counts = [self.batch // world_size + (share // steps < extra) for share in range(len(self.order))]
+
+    def price(self, order: list[int], counts: list[int]) -> tuple[float, bool]:
+        """Sum of the steps' maxima, penalised where the means are spread too far, and whether they are not."""
+        maxima, tokens, start = [0] * self.steps, [0] * self.steps, 0
+        for step, count in zip(order, counts, strict=True):
+            cost = count * self.lengths[start]
+            if cost > maxima[step]:
+                maxima[step] = cost
+            tokens[step] += self.before[start + count] - self.before[start]
+            start += count
+        mean = self.before[-1] / self.steps
+        variance = sum((total - mean) ** 2 for total in tokens) / self.steps / self.batch**2
+        over = max(variance / self.allowed - 1, 0)
+        return sum(maxima) * (1 + 0.5 * over), over <= 1e-9
+
+    def move(self) -> tuple[list[int], list[int]] | None:
+        """A neighbour: samples pass between two shares of a step, or two shares change places; None if it cannot be."""
+        order, counts, size = self.order, self.counts.copy(), len(self.order)
+        one = self.rng.randrange(size)
+        if self.rng.random() < 0.5:
+            other = self.rng.choice([share for share in range(size) if order[share] == order[one]])
+            amount = self.rng.choice((1, 1, 1, 2, 4))
+            counts[one] -= amount
+            counts[other] += amount
+            return (order, counts) if counts[one] >= 1 and one != other else None
+        other = one + 1 if self.rng.random() < 0.5 else self.rng.randrange(size)
+        if other >= size or order[one] == order[other]:
+            return None
+        order = order.copy()
+        order[one], order[other] = order[other], order[one]
+        counts[one], counts[other] = counts[other], counts[one]
+        return order, counts
+
+    def search(self, moves: int) -> float:
+        """Least price met that keeps to the spread."""
+        current, _ = self.price(self.order, self.counts)
+        hot, best = 0.05 * self.before[-1] / len(self.order), math.inf
+        for index in range(moves):
+            trial = self.move()
+            if trial is None:
+                continue
+            price, valid = self.price(*trial)
+            heat = hot * 0.005 ** (index / moves)
+            if price <= current or self.rng.random() < math.exp((current - price) / heat):
+                self.order, self.counts = trial
+                current = price
+                if valid:
+                    best = min(best, price)
+        return best
+
+
+def sst2_problem(shared_data, world_size: int, batch: int, window: int) -> Problem:
+    polars = pytest.importorskip("polars")
+    lengths = polars.read_parquet(shared_data / "sst2_train.lengths.parquet")["length"].to_numpy().astype(np.int64)
+    return Problem(lengths, world_size, batch, window=window)
+
+
+def window_cost(lengths: np.ndarray, shares) -> int:
+    return sum(max(len(share) * int(lengths[share].max()) for share in step) for step in shares)
+
+
+def test_the_judge_ends_where_it_should():
+    """Two lengths, two ranks: four long ones cost what sixteen short ones do."""
+    lengths = np.r_[np.full(8, 40), np.full(32, 10)]
+    assert Judge(lengths, 2, 2).search(4000) == 2 * 160
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "batch", "window", "_ratio"), SST2)
+def test_planning_is_within_three_percent_of_a_slow_search(shared_data, world_size, batch, window, _ratio):
+    problem = sst2_problem(shared_data, world_size, batch, window)
+    batches = problem.data_order().epoch_batches(0)
+    planned = judged = plan_seconds = judge_seconds = 0.0
+    for first in range(0, 3 * window, window):
+        lengths = problem.lengths[batches[first : first + window].ravel()]
+        begin = time.perf_counter()
+        shares = plan_window(lengths, world_size, window, CostModel(), seed=first)
+        middle = time.perf_counter()
+        judged += Judge(lengths, window, world_size, seed=first).search(150_000)
+        plan_seconds, judge_seconds = plan_seconds + middle - begin, judge_seconds + time.perf_counter() - middle
+        planned += window_cost(lengths, shares)
+    print(
+        f"G={world_size}, B={batch}, W={window}: planned {planned / judged - 1:+.1%} of the judge's cost, "
+        f"{plan_seconds / 3 / window * 1e3:.2f} ms a step, {judge_seconds / plan_seconds:.0f} times faster"
+    )
+    assert planned <= 1.03 * judged
+    assert judge_seconds > 50 * plan_seconds
+
+
+@pytest.mark.parametrize(("world_size", "batch", "window", "ratio"), SST2)
+def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread(shared_data, world_size, batch, window, ratio):
+    problem = sst2_problem(shared_data, world_size, batch, window)
+    cost, means = {}, {}
+    for name in ("static", "window"):
+        plans = list(islice(make_policy(name, problem).plans(), 25 * window))
+        cost[name] = sum(step_costs(plan, problem).max() for plan in plans)
+        means[name] = np.array([problem.lengths[plan.sample_ids()].mean() for plan in plans])
+    assert cost["static"] / cost["window"] >= ratio
+    assert means["window"].std() <= means["static"].std()

@@ -1,0 +1,121 @@
+"""Templates: what is filled, what is refused, and that both languages are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, table
+
+FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
+
+
+def template(tmp_path: Path, body: str, front: str = FRONT) -> Template:
+    path = tmp_path / "mine.md"
+    path.write_text(front + body, encoding="utf-8")
+    return load_template("en", path)
+
+
+def test_values_and_labels_replace_placeholders(tmp_path: Path) -> None:
+    loaded = template(tmp_path, "{{who}} and {{ words.greeting }}\n")
+
+    assert fill(loaded, {"who": "x"}) == "x and hello {{ who }}\n"
+
+
+def test_none_reads_as_not_measured_and_empty_text_stays_empty(tmp_path: Path) -> None:
+    loaded = template(tmp_path, "[{{ who }}] [{{ empty }}]")
+
+    assert fill(loaded, {"who": None, "empty": ""}) == "[not measured] []"
+
+
+def test_unknown_placeholders_are_named_with_their_lines_and_the_known_ones(tmp_path: Path) -> None:
+    loaded = template(tmp_path, "\n{{ who }}\n{{ best.speedpu }} {{ }}\n", FRONT.replace("who", "whom"))
+
+    with pytest.raises(TemplateError) as caught:
+        fill(loaded, {"who": "x", "best.speedup": "1"})
+
+    lines = caught.value.message.splitlines()
+    assert lines[0].startswith(f"{tmp_path}/mine.md:4: unknown placeholder '{{{{ whom }}}}'")
+    assert lines[1].startswith(f"{tmp_path}/mine.md:8: unknown placeholder '{{{{ best.speedpu }}}}'")
+    assert "best.speedup" in lines[1]
+    assert lines[2].startswith(f"{tmp_path}/mine.md:8: unknown placeholder '{{{{  }}}}'")
+    assert "best.speedup, who" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_an_unclosed_placeholder_is_refused_with_its_line(tmp_path: Path) -> None:
+    loaded = template(tmp_path, "fine\nbroken {{ who }\n")
+
+    with pytest.raises(TemplateError, match=r"mine.md:7: .*not closed"):
+        fill(loaded, {"who": "x"})
+
+
+def test_a_template_without_front_matter_uses_the_texts_of_its_language(tmp_path: Path) -> None:
+    assert fill(template(tmp_path, "{{ a }}", front=""), {"a": None}) == "not measured"
+
+
+def test_a_missing_template_is_an_error_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(TemplateError, match="cannot be read"):
+        load_template("en", tmp_path / "absent.md")
+
+
+def test_mistakes_in_the_front_matter_name_the_line_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"mine.md:3: .*given twice"):
+        template(tmp_path, "", "---\na: 1\na: 2\n---\n")
+
+
+def test_table_cells_cannot_break_the_table() -> None:
+    lines = table(["a", "b"], [["x|y", "two\nlines"]]).splitlines()
+
+    assert lines == ["| a | b |", "| --- | ---: |", "| x\\|y | two lines |"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_shipped_templates_have_the_sections_of_a_paper(language: str) -> None:
+    body = load_template(language).body
+    headings = re.findall(r"^## (.+)$", body, re.MULTILINE)
+
+    assert len(headings) == 9
+    assert body.count("```formula") == 7
+    assert body.count("```text") == 2
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_result_is_typed_by_hand(language: str) -> None:
+    body = load_template(language).body.partition("## References")[0].partition("## 参考文献")[0]
+
+    assert re.findall(r"\d+(?:\.\d+)? ?(?:%|ms\b|x\b|times\b|倍)", body) == []
+
+
+def test_both_languages_say_the_same_things() -> None:
+    en, zh = (load_template(language) for language in LANGUAGES)
+    placeholders = [sorted(re.findall(r"\{\{ ([\w.]+) \}\}", each.body)) for each in (en, zh)]
+    headings = [re.findall(r"^(#+) ", each.body, re.MULTILINE) for each in (en, zh)]
+
+    assert placeholders[0] == placeholders[1]
+    assert headings[0] == headings[1]
+    assert {key for key in zh.labels if not key.startswith("metrics.")} == set(en.labels)
+
+
+def test_the_chinese_template_names_every_metric() -> None:
+    from dynbench.analysis.metrics import METRICS
+
+    labels = load_template("zh").labels
+
+    assert [metric.key for metric in METRICS if f"metrics.{metric.key}" not in labels] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_shipped_templates_name_every_figure_verdict_and_level(language: str) -> None:
+    from dynbench.analysis.figures import FIGURES
+    from dynbench.analysis.levels import LEVELS
+    from dynbench.analysis.verdict import Verdict
+
+    labels = load_template(language).labels
+    needed = [f"figures.{name}" for name in FIGURES["train"]]
+    needed += [f"{group}.{verdict}" for group in ("verdicts", "abstract", "recommendation") for verdict in Verdict]
+    needed += [f"{group}.{level}" for group in ("levels", "work") for level in LEVELS]
+
+    assert [key for key in needed if key not in labels] == []

@@ -1,0 +1,87 @@
+"""A tiny vocabulary, model and hub cache, made on the spot; nothing here reaches the network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["good", "bad", "film", "very", "un", "##like", "##ly", ".", "the", "a"]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty hub cache and an endpoint that nothing listens on."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "tokenised"))
+
+
+@pytest.fixture(scope="session")
+def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(SPECIAL + WORDS) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, vocab_file: Path) -> Path:
+    """A folder as transformers saves it: a headless DistilBERT of 64 positions, and its tokenizer."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("model")
+    config = transformers.DistilBertConfig(
+        vocab_size=len(SPECIAL + WORDS), dim=16, hidden_dim=32, n_layers=1, n_heads=2, max_position_embeddings=64
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        transformers.DistilBertModel(config).save_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=_wordpiece(vocab_file),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _wordpiece(vocab_file: Path):
+    import tokenizers
+
+    vocabulary = {word: index for index, word in enumerate(vocab_file.read_text(encoding="utf-8").split())}
+    return tokenizers.Tokenizer.from_str(tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True).to_str())
+
+
+@pytest.fixture
+def cache_on_hub() -> Callable[..., Path]:
+    """`cache_on_hub(name, folder, kind="model")` puts a folder's files where a download would have left them."""
+    from huggingface_hub import constants
+
+    def put(name: str, folder: Path, kind: str = "model") -> Path:
+        root = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
+        snapshot = root / "snapshots" / COMMIT
+        shutil.copytree(folder, snapshot)
+        (root / "refs").mkdir()
+        (root / "refs" / "main").write_text(COMMIT)
+        return snapshot
+
+    return put
+
+
+@pytest.fixture
+def tsv_file(tmp_path: Path) -> Path:
+    """Forty short reviews, good ones labelled 1."""
+    rows = [f"the {'very ' * (i % 3)}{'good' if i % 2 else 'bad'} film .\t{i % 2}" for i in range(40)]
+    path = tmp_path / "reviews.tsv"
+    path.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return path

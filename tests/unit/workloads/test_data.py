@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.workloads.data import TokenisedData
+
+samples_of = st.lists(st.lists(st.integers(1, 999), min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+def data_of(samples: list[list[int]]) -> TokenisedData:
+    return TokenisedData.from_samples(samples, np.arange(len(samples), dtype=np.int64))
+
+
+@given(samples_of)
+def test_lengths_are_those_of_the_samples(samples):
+    data = data_of(samples)
+    assert data.lengths.tolist() == [len(sample) for sample in samples]
+    assert len(data) == len(samples)
+
+
+@given(samples_of, st.data())
+def test_take_renumbers_in_the_order_asked_for(samples, draw):
+    ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), max_size=8))
+    taken = data_of(samples).take(np.array(ids, dtype=np.int64))
+    expected = TokenisedData.from_samples([samples[i] for i in ids], np.array(ids, dtype=np.int64))
+    assert taken.fingerprint == expected.fingerprint
+
+
+@given(samples_of, st.integers(2, 10))
+def test_truncate_keeps_the_last_token_last(samples, max_length):
+    expected = [s if len(s) <= max_length else [*s[: max_length - 1], s[-1]] for s in samples]
+    assert data_of(samples).truncate(max_length).fingerprint == data_of(expected).fingerprint
+
+
+@given(samples_of, st.integers(0, 5), st.data())
+def test_padded_equals_padding_by_hand(samples, extra, draw):
+    ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))
+    width = max(len(samples[i]) for i in ids) + extra
+    rows, valid = data_of(samples).padded(np.array(ids), width, pad_id=0)
+    assert rows.tolist() == [samples[i] + [0] * (width - len(samples[i])) for i in ids]
+    assert valid.tolist() == [[c < len(samples[i]) for c in range(width)] for i in ids]
+
+
+def test_fingerprint_changes_with_a_token_a_boundary_and_a_label():
+    base = data_of([[1, 2], [3]])
+    others = [
+        data_of([[1, 9], [3]]),
+        data_of([[1], [2, 3]]),
+        TokenisedData.from_samples([[1, 2], [3]], np.array([0, 0])),
+    ]
+    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="offsets"):
+        TokenisedData.from_arrays(np.ones(3, np.int32), np.array([0, 2]), np.array([0]))
+    with pytest.raises(ValueError, match="no tokens"):
+        TokenisedData.from_samples([[1], []], np.array([0, 0]))

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import shutil
+
+import polars as pl
+import pytest
+
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError, HubError, UsageError
+from dynbench.workloads.tokenizer import load_tokenizer
+
+TEXTS = ["The GOOD film.", "unlikely xyzzy", "", "very very very very"]
+IDS = [[2, 13, 5, 7, 12, 3], [2, 9, 10, 11, 1, 3], [2, 3], [2, 8, 8, 8, 8, 3]]
+
+
+def test_vocab_txt_is_lower_cased_wordpiece(vocab_file):
+    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
+    assert list(tokenizer.encode(TEXTS, 64)) == IDS
+    assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 15)
+
+
+def test_truncation_keeps_the_closing_token(vocab_file):
+    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
+    assert list(tokenizer.encode(TEXTS, 4)) == [[2, 13, 5, 3], [2, 9, 10, 3], [2, 3], [2, 8, 8, 3]]
+
+
+def test_local_folder_hub_cache_and_vocabulary_agree(model_folder, vocab_file, cache_on_hub):
+    cache_on_hub("someone/tiny", model_folder)
+    names = [str(model_folder), "someone/tiny", str(vocab_file)]
+    assert all(list(load_tokenizer(Workload(tokenizer=name)).encode(TEXTS, 64)) == IDS for name in names)
+
+
+def test_without_a_name_it_is_the_models_own(model_folder):
+    assert load_tokenizer(Workload(model=str(model_folder))).source == str(model_folder)
+
+
+def test_the_digest_follows_the_vocabulary_not_the_path(vocab_file, tmp_path):
+    copy, other = tmp_path / "copy.txt", tmp_path / "other.txt"
+    shutil.copy(vocab_file, copy)
+    other.write_text(vocab_file.read_text() + "new\n")
+    digests = [load_tokenizer(Workload(tokenizer=str(path))).digest for path in (vocab_file, copy, other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_digest_does_not_follow_earlier_use(vocab_file):
+    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
+    list(tokenizer.encode(TEXTS, 4))
+    assert list(tokenizer.encode(TEXTS, 64)) == IDS
+
+
+def test_bad_vocabularies_are_named(tmp_path):
+    path = tmp_path / "vocab.txt"
+    with pytest.raises(DataError, match="No such file"):
+        load_tokenizer(Workload(tokenizer=str(path)))
+    path.write_text("")
+    with pytest.raises(DataError, match="empty; expected one WordPiece token per line"):
+        load_tokenizer(Workload(tokenizer=str(path)))
+    path.write_text("[PAD]\n[UNK]\nword\n")
+    with pytest.raises(DataError, match=r"no \[CLS\], \[SEP\]; expected a WordPiece vocabulary"):
+        load_tokenizer(Workload(tokenizer=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("README.md", "no tokenizer here"),
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"foo": 1}'),
+        ("tokenizer_config.json", "[]"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_is_named_whatever_the_library_raises(tmp_path, file, text):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(DataError, match=r"workload\.tokenizer: .*: expected a tokenizer saved by transformers"):
+        load_tokenizer(Workload(tokenizer=str(tmp_path)))
+
+
+def test_a_tokenizer_without_padding_is_refused(model_folder, tmp_path):
+    folder = tmp_path / "no-pad"
+    folder.mkdir()
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(model_folder / name, folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(UsageError, match="has no padding token"):
+        load_tokenizer(Workload(tokenizer=str(folder)))
+
+
+def test_an_unknown_hub_name_offers_local_tokenizers():
+    with pytest.raises(HubError) as caught:
+        load_tokenizer(Workload())
+    assert caught.value.message.startswith("workload.model: 'distilbert-base-uncased' is not in the hub's cache")
+    assert "vocab.txt" in caught.value.hint
+
+
+def test_real_sentences_have_the_reference_lengths(shared_data):
+    tokenizer = load_tokenizer(Workload(tokenizer=str(shared_data / "vocab.txt")))
+    lines = (shared_data / "sst2_train.tsv").read_text(encoding="utf-8").split("\n")[1:3001]
+    lengths = [len(ids) for ids in tokenizer.encode([line.split("\t")[0] for line in lines], 512)]
+    assert lengths == pl.read_parquet(shared_data / "sst2_train.lengths.parquet")["length"].head(3000).to_list()
