@@ -1,8 +1,6 @@
 """`python -m dynbench`."""
 
-import sys
-
-from dynbench.cli.main import main
+from dynbench.cli.main import run_process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process()

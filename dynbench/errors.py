@@ -6,6 +6,7 @@ that says what to do next. Anything else that escapes is a bug and exits with 1.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +18,8 @@ EXIT_WORKER = 3
 EXIT_MEMORY = 4
 EXIT_INCOMPARABLE = 5
 EXIT_CHECKS = 6
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""System errors that say something about a disk or its permissions, not about dynbench."""
 
 
 class DynbenchError(Exception):

@@ -17,7 +17,7 @@ from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
 from dynbench.analysis.metrics import means
-from dynbench.analysis.summary import Summary, write_summary
+from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
 from dynbench.config.schema import Analysis
 from dynbench.errors import RecordError, UsageError
 from dynbench.runs.atomic import write_json, write_text
@@ -122,7 +122,7 @@ def analyze_runs(
     findings = run_checks(Evidence(grouped, comparisons, settings))
     entry = into or (chosen[0] if len(chosen) == 1 else store.create("analyze", "comparison", argv=sys.argv))
     on_progress("drawing figures")
-    drawn = draw_figures("train", [ArmView(arm.label, arm.runs) for arm in grouped], entry.figures_dir)
+    drawn = draw_figures("train", [ArmView(arm.label, arm.whole) for arm in grouped], entry.figures_dir)
     written = [path for run in chosen for path in _derived_files(run)]
     report = Report(
         runs=tuple(merged.values()),
@@ -161,8 +161,14 @@ def arm_table(report: Report) -> tuple[list[str], list[list[str]]]:
     return tables.readable(rows, len(report.comparisons))
 
 
+def virtual_note(report: Report) -> str:
+    """What the numbers of virtual ranks rest on; empty for real ones."""
+    virtual = next((run.facts for run in report.runs if run.facts.virtual), None)
+    return tables.virtual_note(virtual.comm_model) if virtual else ""
+
+
 def _arm_rows(report: Report) -> tables.Rows:
-    columns = {arm.label: means([report.summaries[run.run.id] for run in arm.runs]) for arm in report.arms}
+    columns = {arm.label: means([report.summaries[run.run.id] for run in arm.whole]) for arm in report.arms}
     gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
     return tables.summary_rows(columns, gains)
 
@@ -176,9 +182,9 @@ def _write(report: Report) -> None:
         write_text(folder / "summary.md", _summary_markdown(report, rows))
         write_json(folder / COMPARISON_FILE, report.as_dict())
     else:
-        write_json(folder / "checks.json", {"checks": [finding.as_dict() for finding in report.findings]})
-        with (folder / "summary.md").open("a", encoding="utf-8") as file:
-            file.write(f"\n## Checks\n\n{tables.findings_markdown(report.findings)}\n")
+        (merged,) = report.runs
+        write_json(folder / CHECKS_FILE, {"checks": [finding.as_dict() for finding in report.findings]})
+        write_page(merged, report.summaries[merged.run.id])
 
 
 def _summary_markdown(report: Report, rows: tables.Rows) -> str:
@@ -189,8 +195,9 @@ def _summary_markdown(report: Report, rows: tables.Rows) -> str:
             *verdicts,
             tables.markdown(rows, len(report.comparisons)),
             f"Means over launches. {tables.LEGEND}",
+            *([note] if (note := virtual_note(report)) else []),
             "## Checks",
-            tables.findings_markdown(report.findings) + "\n",
+            tables.findings_markdown([finding.as_dict() for finding in report.findings]) + "\n",
         ]
     )
 

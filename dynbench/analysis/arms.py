@@ -27,6 +27,11 @@ class Arm:
     label: str
     runs: tuple[MergedRun, ...]
 
+    @property
+    def whole(self) -> tuple[MergedRun, ...]:
+        """What tables and figures show: the launches that are not partial; where all are, all."""
+        return tuple(run for run in self.runs if not run.partial) or self.runs
+
 
 @dataclass(frozen=True)
 class Pairing:

@@ -119,7 +119,9 @@ def seconds_per_token(merged: MergedRun) -> float:
 
 
 def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, force: bool) -> Comparison:
-    pairing = pair_launches(baseline, candidate, partial=force)
+    pairing = pair_launches(baseline, candidate)
+    if force and not pairing.pairs:
+        pairing = pair_launches(baseline, candidate, partial=True)
     forbidden = _forbidden(baseline, candidate, pairing, force)
     pairs = pairing.pairs
     level = comparison_level(pairs)
@@ -162,6 +164,8 @@ def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> 
     found: Differences = {}
     for base, other in pairing.pairs or ((baseline.runs[0], candidate.runs[0]),):
         found |= forbidden_differences(base, other)
+        if pairing.pairs and (base.partial or other.partial):
+            found["rows"] = ("; ".join(base.lacks) or "whole", "; ".join(other.lacks) or "whole")
     if found and not (force and pairing.pairs):
         raise NotComparable(
             f"{baseline.label} and {candidate.label} cannot be compared, they differ in {describe(found)}",

@@ -5,6 +5,7 @@ Adding one: a key in `summary.summary_of` and one line here; tables, comparisons
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +55,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("comm_ms.mean", "communication", "ms"),
     Metric("bytes_wire.mean", "sent per rank and step", "bytes"),
     Metric("compression_ratio", "compression", "", "more"),
-    Metric("loss.last", "training loss, last step", ""),
+    Metric("loss.last", "training loss, last step", "", None),  # arms may end on different samples
     Metric("eval.loss", "evaluation loss", ""),
     Metric("eval.accuracy", "evaluation accuracy", "%", "more"),
     Metric("eval.perplexity", "evaluation perplexity", ""),
@@ -84,9 +85,11 @@ def means(summaries: Sequence[Mapping[str, object]]) -> dict[str, float]:
 def improvement_percent(metric: Metric, baseline: float | None, candidate: float | None) -> float | None:
     """By how many percent the candidate is better: reduction where less is better, increase where more is.
 
-    None where there is nothing to compare or to divide by.
+    None where there is nothing to compare or to divide by, as after a loss that became NaN.
     """
     if baseline is None or candidate is None or metric.better is None or baseline == 0:
+        return None
+    if not (math.isfinite(baseline) and math.isfinite(candidate)):
         return None
     change = 100 * (candidate / baseline - 1)
     return -change if metric.better == "less" else change

@@ -12,17 +12,21 @@ from dynbench.runs.probe_record import ProbeRecord, read_probe
 log = logging.getLogger(__name__)
 
 STATIC = "static"
+WINDOW = "window"
 
 
 def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None:
     """Speed-up of the candidate's policy over the baseline's as its probe predicted it.
 
-    None where no probe was used, where it is gone, or where it was made for other ranks or another global batch.
+    None where no probe was used, where it is gone, or where it predicted something else: other ranks, another global
+    batch, another window, or one micro-batch per rank where the runs may take several.
     """
     probe = _probe_of(candidate) or _probe_of(baseline)
     if probe is None:
         return None
     if (probe.world_size, probe.global_batch) != (candidate.world_size, candidate.facts.global_batch):
+        return None
+    if not (_as_predicted(baseline, probe) and _as_predicted(candidate, probe)):
         return None
     before = _over_static(probe.predicted_speedup, baseline.facts.policy)
     after = _over_static(probe.predicted_speedup, candidate.facts.policy)
@@ -39,6 +43,14 @@ def _probe_of(merged: MergedRun) -> ProbeRecord | None:
     except RecordError as error:
         log.warning("%s; predicted gains are left out", error.message)
         return None
+
+
+def _as_predicted(merged: MergedRun, probe: ProbeRecord) -> bool:
+    """Whether a run planned as the prediction did: one micro-batch per rank, and windows of as many batches."""
+    facts = merged.facts
+    if facts.config["schedule.micro_batches"] != 1:
+        return False
+    return facts.policy != WINDOW or facts.window == probe.predicted_window
 
 
 def _over_static(predicted: Mapping[str, float | None], policy: str) -> float | None:

@@ -20,6 +20,9 @@ SPEEDS = "speeds.csv"
 LEAST_LOSS = 0.01
 """A loss below this part of the baseline's time is within its noise; no share of it is stated."""
 
+NO_SHARE = 0.005
+"""A recovered share below this rounds to 0 %; of a candidate slower than the baseline it is negative."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
@@ -29,8 +32,8 @@ class Recovery:
         bound_speedup: baseline's time over that of the bound on its own steps.
         share: (baseline - candidate) / (baseline - bound), each in seconds per real token; None where the baseline
             loses next to nothing.
-        overhead_share: part of the baseline's slowest rank's compute that does not grow with its tokens (alpha); 1
-            where a step is all launch overhead.
+        overhead_share: part of the baseline's slowest rank's compute that does not grow with its tokens (alpha, once
+            per micro-batch); 1 where a step is all launch overhead.
     """
 
     bound_speedup: float
@@ -42,6 +45,8 @@ class Recovery:
         bound = f"the bound on {baseline}'s steps is {self.bound_speedup:.3f} times as fast"
         if self.share is None:
             return f"{bound}: next to nothing is lost"
+        if self.share < NO_SHARE:
+            return f"nothing of what {baseline} loses is recovered; {bound}"
         return f"{100 * self.share:.0f} % of what {baseline} loses is recovered; {bound}"
 
 
@@ -84,14 +89,14 @@ def _bound(base: MergedRun, other: MergedRun) -> tuple[float, float] | None:
     fit = _fit(base, speeds)
     if fit is None:
         return None
-    alpha, beta = fit
+    alpha, beta, micro_batches = fit
     steps = base.measured
     tokens, longest = (steps[name].to_numpy().astype(np.float64) for name in ("real_tokens", "longest"))
     ranks = len(speeds)
     least = np.maximum((ranks * alpha + beta * tokens) / speeds.sum(), (alpha + beta * longest) / speeds.max())
     slowest = steps["compute_ms_max"].to_numpy().astype(np.float64)
     bound_ms = float((steps["step_time_max_ms"].to_numpy() - np.maximum(slowest - least, 0.0)).sum())
-    return bound_ms, float(min(1.0, alpha / slowest.mean()))
+    return bound_ms, float(min(1.0, alpha * micro_batches / slowest.mean()))
 
 
 def relative_speeds(*runs: MergedRun) -> FloatArray:
@@ -119,8 +124,11 @@ def _known_speeds(run: MergedRun, ranks: int) -> Iterator[FloatArray]:
             yield estimates["speed"].to_numpy().astype(np.float64)
 
 
-def _fit(run: MergedRun, speeds: FloatArray) -> tuple[float, float] | None:
-    """Compute time as alpha per micro-batch and beta per padded token of the fastest rank, ms; least squares."""
+def _fit(run: MergedRun, speeds: FloatArray) -> tuple[float, float, float] | None:
+    """Compute time as alpha per micro-batch and beta per padded token of the fastest rank, ms; least squares.
+
+    Third, the mean number of micro-batches per rank and step.
+    """
     rows = (
         pl.scan_parquet(run.run.path / PARQUET)
         .filter(pl.col("warmup") == 0)
@@ -132,4 +140,4 @@ def _fit(run: MergedRun, speeds: FloatArray) -> tuple[float, float] | None:
     alpha, beta = np.linalg.lstsq(np.stack([batches, tokens], axis=1), full_speed_ms, rcond=None)[0].tolist()
     if alpha < 0:
         alpha, beta = 0.0, float((tokens @ full_speed_ms) / (tokens @ tokens))
-    return (alpha, beta) if beta > 0 else None
+    return (alpha, beta, float(batches.mean())) if beta > 0 else None

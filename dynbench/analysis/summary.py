@@ -6,7 +6,10 @@ of totals; planning and data are inside the time. Times in ms, memory in MB (1e6
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -17,7 +20,12 @@ from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 
+log = logging.getLogger(__name__)
+
 Summary = dict[str, object]
+
+CHECKS_FILE = "checks.json"
+"""What the checks found on a single run; a comparison holds its own."""
 
 
 def summarise(run: Run, *, csv: bool | None = None) -> Summary:
@@ -38,10 +46,20 @@ def write_summary(merged: MergedRun) -> Summary:
     summary = summary_of(merged)
     folder = merged.run.path
     write_json(folder / "summary.json", summary)
-    rows = tables.summary_rows({merged.label: summary})
-    write_text(folder / "summary.csv", rows.write_csv())
-    write_text(folder / "summary.md", f"# {merged.label}\n\n{tables.markdown(rows)}\n\n{_footnote(summary)}\n")
+    write_text(folder / "summary.csv", tables.summary_rows({merged.label: summary}).write_csv())
+    write_page(merged, summary)
     return summary
+
+
+def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
+    """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
+    folder = merged.run.path
+    table = tables.markdown(tables.summary_rows({merged.label: summary}))
+    parts = [f"# {merged.label}", table, _footnote(summary)]
+    findings = _recorded_findings(folder / CHECKS_FILE)
+    if findings is not None:
+        parts += ["## Checks", tables.findings_markdown(findings)]
+    write_text(folder / "summary.md", "\n\n".join(parts) + "\n")
 
 
 def summary_of(merged: MergedRun) -> Summary:
@@ -141,13 +159,23 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def _recorded_findings(path: Path) -> list[Mapping[str, object]] | None:
+    """None where the run was not analyzed by itself, or where what the checks found cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["checks"]
+        return [item for item in found if isinstance(item, Mapping)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: cannot be read (%r); summary.md goes without it", path, error)
+        return None
+
+
 def _footnote(summary: Mapping[str, object]) -> str:
     lines = [tables.LEGEND]
     missing = summary["missing"]
     if isinstance(missing, list) and missing:
         lines.append(f"**Partial run:** {'; '.join(str(item) for item in missing)}.")
     if summary["launcher"] == "virtual":
-        lines.append(
-            f"Ranks are virtual: measured one after another on one device. Communication: {summary['comm_model']}."
-        )
+        lines.append(tables.virtual_note(summary["comm_model"]))
     return "\n\n".join(lines)

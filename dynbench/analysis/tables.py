@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from dynbench.analysis.metrics import METRICS, lookup
 
-if TYPE_CHECKING:
-    from dynbench.analysis.checks.finding import Finding
-
 Rows = pl.DataFrame
+
+_TEXT_COLUMNS = ("metric", "title", "unit")
 
 LEGEND = (
     "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals; spread is the standard "
@@ -30,8 +28,10 @@ def summary_rows(
         improvements: column title to improvement in percent by metric key, for comparisons.
 
     Returns:
-        Columns `metric`, `title`, `unit`, one per summary, one per improvement.
+        Columns `metric`, `title`, `unit`, one per summary, one per improvement. A summary titled like one of the first
+        three is called `run metric`, `run title` or `run unit`.
     """
+    summaries = {f"run {title}" if title in _TEXT_COLUMNS else title: found for title, found in summaries.items()}
     rows = []
     for metric in METRICS:
         values = {title: lookup(summary, metric.key) for title, summary in summaries.items()}
@@ -39,7 +39,7 @@ def summary_rows(
             continue
         gains = {title: gain.get(metric.key) for title, gain in (improvements or {}).items()}
         rows.append({"metric": metric.key, "title": metric.title, "unit": metric.unit, **values, **gains})
-    text = {"metric": pl.String, "title": pl.String, "unit": pl.String}
+    text = dict.fromkeys(_TEXT_COLUMNS, pl.String)
     numbers = dict.fromkeys((*summaries, *(improvements or {})), pl.Float64)
     return pl.DataFrame(rows, schema={**text, **numbers})
 
@@ -87,11 +87,21 @@ def markdown(rows: Rows, improvements: int = 0) -> str:
     return _pipes([header, rule, *cells])
 
 
-def findings_markdown(findings: Sequence[Finding]) -> str:
-    """What the checks found as a Markdown table, or one line that says that they found nothing."""
+def virtual_note(comm_model: object) -> str:
+    """What numbers of virtual ranks rest on, to stand with every table of them."""
+    return f"Ranks are virtual: measured one after another on one device. Communication: {comm_model}."
+
+
+def findings_markdown(findings: Sequence[Mapping[str, object]]) -> str:
+    """What the checks found as a Markdown table, or one line that says that they found nothing.
+
+    Args:
+        findings: `Finding.as_dict` of each.
+    """
     if not findings:
         return "No check found anything."
-    lines = [[item.severity, item.id, item.seen, item.limit, item.hint] for item in findings]
+    keys = ("severity", "id", "seen", "limit", "hint")
+    lines = [[str(item.get(key, "")) for key in keys] for item in findings]
     return _pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])
 
 

@@ -44,7 +44,7 @@ def sentence(verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, no
     """Why, in one sentence with the numbers."""
     measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in real tokens per second"
     if speedup.low is None or speedup.high is None:
-        return f"{measured}; one launch per arm gives no interval"
+        return f"{measured}; one paired launch gives no interval"
     interval = (
         f"{100 * confidence:g} % interval of the speed-up [{speedup.low:.3f}, {speedup.high:.3f}] "
         f"over {speedup.pairs} paired launches"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynbench.analysis.analyze import Report
+    from dynbench.config.schema import Analysis
+    from dynbench.runs.run import Run
 
 LINE_EVERY_S = 5.0
 
@@ -50,7 +53,7 @@ def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool
         report = analyze_runs(
             entries,
             store,
-            settings.config().analysis,
+            _analysis_settings(settings, again),
             arms=arms_of(again, store) if again else None,
             into=again,
             force=force,
@@ -63,6 +66,14 @@ def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool
         require_clean(report.findings)
     if settings.as_json:
         print_json(report.as_dict())
+
+
+def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
+    """As given; without any, those that a comparison was made with."""
+    given = settings.config_path is not None or settings.overrides or settings.flags
+    if again is None or given or not again.config_file.is_file():
+        return settings.config().analysis
+    return again.config().analysis
 
 
 @contextmanager
@@ -92,11 +103,14 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
-    from dynbench.analysis.analyze import arm_table
+    from dynbench.analysis.analyze import arm_table, virtual_note
     from dynbench.cli.output import print_line, print_table
+    from dynbench.runs.store import results_option
 
     header, cells = arm_table(report)
     print_table(header, cells)
+    if note := virtual_note(report):
+        print_line(f"\n{note}")
     for run in report.runs:
         if run.partial:
             print_line(f"\npartial: {run.label}: {'; '.join(run.lacks)}")
@@ -119,7 +133,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     if documents:
         print_line("next     open the HTML report in a browser")
     else:
-        print_line(f"next     dynbench report {report.folder.label}")
+        option = results_option(report.folder.path.parent)
+        print_line(f"next     dynbench report {shlex.quote(report.folder.label)}{option}")
 
 
 def show_findings(report: Report) -> None:

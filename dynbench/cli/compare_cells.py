@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynbench.experiment.cells import CellsOutcome
 
 SHARES = ("overhead_share", "recovered_share")
-HEADER = ("settings", "arm", "verdict", "speed-up", "interval", "predicted", "launch overhead", "recovered")
+HEADER = ("settings", "ranks", "arm", "verdict", "speed-up", "interval", "predicted", "launch overhead", "recovered")
 
 
 def show_cells(outcome: CellsOutcome) -> None:
     """A table, and where the folders are."""
     from dynbench.cli.output import print_line, print_table
+    from dynbench.runs.store import results_option
 
+    kinds = [_ranks(outcome.run.path.parent, cell.comparison) for cell in outcome.cells]
     rows = [
-        _cells(cell.label, found)
-        for cell, comparisons in zip(outcome.cells, outcome.comparisons, strict=True)
+        _cells(cell.label, kind, found)
+        for cell, kind, comparisons in zip(outcome.cells, kinds, outcome.comparisons, strict=True)
         for found in comparisons
     ]
     print_table(HEADER, rows)
@@ -27,15 +31,26 @@ def show_cells(outcome: CellsOutcome) -> None:
         print_line(f"comparison  {outcome.run.path.parent / cell.comparison}  ({cell.label})")
     print_line(f"figures     {outcome.run.figures_dir}")
     print_line(f"folder      {outcome.run.path}")
-    print_line(f"next        dynbench report {outcome.cells[0].comparison}")
+    option = results_option(outcome.run.path.parent)
+    print_line(f"next        dynbench report {outcome.cells[0].comparison}{option}")
 
 
-def _cells(label: str, found: Mapping[str, object]) -> tuple[str, ...]:
+def _ranks(results: Path, comparison: str) -> str:
+    """The kind of ranks that a comparison's numbers are of."""
+    from dynbench.experiment.subject import read_subject
+    from dynbench.runs.store import RunStore
+
+    store = RunStore(results)
+    return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
+
+
+def _cells(label: str, ranks: str, found: Mapping[str, object]) -> tuple[str, ...]:
     from dynbench.experiment.formats import interval, percent, speedup
 
     predicted = found.get("predicted_speedup")
     return (
         label,
+        ranks,
         str(found.get("candidate")),
         str(found.get("verdict")),
         speedup(found) or "",

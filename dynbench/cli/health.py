@@ -58,6 +58,12 @@ def devices(settings: Settings) -> Finding:
     import torch
 
     if not torch.cuda.is_available():
+        if torch.cuda.device_count():
+            return Finding(
+                False,
+                "the driver lists GPUs, but CUDA does not start",
+                "Update the driver, or train with --device cpu.",
+            )
         return Finding(True, "no GPU: ranks run on the CPU with gloo")
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     seen = ", ".join(f"{item.name} {format_bytes(item.total_memory)}" for item in found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -13,11 +12,20 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from dynbench import __version__
-from dynbench.errors import EXIT_OK, EXIT_USAGE, DynbenchError, Interrupted, UsageError, did_you_mean
+from dynbench.errors import (
+    EXIT_OK,
+    EXIT_USAGE,
+    STORAGE_ERRORS,
+    DynbenchError,
+    Interrupted,
+    UsageError,
+    did_you_mean,
+)
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "probe": ("dynbench.cli.probe", "What fits in memory, and what a step costs."),
@@ -36,8 +44,6 @@ GROUPS = ("runs", "recipes")
 """Commands with commands of their own."""
 
 EXIT_PIPE_CLOSED = 141
-STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-"""System errors that say something about a disk or its permissions, not about dynbench."""
 EPILOG = """\b
 Exit codes:
   0    done
@@ -150,6 +156,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else EXIT_OK
 
 
+def run_process() -> NoReturn:
+    """Run the process's own command line and end with its exit code.
+
+    A rank that torchrun or srun started ends without the interpreter's shutdown, in which gloo's threads may abort.
+    """
+    code = main()
+    if "RANK" in os.environ and "torch" in sys.modules:
+        from dynbench.engine.process import exit_now
+
+        exit_now(code)
+    sys.exit(code)
+
+
 def _prepare_streams() -> None:
     """Streams that take everything: closed ones lead nowhere, characters that the locale lacks are escaped."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  it stays open
@@ -228,4 +247,4 @@ def _command_name(given: Sequence[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process()

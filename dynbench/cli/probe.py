@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     from dynbench.cli.output import print_json, print_line
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
+    from dynbench.runs.store import results_option
 
     with _progress(settings) as report:
         run = run_probe(settings.config(), settings.store(), report=report, name=name, replace=replace)
@@ -42,7 +44,7 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     print_line(f"run      {run.path}")
     print_line(f"figures  {len([path for path in figures if path.suffix == '.png'])} in {run.figures_dir}")
     print_line(
-        f"next     dynbench train --mode dynamic --cost-type measured --probe {run.label} --capacity {run.label}"
+        f"next     dynbench train --mode dynamic --probe {shlex.quote(run.label)}{results_option(run.path.parent)}"
     )
 
 

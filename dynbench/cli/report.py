@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,18 +36,22 @@ def command(
     from dynbench.errors import UsageError
     from dynbench.experiment.reporting import render_report, write_report
     from dynbench.experiment.subject import find_subject
+    from dynbench.runs.store import results_option
 
     store = settings.store()
     subject = find_subject(store, ref)
     chosen: Format = form or ("html" if output is not None and output.suffix in (".html", ".htm") else "md")
-    if output is not None and str(output) == "-" and not settings.as_json:
+    if output is not None and str(output) == "-":
+        if settings.as_json:
+            raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
         click.echo(render_report(subject, store, lang, chosen, Path(), template), nl=False)
         return
     try:
         path = write_report(subject, store, lang, chosen, output, template)
     except OSError as error:
         raise UsageError(
-            f"{output}: cannot be written: {error.strerror}", "Name a file in an existing folder."
+            f"{error.filename or output}: cannot be written: {error.strerror}",
+            "Name a file in an existing folder with -o.",
         ) from error
     if settings.as_json:
         subject_facts = {"id": subject.run.id, "name": subject.run.name, "path": subject.run.path}
@@ -54,4 +59,5 @@ def command(
     else:
         print_line(str(path))
         if chosen == "md":
-            print_line(f"next  dynbench report {subject.run.label} --format html")
+            again = f"dynbench report {shlex.quote(subject.run.label)}{results_option(store.root)}"
+            print_line(f"next  {again} --format html")

@@ -76,6 +76,7 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
 def _show_result(run: Run, summary: Mapping[str, object] | None, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
     from dynbench.cli.output import print_json, print_line, print_table
+    from dynbench.runs.store import results_option
 
     record = run.record()
     if settings.as_json:
@@ -87,7 +88,7 @@ def _show_result(run: Run, summary: Mapping[str, object] | None, store: RunStore
         print_table(header, cells)
         print_line(f"\n{LEGEND}{_virtual_note(run)}\n")
     print_line(f"run   {run.path}")
-    print_line(f"next  {next_command(run, store)}")
+    print_line(f"next  {next_command(run, store)}{results_option(store.root)}")
 
 
 def _virtual_note(run: Run) -> str:
@@ -102,12 +103,16 @@ def _virtual_note(run: Run) -> str:
 def next_command(run: Run, store: RunStore) -> str:
     """The comparison with the latest run that differs in scheduling only, static first; else this run alone."""
     from dynbench.config.digest import differences
+    from dynbench.errors import RecordError
 
     config = run.config()
     for other, record in reversed(store.entries()):
         if record.command != "train" or record.status != "completed" or other.id == run.id:
             continue
-        differing = differences(config, other.config())
+        try:
+            differing = differences(config, other.config())
+        except RecordError:  # a broken run of another day is no reason to fail this one
+            continue
         if "schedule.mode" in differing and all(key.startswith("schedule.") for key in differing):
             pair = (run, other) if config.schedule.mode == "static" else (other, run)
             return f"dynbench analyze {' '.join(shlex.quote(each.label) for each in pair)}"

@@ -155,6 +155,8 @@ def _nodes_agree(config: Config) -> Iterator[str]:
         )
     if launch.nnodes > 1 and launch.rdzv_endpoint is None:
         yield f"launch.rdzv_endpoint: null, but {launch.nnodes} nodes must meet; set host:port, the same on all"
+    if launch.nnodes > 1 and config.probe.run == "auto":
+        yield "probe.run: auto, but each of several nodes would probe for itself; probe once and name that run, or null"
     if launch.launcher == "torchrun" and launch.nproc != "auto":
         ranks = launch.nproc * launch.nnodes
         if launch.world_size not in (None, ranks):

@@ -10,12 +10,13 @@ from dataclasses import replace as changed
 
 from dynbench.config.schema import Config
 from dynbench.engine.exchange import broadcast_text, wait_for_all
-from dynbench.engine.failure import is_aftermath, record_failure, root_cause
+from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, record_failure, root_cause
 from dynbench.engine.launch import create_run, finish
 from dynbench.engine.process import RankContext, StopFlag, process_group, set_threads
+from dynbench.engine.rank_warnings import keep_warnings
 from dynbench.engine.resolve import Resolved, ranks_from_environment, resolve, this_machine
 from dynbench.engine.worker import train
-from dynbench.errors import DynbenchError, Interrupted, UsageError, WorkerFailed
+from dynbench.errors import DynbenchError, Interrupted, NothingFits, UsageError, WorkerFailed
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -70,11 +71,14 @@ def _join(config: Config, store: RunStore, name: str | None, replace: bool, argv
     with process_group(context, resolved.config.launch):
         run = _agree_on_run(resolved, context, store, name, replace, argv)
         try:
+            keep_warnings(run, context)
             train(run, resolved.config, context, stop)
             wait_for_all()
         except BaseException as error:
             record_failure(run, context.rank, error)
             if not context.is_first:
+                if is_out_of_memory(error):
+                    raise NothingFits(f"rank {context.rank}: {str(error).splitlines()[0]}", MEMORY_HINT) from error
                 raise
             reported = _reported(run, error)
             reported.run_path = run.path

@@ -43,6 +43,8 @@ _AFTERMATH = (
     "remote process exited",
 )
 """What a rank says when another one is gone; never the cause."""
+MEMORY_HINT = "Lower train.global_batch or workload.max_length, or set schedule.capacity."
+_NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,14 @@ def log_file(run: Run, rank: int) -> Path:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on the device or on the host."""
+    """Whether an error means that memory ran out, on the device or on the host.
+
+    By type where there is one. CUDA outside of torch's caching allocator (contexts, cuBLAS workspaces, nccl buffers)
+    and the CPU allocator raise a bare RuntimeError or a class of their own under it, known by the message alone.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _NO_MEMORY)
 
 
 def is_aftermath(error: BaseException) -> bool:
@@ -163,8 +169,7 @@ def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
     if failure.kind == ConfigError.kind:
         return ConfigError(failure.message.splitlines(), failure.hint)
     if failure.kind == NothingFits.kind:
-        hint = failure.hint or "Lower train.global_batch or workload.max_length, or set schedule.capacity."
-        return NothingFits(f"rank {failure.rank}: {failure.message}", hint)
+        return NothingFits(f"rank {failure.rank}: {failure.message}", failure.hint or MEMORY_HINT)
     if failure.kind in _USER_ERRORS:
         return _USER_ERRORS[failure.kind](failure.message, failure.hint)
     return WorkerFailed(f"rank {failure.rank}: {failure.message}; log: {log}", failure.hint, rank=failure.rank)

@@ -35,6 +35,7 @@ from dynbench.runs.run import Run
 from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
+from dynbench.workloads.datasets.registry import check_files
 
 _log = logging.getLogger(__name__)
 _KEPT = "What was measured until then is kept."
@@ -60,10 +61,12 @@ def plan_launch(
     """What `launch_training` would do with the same arguments.
 
     Raises:
-        ConfigError, UsageError, RunLookupError, NothingFits: as `launch_training`, before anything is measured.
+        ConfigError, DataError, UsageError, RunLookupError, NothingFits: as `launch_training`, before anything is
+            measured.
     """
     if config.launch.node_rank == 0:
         store.check_name(name, replace)
+    check_files(config.workload)
     resolved = resolve(config, machine or this_machine(), store)
     check_capacity(resolved.config, resolved.world_size, store.root)
     if resolved.config.launch.launcher == "virtual":
@@ -94,6 +97,7 @@ def launch_training(
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
+        DataError: a file that cannot be used; nothing was made, unless the file is large.
         NothingFits: capacities that cannot hold the batch (nothing was made), or out of memory.
         WorkerFailed: a rank failed.
         Interrupted: a signal stopped the run.
@@ -116,6 +120,8 @@ def launch_training(
         raise
     settled = settle(run)
     if settled.ours:
+        for warning in read_warnings(settled.run):
+            _log.warning(warning)
         finish(settled.run, error)
     if error is not None:
         error.run_path = settled.run.path
@@ -169,10 +175,7 @@ def finish(run: Run, error: DynbenchError | None) -> None:
     with _signals_ignored():
         release(run.path)
         merge_facts(run)
-        warnings = read_warnings(run)
-        for warning in warnings:
-            _log.warning(warning)
-        run.update(warnings=[*run.record().warnings, *warnings])
+        run.update(warnings=[*run.record().warnings, *read_warnings(run)])
         if error is None:
             run.update(status=Status.COMPLETED, exit_code=EXIT_OK)
             return

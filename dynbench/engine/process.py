@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,12 +41,18 @@ class RankContext:
     def from_environment(cls, device: str, environment: Mapping[str, str] = os.environ) -> RankContext:
         """From torchrun's variables; `device` is cpu or cuda."""
         local_rank = int(environment["LOCAL_RANK"])
+        on_gpu = device == "cuda"
         return cls(
             rank=int(environment["RANK"]),
             local_rank=local_rank,
             world_size=int(environment["WORLD_SIZE"]),
-            device=torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu"),
+            device=torch.device("cuda", gpu_index(local_rank, environment)) if on_gpu else torch.device("cpu"),
         )
+
+
+def gpu_index(local_rank: int, environment: Mapping[str, str]) -> int:
+    """The GPU of a rank: its own number, or 0 where srun shows each task its own GPU only."""
+    return 0 if "SLURM_LOCALID" in environment and torch.cuda.device_count() == 1 else local_rank
 
 
 @contextmanager
@@ -54,6 +61,9 @@ def process_group(context: RankContext, settings: Launch) -> Iterator[None]:
 
     CPU tensors go through gloo on GPU machines too, so that small host facts (batch sizes, plans, digests) are
     exchanged without touching the device.
+
+    Closing an nccl group is a collective: a rank that fails leaves it open, or it would wait for ranks that never come,
+    and has to end without the interpreter's shutdown.
     """
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
@@ -61,8 +71,23 @@ def process_group(context: RankContext, settings: Launch) -> Iterator[None]:
     dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if context.device.type != "cuda":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without the interpreter's shutdown, in which gloo's threads abort and nccl waits for its peers.
+
+    What was logged and printed is written out.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def set_threads(settings: Launch) -> None:

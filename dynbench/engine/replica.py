@@ -110,7 +110,7 @@ class Replica:
     def update(self) -> None:
         """One optimizer step; gradients are cleared."""
         self.precision.step(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
 
     def _on_ready(self) -> None:
         if self._slowdown > 1:

@@ -45,6 +45,8 @@ class Machine:
     """Whether all GPUs multiply bf16 natively."""
     ranks_given: tuple[int, int] | None = None
     """(ranks on this node, ranks in all) where torchrun or srun has started the ranks already."""
+    gpu_fault: str | None = None
+    """Why the GPUs that the driver lists cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,8 @@ def this_machine() -> Machine:
         return Machine(cores=cores, gpus=0, bf16=False)
     answer = subprocess.run([sys.executable, "-c", _ASK_GPUS], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise UsageError(
-            f"the GPUs cannot be used: {answer.stderr.strip().splitlines()[-1:] or answer.returncode}",
-            "Mend the driver, or set launch.device=cpu.",
-        )
+        *_, reason = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        return Machine(cores=cores, gpus=0, bf16=False, gpu_fault=reason)
     gpus = json.loads(answer.stdout)
     return Machine(cores=cores, gpus=len(gpus), bf16=all(major >= _BF16_CAPABILITY for _, major in gpus))
 
@@ -123,6 +123,10 @@ def _decide(decisions: dict[str, Decision], key: str, value: object, reason: str
 
 def _device(config: Config, machine: Machine, decisions: dict[str, Decision]) -> str:
     wanted = config.launch.device
+    if machine.gpu_fault is not None and wanted != "cpu":
+        raise UsageError(
+            f"the GPUs cannot be used: {machine.gpu_fault}", "Mend the driver, or set launch.device=cpu (--device cpu)."
+        )
     if wanted == "cuda" and machine.gpus == 0:
         raise UsageError("launch.device: cuda, but torch sees no GPU", "Set launch.device=cpu.")
     if wanted != "auto":
@@ -144,7 +148,8 @@ def _launcher(config: Config, machine: Machine, device: str, decisions: dict[str
         return "torchrun"
     if launch.launcher != "auto":
         return launch.launcher
-    if device == "cuda" and machine.gpus == 1 and launch.nproc == "auto" and launch.nnodes == 1:
+    open_ranks = launch.nproc == "auto" or launch.world_size is not None
+    if device == "cuda" and machine.gpus == 1 and launch.nproc != 1 and open_ranks and launch.nnodes == 1:
         _decide(decisions, "launch.launcher", "virtual", "one GPU cannot hold several real ranks")
         return "virtual"
     if launch.world_size is not None and launch.nnodes == 1 and launch.nproc == "auto":
@@ -160,6 +165,13 @@ def _ranks(
     """Processes on this node, and ranks in all."""
     launch = config.launch
     if machine.ranks_given is not None:
+        here = machine.ranks_given[0]
+        one_each = "SLURM_LOCALID" in os.environ and machine.gpus == 1  # srun shows each task its own GPU only
+        if device == "cuda" and here > machine.gpus and not one_each:
+            raise UsageError(
+                f"{here} ranks were started on this node, which has {machine.gpus} GPUs",
+                "Start one rank per GPU, or set launch.device=cpu.",
+            )
         return machine.ranks_given
     if launcher == "virtual":
         if launch.world_size is None:

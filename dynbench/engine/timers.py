@@ -31,8 +31,12 @@ class Clock(Protocol):
         """Wait until everything queued on the device is done."""
         ...
 
+    def wait(self, mark: object) -> None:
+        """Wait until the work queued before a mark is done; work on other streams may go on."""
+        ...
+
     def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two marks, after `synchronise`."""
+        """Milliseconds between two marks that have been waited for."""
         ...
 
 
@@ -44,6 +48,9 @@ class HostClock:
         return time.perf_counter_ns()
 
     def synchronise(self) -> None:
+        """Nothing to wait for."""
+
+    def wait(self, mark: object) -> None:
         """Nothing to wait for."""
 
     def elapsed_ms(self, start: object, end: object) -> float:
@@ -67,6 +74,11 @@ class CudaClock:
     def synchronise(self) -> None:
         """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
+
+    def wait(self, mark: object) -> None:
+        """Wait for an event, not for collectives on other streams."""
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
 
     def elapsed_ms(self, start: object, end: object) -> float:
         """Milliseconds between two events that have both happened."""
@@ -126,9 +138,9 @@ class StepTimer:
         return default if ready is None else ready
 
     def compute_ms(self, since: object) -> float:
-        """Finished forward and backward passes of this step, and the time since `since`; waits for the device."""
+        """Finished forward and backward passes of this step, and the time since `since`; waits for that work."""
         now = self.clock.mark()
-        self.clock.synchronise()
+        self.clock.wait(now)
         done = sum(
             clock.elapsed_ms(start, end)
             for phase, clock, start, end in self._intervals

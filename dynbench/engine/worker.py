@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -20,6 +21,7 @@ from dynbench.engine.process import (
     RankContext,
     StopFlag,
     die_with_parent,
+    exit_now,
     process_group,
     redirect_output,
     set_threads,
@@ -89,9 +91,18 @@ def load_workload(config: Config, context: RankContext) -> Workload:
     return workload
 
 
+def run_process(run_path: Path) -> NoReturn:
+    """Run `main` and end this process with its exit code."""
+    code = 1
+    try:
+        main(run_path)
+        code = 0
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    exit_now(code)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # everything is written, and gloo's threads have been seen to hang an interpreter that goes down
+    run_process(Path(sys.argv[1]))

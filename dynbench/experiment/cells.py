@@ -12,7 +12,7 @@ from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
 from dynbench.config.recipes import Recipe
 from dynbench.errors import RecordError
-from dynbench.experiment.compare import Outcome, recorded, start_comparison
+from dynbench.experiment.compare import Outcome, recorded, refuse_running, start_comparison
 from dynbench.runs.atomic import write_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
@@ -47,6 +47,7 @@ class CellsOutcome:
 
     Attributes:
         run: the folder over all of them.
+        recipe: the recipe's name.
         cells: in order.
         comparisons: per cell what its candidates showed.
         figures: PNG files.
@@ -54,6 +55,7 @@ class CellsOutcome:
     """
 
     run: Run
+    recipe: str
     cells: Sequence[Cell]
     comparisons: Sequence[Sequence[Mapping[str, object]]]
     figures: Sequence[Path]
@@ -65,6 +67,9 @@ class CellsOutcome:
             "schema_version": SCHEMA_VERSION,
             "command": "compare",
             "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
+            "recipe": self.recipe,
+            "comparisons": [comparison for found in self.comparisons for comparison in found],
+            "checks": [finding.as_dict() for finding in self.findings],
             "cells": [
                 {"settings": cell.settings, "comparison": cell.comparison, "comparisons": found}
                 for cell, found in zip(self.cells, self.comparisons, strict=True)
@@ -106,18 +111,21 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
 
     Raises:
         RecordError: a file of the folder cannot be read.
+        UsageError: another process is at it.
         DynbenchError: a comparison ended so; what is done is kept, and the hint says how to go on.
     """
+    refuse_running(together)
     findings: list[Finding] = []
     with recorded(together):
-        cells = read_cells(together)
+        recipe, cells = _read(together)
         for number, cell in enumerate(cells, 1):
             comparison = store.resolve(cell.comparison)
             if comparison.status is not Status.COMPLETED:
                 findings += run_cell(comparison, f"{number} of {len(cells)}: {cell.label}").findings
         figures = draw_figures("cells", together, together.figures_dir)
     found = [_comparisons(store.root / cell.comparison) for cell in cells]
-    return CellsOutcome(together, cells, found, [path for path in figures if path.suffix == ".png"], findings)
+    pictures = [path for path in figures if path.suffix == ".png"]
+    return CellsOutcome(together, recipe, cells, found, pictures, findings)
 
 
 def read_cells(together: Run) -> list[Cell]:
@@ -126,10 +134,16 @@ def read_cells(together: Run) -> list[Cell]:
     Raises:
         RecordError: its file cannot be read.
     """
+    return _read(together)[1]
+
+
+def _read(together: Run) -> tuple[str, list[Cell]]:
+    """The recipe's name, and the cells."""
     path = together.path / CELLS_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [Cell(dict(cell["settings"]), str(cell["comparison"])) for cell in content["cells"]]
+        cells = [Cell(dict(cell["settings"]), str(cell["comparison"])) for cell in content["cells"]]
+        return str(content["recipe"]), cells
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path}: cannot be read ({error})", "Start the comparison anew.") from error
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import logging
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,17 @@ from dynbench.config.digest import differences
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, dump_recipe, load_recipe
 from dynbench.engine.attach import started_as_rank
-from dynbench.errors import EXIT_BUG, EXIT_OK, DynbenchError, Interrupted, NotComparable, NothingFits, UsageError
+from dynbench.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_USAGE,
+    STORAGE_ERRORS,
+    DynbenchError,
+    Interrupted,
+    NotComparable,
+    NothingFits,
+    UsageError,
+)
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.order import abba_order
 from dynbench.experiment.probing import wants_probe, with_probe
@@ -25,12 +36,12 @@ from dynbench.experiment.solved import solve_like
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text
-from dynbench.runs.process import start_mark
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import RunStore, results_option
 
+_log = logging.getLogger(__name__)
 RECIPE_FILE = "recipe.yaml"
 _GO_ON = "Go on with:"
 OnStage = Callable[[str], None]
@@ -88,7 +99,8 @@ def start_comparison(
         raise UsageError(
             "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
         )
-    comparison = store.create("compare", recipe.name, name=name, replace=replace, argv=argv)
+    first = recipe.arms[recipe.baseline].launch.node_rank == 0  # of several nodes, the first has the name
+    comparison = store.create("compare", recipe.name, name=name if first else None, replace=replace, argv=argv)
     write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
     write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
     seeds = {arm: config.train.seed for arm, config in recipe.arms.items()}
@@ -113,8 +125,7 @@ def run_comparison(
         UsageError: another process is at it.
         DynbenchError: a launch ended so; what is done is kept, and the hint says how to go on.
     """
-    if comparison.status is Status.RUNNING:
-        raise UsageError(f"{comparison.label}: is running in process {comparison.record().pid}", "Wait until it ends.")
+    refuse_running(comparison)
     recipe = load_recipe(comparison.path / RECIPE_FILE)
     with recorded(comparison):
         recipe = _probed(comparison, recipe, store)
@@ -176,11 +187,29 @@ def _check_comparable(recipe: Recipe) -> None:
             )
 
 
+def resume_command(comparison: Run) -> str:
+    """What goes on with a comparison."""
+    return f"dynbench compare --resume {shlex.quote(comparison.label)}{results_option(comparison.path.parent)}"
+
+
+def refuse_running(comparison: Run) -> None:
+    """Leave a comparison alone that another process runs.
+
+    Raises:
+        UsageError: one does, or did on another host, of which nothing can be known here.
+    """
+    if comparison.status is Status.RUNNING:
+        record = comparison.record()
+        raise UsageError(
+            f"{comparison.label}: is running in process {record.pid} on {record.host}",
+            "Wait until it ends. If that host is gone, start it anew: dynbench compare with the recipe in its folder.",
+        )
+
+
 @contextmanager
 def recorded(comparison: Run) -> Iterator[None]:
     """The comparison's record says that this process runs it, and how that ended."""
-    pid = os.getpid()
-    comparison.update(status=Status.RUNNING, pid=pid, pid_start=start_mark(pid), exit_code=None, failure=None)
+    comparison.update(status=Status.RUNNING)
     try:
         yield
     except DynbenchError as error:
@@ -189,13 +218,17 @@ def recorded(comparison: Run) -> Iterator[None]:
             status = Status.INTERRUPTED if isinstance(error, Interrupted) else Status.OOM
         _end(comparison, status, error.exit_code, Failure(error.kind, error.message))
         advice = error.hint.partition(_GO_ON)[0].strip()
-        error.hint = f"{advice} {_GO_ON} dynbench compare --resume {comparison.label}".strip()
+        error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}".strip()
         raise
     except KeyboardInterrupt:
         _end(comparison, Status.INTERRUPTED, 130, Failure("interrupted", "interrupted"))
         raise
     except BaseException as error:
-        _end(comparison, Status.FAILED, EXIT_BUG, Failure("bug", f"{type(error).__name__}: {error}"))
+        storage = isinstance(error, OSError) and error.errno in STORAGE_ERRORS
+        kind, exit_code = ("storage", EXIT_USAGE) if storage else ("bug", EXIT_BUG)
+        _end(comparison, Status.FAILED, exit_code, Failure(kind, f"{type(error).__name__}: {error}"))
+        if storage:
+            _log.warning("%s %s", _GO_ON, resume_command(comparison))
         raise
     _end(comparison, Status.COMPLETED, EXIT_OK, None)
 

@@ -14,10 +14,13 @@ log = logging.getLogger(__name__)
 
 
 def wants_probe(config: Config) -> bool:
-    """Whether a probe comes first: asked for, or dynamic scheduling on GPUs with nothing known about their memory."""
+    """Whether a probe comes first: asked for, or dynamic scheduling on GPUs with nothing known about their memory.
+
+    Never by itself on several nodes, where every node would make one of its own.
+    """
     if config.probe.run is not None:
         return config.probe.run == "auto"
-    on_gpus = config.launch.device != "cpu" and this_machine().gpus > 0
+    on_gpus = config.launch.device != "cpu" and config.launch.nnodes == 1 and this_machine().gpus > 0
     return on_gpus and config.schedule.mode == "dynamic" and config.schedule.capacity is None
 
 

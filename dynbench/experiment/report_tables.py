@@ -59,6 +59,12 @@ def ranks_kind(subject: Subject, template: Template) -> str | None:
     return template.label("words.virtual" if launcher == "virtual" else "words.real")
 
 
+def comm_model(subject: Subject) -> str | None:
+    """The communication model of virtual ranks in words; None for real ones, or when not recorded."""
+    models = (member.summary.get("comm_model") for arm in subject.arms.values() for member in arm)
+    return next((str(model) for model in models if model), None)
+
+
 def comparisons_table(subject: Subject, template: Template) -> str:
     """One line per candidate arm: verdict, speed-up with its interval, and what it saves."""
     columns = ("comparison", "verdict", "level", "speedup", "interval", "recovered", "saved", "launches", "loss_parity")

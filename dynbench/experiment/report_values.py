@@ -66,6 +66,7 @@ def _arms(subject: Subject) -> Values:
     return {
         "analysis.confidence": f"{100 * float(str(confidence)):g} %",
         "baseline.name": f"`{subject.baseline}`",
+        "baseline.launches": str(len(members)),
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
         "baseline.padding_ratio": _decimals(mean_of(members, "padding_ratio")),
         "best.name": f"`{best.get('candidate')}`" if best else None,
@@ -84,6 +85,7 @@ def _tables(sources: Sources) -> Values:
     subject, template, solved = sources.subject, sources.template, sources.solved
     return {
         "setting.launcher": tables.ranks_kind(subject, template),
+        "setting.comm_model": tables.comm_model(subject),
         "table.setting": tables.settings_table(subject, template),
         "table.comparisons": tables.comparisons_table(subject, template) if subject.comparisons else None,
         "table.metrics": tables.metrics_table(subject, template),
@@ -112,25 +114,45 @@ def _image(path: Path, sources: Sources) -> str:
 
 
 def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
-    """The texts that depend on what was measured, filled in turn."""
-    subject, template, best = sources.subject, sources.template, sources.subject.best
-    verdict = str(best.get("verdict", "none")) if best else "none"
-    checks = "none" if subject.checks is None else "found" if subject.checks else "clean"
+    """The texts that depend on what was measured, filled in turn; empty where there is nothing to say."""
+    subject, template = sources.subject, sources.template
+    claim, checks = _claim(subject), "none" if subject.checks is None else "found" if subject.checks else "clean"
     chosen = {
-        "say.abstract": f"abstract.{verdict}",
-        "say.recommendation": f"recommendation.{verdict}",
-        "say.work": f"work.{_work(best)}",
+        "say.abstract": f"abstract.{claim}",
+        "say.recommendation": f"recommendation.{claim}",
+        "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
+        "say.virtual": "ranks.note" if subject.virtual else None,
+        "say.order": f"order.{_order(subject)}",
+        "say.work": f"work.{_work(subject.best)}",
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{'found' if sources.solved else 'none'}",
+        "say.bound": "solve.bound" if values["table.solve"] else None,
+        "say.greedy": "solve.greedy" if values["table.greedy"] else None,
     }
-    return {name: substitute(template, template.label(key), values) for name, key in chosen.items()}
+    return {name: substitute(template, template.label(key), values) if key else "" for name, key in chosen.items()}
+
+
+def _claim(subject: Subject) -> str:
+    """Which text says what was found: that of the verdict, or of what stood alone."""
+    if subject.best:
+        return str(subject.best.get("verdict", "none"))
+    return "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
+
+
+def _order(subject: Subject) -> str:
+    """Which text says in what order the launches ran; only `compare` plans it."""
+    if subject.state is not None:
+        return "abba"
+    return "unplanned" if subject.comparisons else "none"
 
 
 def _work(best: Json | None) -> str:
     """Which text says how far the runs did the same work."""
-    if best is None or best.get("level") is None:
+    level = None if best is None else best.get("level")
+    if best is None or level is None:
         return "none"
-    return "different" if best.get("verdict") == Verdict.INCOMPARABLE else str(best.get("level"))
+    # Equal hashes are equal work whatever else differs; at `stream` nothing vouches for it.
+    return "different" if level == "stream" and best.get("verdict") == Verdict.INCOMPARABLE else str(level)
 
 
 def _decimals(value: float | None) -> str | None:

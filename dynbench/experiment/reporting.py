@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,9 @@ from dynbench.runs.store import RunStore
 
 Format = Literal["md", "html"]
 FORMATS: tuple[Format, ...] = ("md", "html")
+
+_GAPS = re.compile(r"\n{3,}")
+"""What placeholders without a text leave between paragraphs."""
 
 
 def render_report(
@@ -35,6 +39,7 @@ def render_report(
     """
     loaded = load_template(language, template)
     markdown = fill(loaded, report_values(Sources(subject, solved_for(subject.state, store), loaded, folder)))
+    markdown = _GAPS.sub("\n\n", markdown)
     return markdown if form == "md" else to_html(markdown, folder, language)
 
 

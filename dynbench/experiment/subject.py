@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynbench.analysis.analyze import COMPARISON_FILE
 from dynbench.analysis.metrics import lookup
-from dynbench.analysis.summary import summarise
+from dynbench.analysis.summary import CHECKS_FILE, summarise
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import RunStore, results_option
 
 Json = Mapping[str, object]
-CHECKS_FILE = "checks.json"
-"""Findings of the checks on a single run; a comparison holds its own."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,28 @@ class Subject:
         return next(iter(self.arms))
 
     @property
+    def virtual(self) -> bool:
+        """Whether the ranks of a run were virtual."""
+        return any(member.summary.get("launcher") == "virtual" for arm in self.arms.values() for member in arm)
+
+    @property
     def best(self) -> Json | None:
-        """The comparison with the largest speed-up; among those without one, the first."""
-        return max(self.comparisons, key=lambda item: _number(item.get("speedup")), default=None)
+        """The fastest of those found FASTER; without one the largest speed-up, of what could be compared if any was."""
+        return max(self.comparisons, key=_merit, default=None)
+
+
+def _merit(comparison: Json) -> tuple[bool, bool, float]:
+    verdict = comparison.get("verdict")
+    return verdict == "FASTER", verdict != "INCOMPARABLE", _number(comparison.get("speedup"))
 
 
 def mean_of(members: Sequence[Member], key: str) -> float | None:
-    """Mean over runs of a number in their summaries, by its dotted key; None where no run has it."""
-    values = [value for member in members if (value := lookup(member.summary, key)) is not None]
+    """Mean over whole runs of a number in their summaries, by its dotted key; None where no run has it.
+
+    Where every run is partial, over those.
+    """
+    whole = [member for member in members if not member.summary.get("partial")] or members
+    values = [value for member in whole if (value := lookup(member.summary, key)) is not None]
     return sum(values) / len(values) if values else None
 
 
@@ -120,7 +133,7 @@ def _single(run: Run) -> Subject:
     if (run.path / STATE_FILE).is_file():
         raise RecordError(
             f"{run.path}: the comparison is {run.status} and was not analyzed",
-            f"Go on with: dynbench compare --resume {run.label}",
+            f"Go on with: dynbench compare --resume {shlex.quote(run.label)}{results_option(run.path.parent)}",
         )
     if not run.ranks_dir.is_dir() or not any(run.ranks_dir.iterdir()):
         raise RecordError(

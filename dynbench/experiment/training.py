@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from dynbench.analysis.summary import summarise
 from dynbench.config.schema import Config
 from dynbench.engine.attach import join_training, started_as_rank
-from dynbench.engine.launch import launch_training
+from dynbench.engine.launch import launch_training, plan_launch
 from dynbench.engine.progress import OnProgress
 from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError
-from dynbench.experiment.probing import with_probe
+from dynbench.experiment.probing import wants_probe, with_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -52,11 +52,14 @@ def run_training(
     Raises:
         DynbenchError: as `launch_training`.
     """
+    attached = started_as_rank(config)
+    if not attached and wants_probe(config):
+        plan_launch(config, store, name=name, replace=replace)  # what cannot work is told before minutes of probing
+        config = with_probe(config, store)
     try:
-        if started_as_rank(config):
+        if attached:
             run = join_training(config, store, name=name, replace=replace, argv=argv)
         else:
-            config = with_probe(config, store)
             run = launch_training(config, store, name=name, replace=replace, argv=argv, on_progress=on_progress)
     except DynbenchError as error:
         if error.run_path is not None and not isinstance(error, UsageError):

@@ -17,8 +17,9 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
+from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.process import die_with_parent
-from dynbench.probe.limits import data_bytes, is_out_of_memory, limit_process
+from dynbench.probe.limits import data_bytes, limit_process
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.units import mb

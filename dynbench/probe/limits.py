@@ -1,11 +1,9 @@
-"""Memory budgets that really bind, and what running into one looks like."""
+"""Memory budgets that really bind."""
 
 from __future__ import annotations
 
 import resource
 from pathlib import Path
-
-import torch
 
 RESERVE = 0.15
 """Part of a CPU host's available memory that the default budget leaves alone."""
@@ -35,14 +33,3 @@ def limit_process(limit_bytes: int) -> None:
     and the process survives, where a control group would have it killed.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out.
-
-    By type where there is one (`torch.OutOfMemoryError`, `MemoryError`); torch's CPU allocator raises a bare
-    RuntimeError, known by its message alone.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -16,7 +16,7 @@ from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.probe.capacity import Findings, Report, find_capacities
 from dynbench.probe.children import Children
 from dynbench.probe.limits import default_cpu_limit_bytes
-from dynbench.probe.predict import break_even_batch, predicted_speedups
+from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
 from dynbench.probe.search import length_grid
 from dynbench.probe.soak import soak
 from dynbench.probe.tables import capacity_tables, memory_model_of
@@ -151,6 +151,7 @@ class Prober:
             allreduce=allreduce,
             soak=soaked,
             predicted_speedup=predicted_speedups(problem, allreduce.ms),
+            predicted_window=WINDOW,
             break_even_batch=break_even_batch(problem, allreduce.ms, config.analysis.noise_threshold),
         )
 
@@ -193,7 +194,9 @@ class Prober:
 
 
 def _length_grid(config: Config) -> tuple[int, ...]:
-    longest = config.workload.max_length
+    multiple = config.workload.pad_to_multiple_of
+    assert isinstance(multiple, int), "resolved"
+    longest = -(-config.workload.max_length // multiple) * multiple
     lengths = length_grid(longest, config.probe.lengths)
     if lengths[-1] > longest:
         raise UsageError(

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from dynbench.config.schema import Config
+from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.memory import memory_meter
 from dynbench.engine.precision import Precision
 from dynbench.engine.replica import build_optimizer
-from dynbench.probe.limits import is_out_of_memory
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import TokenisedData
 
@@ -44,15 +44,20 @@ class TrialStep:
         self.memory = memory_meter(device)
 
     def batch(self, n: int, length: int) -> TokenisedData:
-        """`n` samples of exactly `length` tokens, cut from the data's own tokens."""
-        tokens = np.resize(self._tokens, n * length)
+        """`n` samples, one token short of `length`, cut from the data's own tokens.
+
+        Short, so that padding to `length` leaves a mask: without padding the attention drops it and takes a kernel that
+        training hardly ever gets.
+        """
+        real = max(1, length - 1)
+        tokens = np.resize(self._tokens, n * real)
         labels = np.resize(self._workload.train.labels, n)
-        return TokenisedData(tokens, np.arange(n + 1, dtype=np.int64) * length, labels, "probe")
+        return TokenisedData(tokens, np.arange(n + 1, dtype=np.int64) * real, labels, "probe")
 
     def step(self, n: int, length: int) -> None:
         """Forward, backward and optimizer step of one micro-batch; ends with the device idle."""
         data = self.batch(n, length)
-        host = self._workload.collate(data, np.arange(n, dtype=np.int64), 1)
+        host = self._workload.collate(data, np.arange(n, dtype=np.int64), length)
         inputs = {key: value.to(self.device) for key, value in host.items()}
         with self._precision.autocast():
             loss = self._workload.loss(self._model, inputs)

@@ -126,6 +126,9 @@ class ProbeRecord(Record):
     allreduce: AllReduce | None
     soak: Soak | None
     predicted_speedup: dict[str, float | None]
+    """Static's predicted step over each policy's, one micro-batch per rank; null where one cannot be planned."""
+    predicted_window: int = 8
+    """Global batches planned together in the prediction of `window`; records without it were made with the default."""
     break_even_batch: int | None
 
 

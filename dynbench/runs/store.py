@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,11 @@ Entries: TypeAlias = list[tuple[Run, RunRecord]]
 def default_root() -> Path:
     """`$DYNBENCH_RESULTS`, else `results` under the current folder."""
     return Path(os.environ.get("DYNBENCH_RESULTS") or "results")
+
+
+def results_option(root: Path) -> str:
+    """What a command that is to be copied needs to find the same registry; empty where it is the default one."""
+    return "" if root == default_root() else f" --results {shlex.quote(str(root))}"
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,12 @@ class RunStore:
     def _folders(self) -> Iterator[Run]:
         if self.root.is_dir():
             for path in sorted(self.root.iterdir()):
-                if (path / "run.json").is_file():
+                try:
+                    registered = (path / "run.json").is_file()
+                except PermissionError:
+                    _log.warning("%s: cannot be read", path)
+                    continue
+                if registered:
                     yield Run(path)
 
     def _named(self, name: str | None) -> Runs:

@@ -32,6 +32,9 @@ class Strategy(ABC):
     equal_gradients: ClassVar[bool]
     """Whether every rank holds the same gradients after `finish`; if not, the loss scaler has to agree by itself."""
 
+    keeps_gradients: ClassVar[bool] = False
+    """Whether gradients are cleared to zeros between steps instead of being dropped."""
+
     module: nn.Module
     """What forward is called on."""
 

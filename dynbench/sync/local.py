@@ -13,9 +13,14 @@ from dynbench.sync.base import Strategy
 
 
 class Local(Strategy):
-    """For virtual ranks; not in the registry. `on_ready` is never called: gradients are ready when backward ends."""
+    """For virtual ranks; not in the registry. `on_ready` is never called: gradients are ready when backward ends.
+
+    Gradients are kept from step to step: the first rank's backward pass would else be cheaper than the others', as it
+    finds none to add to.
+    """
 
     equal_gradients: ClassVar[bool] = True
+    keeps_gradients: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, settings: Sync, on_ready: Callable[[], None]) -> None:
         self.module = model

@@ -14,16 +14,16 @@ from dynbench.runs.store import RunStore
 pytestmark = pytest.mark.multiproc
 
 
-def test_a_file_without_the_column(tmp_path: Path) -> None:
+def test_a_vocabulary_without_a_special_token(tmp_path: Path) -> None:
     data = tmp_path / "data.tsv"
-    data.write_text("text\tlabel\na fine film\t1\n")
+    data.write_text("sentence\tlabel\na fine film\t1\n")
     vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "fine", "film"]))
+    vocabulary.write_text("\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "fine", "film"]))
     results = tmp_path / "results"
     arguments = ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(vocabulary))
     stdout, stderr = start(results, "train", "--json", *arguments).communicate(timeout=60)
     assert "partial run" not in stderr
     error = json.loads(stdout)["error"]
     assert (error["kind"], error["exit_code"]) == ("data", 2), stderr
-    assert "data.tsv" in error["message"] and "sentence" in error["message"]
+    assert "vocab.txt" in error["message"] and "[UNK]" in error["message"]
     assert RunStore(results).list()[0].status is Status.FAILED

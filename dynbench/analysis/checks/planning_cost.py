@@ -8,6 +8,12 @@ from dynbench.analysis.checks.finding import Evidence, Finding
 
 LIMIT = 0.01
 
+HINTS = {
+    "prefix": "Use a cheaper solver (--solver greedy) or a smaller buffer (--buffer N).",
+    "window": "Use a smaller window (--window N).",
+}
+OTHER_HINT = "This policy has nothing cheaper to set; dynbench solve shows how long the others take to plan."
+
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     """One finding per arm whose first launch spends more than `LIMIT` on planning."""
@@ -19,5 +25,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "warn",
                 f"{arm.label}: planning takes {100 * share:.1f} % of the step time",
                 f"{100 * LIMIT:.0f} %",
-                "Use a cheaper solver (--solver greedy) or a smaller buffer or window.",
+                HINTS.get(arm.runs[0].facts.policy, OTHER_HINT),
             )

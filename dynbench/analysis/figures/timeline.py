@@ -23,9 +23,10 @@ def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
     step = typical_step(arms)
     if step is None:
         return None
-    tables = [step_rows(arm, step) for arm in arms]
+    all_ranks = [step_rows(arm, step) for arm in arms]
+    tables = [shown_ranks(rows) for rows in all_ranks]
     shown = max(table.height for table in tables)
-    same_work = len({int(table["work_hash"].sum()) for table in tables}) == 1
+    same_work = len({int(rows["work_hash"].sum()) for rows in all_ranks}) == 1
     height_in = 2.0 + len(arms) * (0.62 + 0.30 * min(shown, 8) + 0.13 * max(0, shown - 8))
     figure, panels = style.new_figure(
         f"One step, rank by rank (step {step})",
@@ -36,8 +37,8 @@ def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
         share_x=True,
     )
     end = max(float(table["step_time_max_ms"][0]) for table in tables)
-    for axes, arm, table in zip(panels, arms, tables, strict=True):
-        _draw_arm(axes, arm.label, table, end)
+    for axes, arm, rows, table in zip(panels, arms, all_ranks, tables, strict=True):
+        _draw_arm(axes, f"{arm.label}: {_summary(rows)}", table, end)
     panels[-1].set_xlabel("time since the step began (ms)")
     style.legend_of_figure(figure, panels[0])
     columns = ["arm", "step", "rank", "local_batch", "max_seq_len_in_batch", "padded_tokens", "step_time_max_ms"]
@@ -67,10 +68,14 @@ def typical_step(arms: Sequence[ArmView]) -> int | None:
 
 
 def step_rows(arm: ArmView, step: int) -> pl.DataFrame:
-    """One row per shown rank of the arm's first launch, with every phase in ms."""
+    """One row per rank of the arm's first launch, with every phase in ms."""
     rows = arm.runs[0].rank_rows(step).with_columns(arm=pl.lit(arm.label))
     known = pl.sum_horizontal(phase.column for phase in PHASES if phase.column != "other_ms")
-    rows = rows.with_columns(other_ms=(pl.col("step_time_ms") - known).clip(lower_bound=0))
+    return rows.with_columns(other_ms=(pl.col("step_time_ms") - known).clip(lower_bound=0))
+
+
+def shown_ranks(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows that are drawn: all up to `MOST_ROWS`, else the slowest rank and an even selection of the others."""
     if rows.height <= MOST_ROWS:
         return rows
     even = np.linspace(0, rows.height - 1, MOST_ROWS - 1).round().astype(int)
@@ -78,7 +83,14 @@ def step_rows(arm: ArmView, step: int) -> pl.DataFrame:
     return rows[chosen]
 
 
-def _draw_arm(axes: Axes, label: str, rows: pl.DataFrame, end: float) -> None:
+def _summary(rows: pl.DataFrame) -> str:
+    """The step in numbers, from the rows of all its ranks."""
+    step_ms = float(rows["step_time_max_ms"][0])
+    waiting = float(rows["wait_ms"].sum()) / (step_ms * rows.height)
+    return f"{step_ms:.3g} ms, {100 * waiting:.0f} % of the ranks' time is waiting"
+
+
+def _draw_arm(axes: Axes, title: str, rows: pl.DataFrame, end: float) -> None:
     left = np.zeros(rows.height)
     places = np.arange(rows.height)
     for phase in PHASES:
@@ -95,10 +107,8 @@ def _draw_arm(axes: Axes, label: str, rows: pl.DataFrame, end: float) -> None:
             label=phase.title,
         )
         left += ms
-    step_ms = float(rows["step_time_max_ms"][0])
-    waiting = float(rows["wait_ms"].sum()) / (step_ms * rows.height)
-    axes.axvline(step_ms, color=style.INK, linewidth=1.2, linestyle="--")
-    axes.set_title(f"{label}: {step_ms:.3g} ms, {100 * waiting:.0f} % of the ranks' time is waiting")
+    axes.axvline(float(rows["step_time_max_ms"][0]), color=style.INK, linewidth=1.2, linestyle="--")
+    axes.set_title(title)
     axes.set_yticks(places, [_work(row) for row in rows.iter_rows(named=True)], fontsize=8 if rows.height <= 8 else 6)
     axes.set_ylim(rows.height - 0.45, -0.55)
     axes.grid(visible=False, axis="y")

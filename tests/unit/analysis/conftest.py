@@ -33,6 +33,7 @@ class Fake:
         slowdown: factor on every time of the run, like a launch that the machine slowed down.
         compute_ms_per_token, overhead_ms, transfer_ms: the model of a step.
         noise: relative noise of a rank's compute in a step.
+        micro_batches: what every row says; the times stay those of the step.
         loss_shift: added to every loss.
         ranks_written: ranks that write a file; None is all.
         steps_written: rows per rank, warm-up included; None is all.
@@ -50,6 +51,7 @@ class Fake:
     overhead_ms: float = 2.0
     transfer_ms: float = 1.5
     noise: float = 0.02
+    micro_batches: int = 1
     loss_shift: float = 0.0
     ranks_written: int | None = None
     steps_written: int | None = None
@@ -106,7 +108,7 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
                     warmup=int(step < fake.warmup_steps),
                     policy="partition" if fake.policy == "window" else fake.policy,
                     local_batch=len(ids),
-                    micro_batches=1,
+                    micro_batches=fake.micro_batches,
                     max_seq_len_in_batch=int(lengths[ids].max()),
                     real_tokens=int(lengths[ids].sum()),
                     padded_tokens=int(padded[rank]),

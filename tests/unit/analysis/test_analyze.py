@@ -6,8 +6,11 @@ from click.testing import CliRunner
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.cli.main import main
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
+from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
 
 
@@ -37,6 +40,23 @@ def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
     assert (pair[0].figures_dir / "timeline.png").is_file()
     assert "No check found anything." in (pair[0].path / "summary.md").read_text()
     assert len(store.list()) == 2
+
+
+@pytest.mark.parametrize("arguments", [("analyze", "runA"), ("analyze", "runA", "runB"), ("report", "runA")])
+def test_the_checks_of_a_run_stay_in_its_summary(cli, pair, arguments):
+    assert cli("analyze", "runA")[0] == 0
+    assert cli(*arguments)[0] == 0
+    assert (pair[0].path / "summary.md").read_text().count("## Checks\n\nNo check found anything.\n") == 1
+
+
+def test_every_table_of_virtual_ranks_says_so(cli, store, make_run):
+    for seed in (0, 1):
+        virtual = ("launch.launcher=virtual", "launch.world_size=2", "launch.comm_model=none")
+        make_run("static", name=f"run{seed}", seed=seed, overrides=virtual)
+    said = "Ranks are virtual: measured one after another on one device. Communication: none."
+    assert cli("analyze", "run0")[1].count(said) == 1
+    assert cli("analyze", "run0", "run1")[1].count(said) == 1
+    assert (store.resolve("@latest").path / "summary.md").read_text().count(said) == 1
 
 
 def test_two_runs_are_compared_in_an_entry_of_their_own(cli, store, pair):
@@ -154,6 +174,16 @@ def test_a_comparison_is_analyzed_again_in_its_own_folder(cli, store, pair):
     again = json.loads(out)
     assert (code, len(store.list())) == (0, 3)
     assert (again["comparison"], again["arms"]) == (first["comparison"], first["arms"])
+
+
+def test_a_comparison_keeps_the_settings_it_was_made_with(cli, store, pair):
+    first = json.loads(cli("analyze", "runA", "runB", "--json")[1])
+    entry = store.resolve(first["comparison"]["id"])
+    write_text(entry.config_file, dump_config(load_config(None, ["analysis.noise_threshold=0.3"])))
+    again = json.loads(cli("analyze", entry.id, "--json")[1])
+    assert again["comparison"]["noise_threshold"] == 0.3
+    given = json.loads(cli("analyze", entry.id, "--json", "--noise-threshold", "0.1")[1])
+    assert given["comparison"]["noise_threshold"] == 0.1
 
 
 def test_entries_without_rows_are_refused(cli, store, pair):

@@ -78,3 +78,11 @@ def test_named_arms_keep_equal_configurations_apart(merged):
 def test_an_arm_without_a_run_is_refused(merged):
     with pytest.raises(UsageError, match="arm 'empty' has no run"):
         named_arms({"full": [merged("static")], "empty": []})
+
+
+def test_tables_show_whole_launches_where_there_are_some(merged):
+    whole, broken = merged("static"), merged("static", status="oom", steps_written=20)
+    (arm,) = group_runs([whole, broken])
+    assert ids(arm.whole) == ids([whole])
+    (arm,) = group_runs([broken])
+    assert ids(arm.whole) == ids([broken])

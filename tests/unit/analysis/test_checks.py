@@ -156,9 +156,20 @@ def test_unaccounted_time(merged):
     assert "10 % of the step time" in found({"a": [run]})["unaccounted_time"].seen
 
 
-def test_planning_cost(merged):
-    run = with_steps(merged("partition"), plan_ms_mean=pl.col("step_time_max_ms") * 0.03)
-    assert "planning takes 3.0 %" in found({"a": [run]})["planning_cost"].seen
+@pytest.mark.parametrize(
+    ("policy", "overrides", "hint"),
+    [
+        ("prefix", (), "--solver greedy"),
+        ("partition", ("schedule.policy=window", "schedule.window=4"), "--window N"),
+        ("partition", (), "nothing cheaper to set"),
+    ],
+)
+def test_planning_cost(merged, policy, overrides, hint):
+    run = with_steps(merged(policy, overrides=overrides), plan_ms_mean=pl.col("step_time_max_ms") * 0.03)
+    finding = found({"a": [run]})["planning_cost"]
+    assert "planning takes 3.0 %" in finding.seen
+    assert hint in finding.hint
+    assert ("--solver" in finding.hint) == (policy == "prefix")
 
 
 def test_exposed_communication(merged):

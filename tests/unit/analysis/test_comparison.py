@@ -144,3 +144,17 @@ def test_the_first_run_named_decides_the_baseline(launch):
     (found,) = compare_arms(arms, Analysis())
     assert (found.baseline.label, found.candidate.label) == ("partition", "static")
     assert found.speedup.estimate < 1
+
+
+def test_partial_launches_have_no_verdict_even_when_forced(launch):
+    broken = {"status": "oom", "steps_written": 30}
+    (found,) = compare(launch(2, static={}, partition=broken), force=True)
+    assert found.verdict == Verdict.INCOMPARABLE
+    assert "rows" in found.reason and found.speedup.estimate > 1
+
+
+def test_force_does_not_bring_partial_launches_beside_whole_ones(launch, make_run):
+    runs = launch(3, static={}, partition={})
+    runs["partition"][1] = merge_run(make_run("partition", "broken", status="oom", steps_written=30))
+    (found,) = compare(runs, force=True)
+    assert (found.speedup.pairs, found.verdict) == (2, compare(runs)[0].verdict)

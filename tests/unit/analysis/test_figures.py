@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 import dynbench.analysis.figures as registry
-from dynbench.analysis.figures import FIGURES, draw_figures, style
+from dynbench.analysis.figures import FIGURES, draw_figures, style, timeline
 from dynbench.analysis.figures.over_steps import draw_lines
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
@@ -75,6 +75,20 @@ def test_the_slowest_of_many_ranks_is_always_shown(view, tmp_path):
     shown = pl.read_csv(tmp_path / "timeline.csv")
     every = arm.runs[0].rank_rows(int(shown["step"][0]))
     assert shown["compute_ms"].max() == pytest.approx(every["compute_ms"].max())
+
+
+def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
+    arms = view("static", "partition", world_size=60, global_batch=120, steps=12, noise=0.0)
+    drawing = timeline.draw(arms)
+    texts = " ".join(" ".join(text.get_text().split()) for text in drawing.figure.texts)
+    assert "All arms compute the same samples." in texts
+    every = [arm.runs[0].rank_rows(typical_step(arms)) for arm in arms]
+    for rows, axes in zip(every, drawing.figure.axes, strict=True):
+        waiting = rows["wait_ms"].mean() / rows["step_time_max_ms"][0]
+        assert f"{100 * waiting:.0f} % of the ranks' time is waiting" in axes.get_title()
+    step_ms = every[0]["step_time_max_ms"][0]
+    drawn = drawing.table.filter(arm="static")["wait_ms"].mean() / step_ms
+    assert f"{100 * drawn:.0f}" != f"{100 * every[0]['wait_ms'].mean() / step_ms:.0f}"
 
 
 def test_runs_without_a_measured_step_are_left_out(view, tmp_path):

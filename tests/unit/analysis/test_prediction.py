@@ -28,13 +28,14 @@ RECORD = {
 
 @pytest.fixture
 def launches(store, make_run):
-    """`launches(record, *policies)`: merged runs that used a probe with that record."""
+    """`launches(record, *policies, settings=())`: merged runs that used a probe with that record."""
 
-    def make(record, *policies):
+    def make(record, *policies, settings=()):
         probe = store.create("probe", "probe")
         if record is not None:
             write_json(probe.path / "probe.json", {"schema_version": 1, **record})
-        return [merge_run(make_run(policy, overrides=(f"probe.run={probe.id}",))) for policy in policies]
+        overrides = (f"probe.run={probe.id}", *settings)
+        return [merge_run(make_run(policy, overrides=overrides)) for policy in policies]
 
     return make
 
@@ -53,3 +54,22 @@ def test_a_probe_that_does_not_fit_predicts_nothing(launches, record):
 
 def test_runs_without_a_probe_have_no_prediction(make_run):
     assert predicted_speedup(merge_run(make_run("static")), merge_run(make_run("partition"))) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "said", "predicted"), [(8, {}, 1.6), (4, {}, None), (4, {"predicted_window": 4}, 1.6)]
+)
+def test_another_window_than_the_predicted_one_has_no_prediction(launches, window, said, predicted):
+    record = RECORD | {"predicted_speedup": {"window": 1.6}} | said
+    settings = ("schedule.policy=window", "schedule.mode=dynamic", f"schedule.window={window}")
+    (static,), (planned,) = launches(record, "static"), launches(record, "partition", settings=settings)
+    assert predicted_speedup(static, planned) == predicted
+
+
+@pytest.mark.parametrize("micro_batches", ["2", "auto"])
+def test_several_micro_batches_have_no_prediction(launches, micro_batches):
+    settings = (f"schedule.micro_batches={micro_batches}",)
+    (static,), (partition,) = launches(RECORD, "static"), launches(RECORD, "partition")
+    (split,), (dealt,) = launches(RECORD, "static", settings=settings), launches(RECORD, "partition", settings=settings)
+    assert predicted_speedup(static, dealt) is None
+    assert predicted_speedup(split, partition) is None

@@ -41,6 +41,19 @@ def test_without_a_loss_no_share_is_stated(make_run, monkeypatch):
     assert recovery([pair]).sentence("static").endswith("times as fast: next to nothing is lost")
 
 
+def test_a_candidate_that_loses_more_recovers_nothing(make_run):
+    (static,), (slower,) = merged(make_run, "static", noise=0.0), merged(make_run, "static", noise=0.0, slowdown=1.2)
+    found = recovery([(static, slower)])
+    assert found.share < 0
+    assert found.sentence("static").startswith("nothing of what static loses is recovered; the bound")
+
+
+def test_every_micro_batch_has_its_overhead(make_run):
+    static, partition = merged(make_run, "static", "partition", noise=0.0, micro_batches=2)
+    found = recovery([(static, partition)])
+    assert found.overhead_share == pytest.approx(2.0 / static.measured["compute_ms_max"].mean(), rel=1e-2)
+
+
 def test_speeds_come_from_the_slowdown_then_the_schedule_then_the_estimates(make_run, tmp_path):
     (plain,) = merged(make_run, "static")
     assert relative_speeds(plain).tolist() == [1, 1]

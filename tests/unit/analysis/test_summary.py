@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS, improvement_percent, lookup, means
 from dynbench.analysis.summary import summarise, summary_of
-from dynbench.analysis.tables import format_gain, format_value, markdown, summary_rows
+from dynbench.analysis.tables import format_gain, format_value, markdown, readable, summary_rows
 
 NUMBERS = """
     world_size global_batch steps warmup_steps rows skipped_steps padding_ratio wait_fraction plan_fraction samples
@@ -83,6 +84,18 @@ def test_improvement_counts_in_the_metrics_better_direction():
     assert improvement_percent(by_key["eval.loss"], None, 0.1) is None
 
 
+def test_the_loss_of_the_last_step_has_no_better_direction():
+    last = next(metric for metric in METRICS if metric.key == "loss.last")
+    assert improvement_percent(last, 0.4, 0.3) is None
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_has_no_improvement(broken):
+    evaluation = next(metric for metric in METRICS if metric.key == "eval.loss")
+    gains = [improvement_percent(evaluation, *pair) for pair in ((broken, 0.1), (0.1, broken), (broken, broken))]
+    assert [format_gain(gain) for gain in gains] == ["", "", ""]
+
+
 def test_means_leave_out_metrics_that_one_summary_lacks():
     found = means([{"wait_fraction": 0.1, "padding_ratio": 1.5}, {"wait_fraction": 0.3, "padding_ratio": None}])
     assert found == {"wait_fraction": pytest.approx(0.2)}
@@ -103,3 +116,30 @@ def test_a_gain_that_rounds_to_nothing_has_no_sign():
 
 def test_markdown_escapes_what_would_break_a_table():
     assert "a\\|b" in markdown(summary_rows({"a|b": {"wait_fraction": 0.5}}))
+
+
+def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
+    named = {name: {"wait_fraction": 0.1 * index} for index, name in enumerate(("metric", "title", "unit", "plain"), 1)}
+    rows = summary_rows(named, {"unit gains": {"wait_fraction": 5.0}})
+    assert readable(rows, 1) == (
+        ["", "run metric", "run title", "run unit", "plain", "unit gains"],
+        [["waiting for the slowest rank", "10.0 %", "20.0 %", "30.0 %", "40.0 %", "+5.0 %"]],
+    )
+    run = make_run("static", name="unit")
+    summarise(run)
+    assert (run.path / "summary.csv").read_text().startswith("metric,title,unit,run unit\nstep_time_ms.mean,")
+
+
+def test_what_the_checks_found_outlives_another_summary(make_run, caplog):
+    run = make_run("static")
+    finding = {"id": "drift", "severity": "warn", "seen": "a", "limit": "b", "hint": "c"}
+    summarise(run)
+    assert "## Checks" not in (run.path / "summary.md").read_text()
+    (run.path / "checks.json").write_text(json.dumps({"checks": [finding]}))
+    summarise(run)
+    assert "## Checks" in (run.path / "summary.md").read_text()
+    assert "| warn | drift | a | b | c |" in (run.path / "summary.md").read_text()
+    (run.path / "checks.json").write_text("{")
+    summarise(run)
+    assert "## Checks" not in (run.path / "summary.md").read_text()
+    assert "checks.json: cannot be read" in caplog.text

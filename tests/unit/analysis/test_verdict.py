@@ -55,4 +55,4 @@ def test_the_sentence_carries_the_numbers():
     assert "95 % interval of the speed-up [1.250, 1.380] over 4 paired launches" in text
     assert "noise threshold of 2.0 %" in text
     single = sentence(Verdict.ESTIMATE, "a", "b", Ratio(1.3, None, None, 1), 0.02, 0.95)
-    assert single.endswith("one launch per arm gives no interval")
+    assert single.endswith("one paired launch gives no interval")

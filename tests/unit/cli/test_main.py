@@ -18,6 +18,7 @@ from dynbench import __version__
 from dynbench.cli import main as main_module
 from dynbench.cli.main import COMMANDS, GROUPS, main
 from dynbench.errors import (
+    EXIT_USAGE,
     ChecksFailed,
     ConfigError,
     DynbenchError,
@@ -330,3 +331,22 @@ def test_undecodable_arguments_give_json_in_any_locale(tmp_path: Path) -> None:
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(command, env=plain, capture_output=True, check=True)
     assert json.loads(done.stdout.decode("ascii"))["runs"] == []
+
+
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_only_a_rank_skips_the_interpreters_shutdown(rank: str | None) -> None:
+    code = (
+        "import atexit, sys, torch\n"
+        "from dynbench.cli.main import run_process\n"
+        "atexit.register(print, 'shut down', flush=True)\n"
+        "run_process()\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "RANK"}
+    if rank is not None:
+        environment["RANK"] = rank
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "recipes", "ls", "--nonsense"], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == EXIT_USAGE
+    assert "No such option '--nonsense'" in ended.stderr
+    assert ("shut down" in ended.stdout) == (rank is None)

@@ -84,3 +84,25 @@ def test_nothing_to_report_on(arguments: list[str], tmp_path: Path, capsys: pyte
     assert main(["report", *arguments, "--results", str(tmp_path / "empty")]) == 2
 
     assert "hint: " in capsys.readouterr().err
+
+
+def test_a_dash_and_json_are_too_much_for_one_stdout(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "-o", "-", "--json", "--results", str(results)]) == 2
+
+    assert "both want stdout" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not Path("-").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr("dynbench.experiment.reporting.write_text", refuse)
+    assert main(["report", "--results", str(results)]) == 2
+
+    assert "report.en.md: cannot be written: Read-only file system" in capsys.readouterr().err

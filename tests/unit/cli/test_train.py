@@ -77,6 +77,47 @@ def test_mistakes_are_found_before_anything_is_made(
     assert not results.exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        (None, [], "train.tsv"),
+        ("", [], "train.tsv"),
+        ("text\tlabel\na b\t1\n", ["--text-column", "sentence"], "no column 'sentence'"),
+        ("sentence\tlabel\na b\t1\nc\tgood\n", [], "train.tsv:3: label 'good'"),
+    ],
+)
+def test_mistakes_in_a_data_file_are_found_before_anything_is_made(
+    results: Path,
+    capsys: Output,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    arguments: list[str],
+    said: str,
+) -> None:
+    refuse_launches(monkeypatch)
+    if content is not None:
+        Path("train.tsv").write_text(content, encoding="utf-8")
+    own = ["--dataset", "tsv", "--data-path", "train.tsv", "--tokenizer", "vocab.txt", *arguments]
+    assert main(["train", "--nproc", "2", "--json", *own]) == 2
+    assert said in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not results.exists()
+
+
+def test_a_large_data_file_is_left_to_the_ranks(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynbench.workloads.datasets.registry._CHECKED_MB", 1e-6)
+    Path("train.tsv").write_text("nothing that could be used", encoding="utf-8")
+    own = ["--dataset", "tsv", "--data-path", "train.tsv", "--tokenizer", "vocab.txt"]
+    assert main(["train", "--nproc", "2", "--dry-run", *own]) == 0
+
+
+def test_a_name_in_use_is_found_before_a_probe(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_launches(monkeypatch)
+    RunStore(results).create("train", "static", name="runA")
+    assert main(["train", "--nproc", "2", "--name", "runA", "--probe", "auto"]) == 2
+    assert "in use" in capsys.readouterr().err
+    assert len(RunStore(results).list()) == 1
+
+
 def test_a_name_in_use(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_launches(monkeypatch)
     RunStore(results).create("train", "static", name="runA")
@@ -107,6 +148,13 @@ def test_next_command_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> N
     assert next_command(dynamic, store) == next_command(static, store) == "dynbench analyze runA runB"
     longer = finished(store, "dynamic", "train.global_batch=128")
     assert next_command(longer, store) == f"dynbench analyze {longer.id}"
+
+
+def test_a_broken_run_beside_it_does_not_fail_the_next_command(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    static, broken = finished(store, "static", name="runA"), finished(store, "dynamic")
+    broken.config_file.write_text("", encoding="utf-8")
+    assert next_command(static, store) == "dynbench analyze runA"
 
 
 def test_progress_without_a_terminal_is_a_few_lines(capsys: Output) -> None:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ import torch.distributed as dist
 from torch import nn
 
 from dynbench.config.schema import Sync
-from dynbench.engine.replica import padded_tokens, seed_dropout
+from dynbench.engine.precision import Precision
+from dynbench.engine.replica import Replica, padded_tokens, seed_dropout
+from dynbench.sync.ddp import Ddp
+from dynbench.sync.local import Local
 from dynbench.sync.registry import build_strategy
 
 
@@ -67,3 +71,23 @@ def test_closing_frees_the_wrapped_module() -> None:
     assert wrapped() is not None
     strategy.close()
     assert wrapped() is None
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_gradients_are_cleared_as_the_strategy_wants(keeps: bool) -> None:
+    model = nn.Linear(2, 1)
+    strategy = SimpleNamespace(keeps_gradients=keeps)
+    replica = SimpleNamespace(
+        precision=Precision("fp32", torch.device("cpu")),
+        optimizer=torch.optim.SGD(model.parameters()),
+        strategy=strategy,
+    )
+    model(torch.ones(1, 2)).sum().backward()
+    Replica.update(replica)  # type: ignore[arg-type]
+    assert [parameter.grad is not None for parameter in model.parameters()] == [keeps, keeps]
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_virtual_ranks_keep_their_gradients_so_that_all_do_the_same_work() -> None:
+    assert Local.keeps_gradients
+    assert not Ddp.keeps_gradients

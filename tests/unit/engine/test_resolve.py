@@ -115,3 +115,28 @@ def test_rank_variables() -> None:
     assert ranks_from_environment(batch_script) is None
     step = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
     assert ranks_from_environment(step) == (2, 4)
+
+
+def test_one_gpu_plays_the_ranks_that_a_recipe_asks_for() -> None:
+    resolved = decide(ONE_GPU, "launch.nproc=4", "launch.world_size=4")
+    assert (resolved.config.launch.launcher, resolved.world_size) == ("virtual", 4)
+    resolved = decide(LAPTOP, "launch.nproc=4", "launch.world_size=4")
+    assert (resolved.config.launch.launcher, resolved.world_size) == ("torchrun", 4)
+    with pytest.raises(UsageError, match="2 ranks for 1 GPUs"):
+        decide(ONE_GPU, "launch.nproc=2")
+
+
+def test_gpus_that_cannot_be_used_are_no_hindrance_on_the_cpu() -> None:
+    broken = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver is too old")
+    with pytest.raises(UsageError, match="the driver is too old"):
+        decide(broken)
+    assert decide(broken, "launch.device=cpu").world_size == 4
+
+
+def test_more_ranks_started_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Machine(cores=16, gpus=1, bf16=True, ranks_given=(4, 4))
+    monkeypatch.delenv("SLURM_LOCALID", raising=False)
+    with pytest.raises(UsageError, match="4 ranks were started on this node, which has 1 GPUs"):
+        decide(given)
+    monkeypatch.setenv("SLURM_LOCALID", "2")
+    assert decide(given).world_size == 4

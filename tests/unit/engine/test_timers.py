@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from dynbench.engine.timers import PHASES, StepTimer
+from dynbench.engine.timers import PHASES, HostClock, StepTimer
 
 
 def test_phases_are_summed_and_cleared() -> None:
@@ -57,3 +57,19 @@ def test_compute_so_far_counts_finished_and_running_passes() -> None:
     running = timer.clock.mark()
     time.sleep(0.002)
     assert 4 <= timer.compute_ms(running) < 6 + 20
+
+
+def test_compute_so_far_does_not_wait_for_collectives() -> None:
+    waited = []
+
+    class Clock(HostClock):
+        def wait(self, mark: object) -> None:
+            waited.append(mark)
+
+        def synchronise(self) -> None:
+            raise AssertionError("waits for every stream, those of collectives too")
+
+    timer = StepTimer(torch.device("cpu"))
+    timer.clock = Clock()
+    timer.compute_ms(timer.clock.mark())
+    assert len(waited) == 1

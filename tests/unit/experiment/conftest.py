@@ -11,6 +11,8 @@ import pytest
 
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
+from dynbench.experiment.order import abba_order
+from dynbench.experiment.state import plan_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -69,19 +71,31 @@ MakeComparison = Callable[..., Run]
 
 @pytest.fixture
 def make_comparison(store: RunStore) -> MakeComparison:
-    """Makes a comparison with one run per arm, from what each comparison object has other than the defaults."""
+    """Makes a comparison from what each comparison object has other than the defaults.
 
-    def make(*changes: dict[str, object], checks: list[dict[str, object]] | None = None) -> Run:
+    `launches` are per arm, `summary` is laid over every run's, and `planned` makes it one of `compare`.
+    """
+
+    def make(
+        *changes: dict[str, object],
+        checks: list[dict[str, object]] | None = None,
+        launches: int = 1,
+        summary: dict[str, object] | None = None,
+        planned: bool = False,
+    ) -> Run:
         comparisons = [comparison(**change) for change in changes]
         names = ["static", *(str(item["candidate"]) for item in comparisons)]
         arms: list[dict[str, object]] = []
         members: list[dict[str, object]] = []
         for name in names:
-            run = store.create("train", name)
-            write_text(run.config_file, dump_config(load_config(flags={"schedule.mode": "static"})))
-            members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY})
-            arms.append({"name": name, "runs": [run.id]})
+            runs = [store.create("train", name) for _ in range(launches)]
+            for run in runs:
+                write_text(run.config_file, dump_config(load_config(flags={"schedule.mode": "static"})))
+                members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY | (summary or {})})
+            arms.append({"name": name, "runs": [run.id for run in runs]})
         folder = store.create("compare", "demo")
+        if planned:
+            plan_state("demo", "static", abba_order(names, 2), dict.fromkeys(names, 0)).write(folder.path)
         folder.figures_dir.mkdir()
         for figure in ("timeline", "unheard_of"):
             (folder.figures_dir / f"{figure}.png").write_bytes(png())

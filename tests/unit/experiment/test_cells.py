@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynbench.config.recipes import load_cells
-from dynbench.errors import WorkerFailed
+from dynbench.errors import UsageError, WorkerFailed
 from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
@@ -69,14 +69,24 @@ def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
     assert runner.seen == ["1 of 2: train.global_batch=8", "2 of 2: train.global_batch=64"]
     assert together.status is Status.COMPLETED
     assert [path.name for path in outcome.figures] == ["regimes.png"]
-    assert outcome.as_dict()["cells"][1]["comparisons"] == [FOUND]
+    printed = outcome.as_dict()
+    assert printed["cells"][1]["comparisons"] == [FOUND]
+    assert (printed["recipe"], printed["comparisons"], printed["checks"]) == ("two", [FOUND, FOUND], [])
 
 
 def test_after_a_failure_only_the_missing_ones_run(together: Run, store: RunStore) -> None:
     with pytest.raises(WorkerFailed) as caught:
         run_cells(together, store, Runner(fails=2))
-    assert caught.value.hint == "See its log. Go on with: dynbench compare --resume both"
+    assert caught.value.hint == f"See its log. Go on with: dynbench compare --resume both --results {store.root}"
     assert together.status is Status.FAILED
     again = Runner()
     run_cells(together, store, again)
     assert again.seen == ["2 of 2: train.global_batch=64"]
+
+
+def test_cells_that_another_process_runs_are_left_alone(together: Run, store: RunStore) -> None:
+    together.update(status=Status.RUNNING)
+    runner = Runner()
+    with pytest.raises(UsageError, match="is running in process"):
+        run_cells(together, store, runner)
+    assert (runner.seen, together.status) == ([], Status.RUNNING)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     with pytest.raises(WorkerFailed) as caught:
         run_comparison(comparison, store)
 
-    assert caught.value.hint == "Go on with: dynbench compare --resume demo"
+    assert caught.value.hint == f"Go on with: dynbench compare --resume demo --results {store.root}"
     assert comparison.status is Status.FAILED
     failed = read_state(comparison.path).launches[2]
     assert (failed.done, failed.run is not None) == (False, True)
@@ -249,3 +250,39 @@ def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.
     clock = Clock(launches_left=4, started_s=0.0, finished=1)
 
     assert clock.eta_s(0.5) == pytest.approx(60.0 * 2.5 / 1.5)
+
+
+def test_a_full_disk_says_how_to_go_on(
+    store: RunStore,
+    training: FakeTraining,
+    recipe: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: object, **__: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device", "figures/x.png")
+
+    monkeypatch.setattr("dynbench.experiment.compare.analyze_runs", full)
+    comparison = start_comparison(recipe(), store)
+    with pytest.raises(OSError, match="No space left"):
+        run_comparison(comparison, store)
+
+    record = comparison.record()
+    assert record.failure is not None
+    assert (record.exit_code, record.failure.kind) == (2, "storage")
+    assert f"compare --resume {comparison.id} --results {store.root}" in caplog.text
+
+
+def test_of_several_nodes_the_first_has_the_name(store: RunStore, recipe: Callable[..., Recipe]) -> None:
+    def on_node(rank: int) -> Recipe:
+        made = recipe()
+        nodes = {"nnodes": 2, "node_rank": rank, "rdzv_endpoint": "a:1"}
+        arms = {
+            name: arm.model_copy(update={"launch": arm.launch.model_copy(update=nodes)})
+            for name, arm in made.arms.items()
+        }
+        return replace(made, arms=arms)
+
+    first = start_comparison(on_node(0), store, name="both")
+    assert start_comparison(on_node(1), store, name="both").name is None
+    assert first.name == "both"

@@ -11,13 +11,32 @@ import pytest
 from dynbench.analysis.verdict import Verdict
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.reporting import FORMATS, render_report, write_report
-from dynbench.experiment.subject import find_subject
-from dynbench.report import LANGUAGES, TemplateError
+from dynbench.experiment.subject import Member, find_subject, mean_of
+from dynbench.report import LANGUAGES, TemplateError, load_template
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 MakeComparison = Callable[..., Run]
+
+SOLVED = {
+    "trace": "sst2",
+    "world_size": 8,
+    "global_batch": 64,
+    "cost_type": "tokens",
+    "policy": "prefix",
+    "exact": "both",
+    "mean_max_cost": 123.0,
+    "gap_to_bound": 0.25,
+    "speedup_vs_static": 1.5,
+    "plan_ms": {"p50": 0.5, "p95": 1.0},
+    "greedy_gap": {
+        "max_cost": {"mean": 0.0, "p95": 0.0, "max": 0.0},
+        "variance": {"mean": 0.01, "p95": 0.02, "max": 0.05},
+        "naive_max_cost": {"equal_counts": {"mean": 0.4, "p95": 0.5, "max": 0.75}},
+    },
+}
+"""A line of `prefix` as `solve` writes it."""
 
 
 def render(store: RunStore, language: str = "en", template: Path | None = None) -> str:
@@ -180,26 +199,142 @@ def test_a_run_without_rows_has_nothing_to_report(store: RunStore) -> None:
 def test_the_latest_solve_fills_exact_against_greedy(store: RunStore, make_comparison: MakeComparison) -> None:
     make_comparison({})
     run = store.create("solve", "solve")
-    line = {
-        "trace": "sst2",
-        "world_size": 8,
-        "global_batch": 64,
-        "cost_type": "tokens",
-        "policy": "prefix",
-        "exact": "both",
-        "mean_max_cost": 123.0,
-        "gap_to_bound": 0.25,
-        "speedup_vs_static": 1.5,
-        "plan_ms": {"p50": 0.5, "p95": 1.0},
-        "greedy_gap": {
-            "max_cost": {"mean": 0.0, "p95": 0.0, "max": 0.0},
-            "variance": {"mean": 0.01, "p95": 0.02, "max": 0.05},
-            "naive_max_cost": {"equal_counts": {"mean": 0.4, "p95": 0.5, "max": 0.75}},
-        },
-    }
-    write_json(run.path / "results.json", {"results": [line]})
+    write_json(run.path / "results.json", {"results": [SOLVED]})
 
     text = render(store).replace("\N{NO-BREAK SPACE}", " ")
 
     assert "| sst2 | tokens | prefix | both objectives | 8 | 64 | 123.0 | 25.0 % | 1.50 | 0.5 ms |" in text
     assert "| sst2 | 8 | 64 | 40.00 / 75.00 % | 0.00 / 0.00 % | 1.00 / 5.00 % |" in text
+
+
+@pytest.mark.parametrize("other", ["AMBIGUOUS", "INCOMPARABLE"])
+def test_what_was_found_faster_comes_before_what_only_looks_so(
+    store: RunStore, make_comparison: MakeComparison, other: str
+) -> None:
+    make_comparison({"candidate": "prefix", "speedup": 1.9, "ci95": [0.9, 4.0], "verdict": other}, {})
+
+    assert "**Use `partition`.**" in render(store)
+
+
+def test_partial_runs_are_left_out_of_means() -> None:
+    whole, partial = Member("a", "a", {"x": 2.0}, None), Member("b", "b", {"x": 9.0, "partial": True}, None)
+    assert mean_of([whole, partial], "x") == 2.0
+    assert mean_of([partial], "x") == 9.0
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("results", "bound", "greedy"),
+    [([], False, False), ([SOLVED | {"policy": "static", "greedy_gap": None}], True, False), ([SOLVED], True, True)],
+)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_said_about_a_table_stands_with_it_only(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    results: list[dict[str, object]],
+    bound: bool,
+    greedy: bool,
+) -> None:
+    make_comparison({})
+    if results:
+        write_json(store.create("solve", "solve").path / "results.json", {"results": results})
+
+    report = render(store, language)
+    assert "\n\n\n" not in report
+    section = unwrapped(report.partition("### 4.6")[2].partition("## 5.")[0])
+
+    texts = load_template(language).labels
+    assert (unwrapped(texts["solve.bound"]) in section) == bound
+    assert (unwrapped(texts["solve.greedy"]) in section) == greedy
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_order_of_the_launches_is_claimed_only_where_it_was_planned(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    texts = load_template(language).labels
+    for make, said in (
+        (lambda: make_comparison({}, planned=True), "abba"),
+        (lambda: make_comparison({}), "unplanned"),
+        (lambda: make_comparison(launches=2), "none"),
+    ):
+        make()
+        shown = unwrapped(render(store, language))
+        assert [key for key in ("abba", "unplanned", "none") if texts[f"order.{key}"] in shown] == [said]
+
+
+@pytest.mark.parametrize(
+    ("launches", "said", "unsaid"),
+    [
+        (1, "This report describes one run", "launches of one arm"),
+        (3, "describes 3 launches of one arm, `static`", "one run"),
+    ],
+)
+def test_one_run_and_several_launches_of_one_arm_are_told_apart(
+    store: RunStore, make_comparison: MakeComparison, launches: int, said: str, unsaid: str
+) -> None:
+    make_comparison(launches=launches)
+
+    shown = unwrapped(render(store))
+
+    assert said in shown
+    assert unsaid not in shown
+    assert "No recommendation can be made from" in shown
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_virtual_ranks_are_named_wherever_their_numbers_stand(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    make_comparison({}, summary={"launcher": "virtual", "comm_model": "a ring"})
+    subject = find_subject(store, None)
+    note = load_template(language).labels["ranks.note"].replace("{{ setting.comm_model }}", "a ring")
+
+    blocks = [unwrapped(block) for block in render(store, language).split("\n\n")]
+
+    assert subject.virtual
+    after = [blocks[index - 1] for index, block in enumerate(blocks) if block == note]
+    assert [block.startswith("|") for block in after] == [True, True]  # below comparisons and metrics
+    texts = [block for block in blocks if note in block and block != note]
+    assert len(texts) == 2  # abstract and recommendation
+    virtual = load_template(language).labels["ranks.virtual"]
+    assert sum(virtual in block for block in blocks) >= 2
+    make_comparison({})
+    assert note not in unwrapped(render(store, language))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "level", "text"),
+    [
+        ("FASTER", "step", "work.step"),
+        ("FASTER", "stream", "work.stream"),
+        ("INCOMPARABLE", "step", "work.step"),
+        ("INCOMPARABLE", "window", "work.window"),
+        ("INCOMPARABLE", "stream", "work.different"),
+    ],
+)
+def test_work_names_the_two_arms_and_says_what_the_hashes_say(
+    store: RunStore, make_comparison: MakeComparison, verdict: str, level: str, text: str
+) -> None:
+    make_comparison({"verdict": verdict, "level": level, "candidate": "prefix", "loss_max_rel_diff": 2.5e-6})
+
+    shown = unwrapped(render(store))
+
+    label = load_template("en").labels[text].replace("{{ best.loss_difference }}", "2.5e-06")
+    said = label.replace("{{ best.name }}", "`prefix`").replace("{{ baseline.name }}", "`static`")
+    assert unwrapped(said) in shown
+    assert "`prefix` and `static`" in said
+
+
+def test_one_pair_is_not_called_one_launch_per_arm(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({"verdict": "ESTIMATE", "ci95": None, "launches": 1}, launches=3)
+
+    shown = unwrapped(render(store))
+
+    assert "One paired launch gives an estimate" in shown
+    assert "one launch per arm" not in shown.lower()
+    assert "| Launches per arm | 3 |" in shown

@@ -14,7 +14,7 @@ from dynbench.errors import RunLookupError, UsageError
 from dynbench.runs import store as store_module
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore, default_root
+from dynbench.runs.store import RunStore, default_root, results_option
 
 
 @pytest.fixture
@@ -212,3 +212,27 @@ def test_a_run_that_cannot_be_read_is_found_by_its_prefix(store: RunStore) -> No
     assert "(unreadable)" in refused(store, run.id[:-1]).message
     store.remove(run)
     assert not run.path.exists()
+
+
+def test_a_folder_of_somebody_else_does_not_hide_the_others(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, foreign = finished(store, name="good"), finished(store)
+    is_file = Path.is_file
+
+    def forbidden(path: Path) -> bool:
+        if path.parent == foreign.path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert store.list() == [good]
+    assert str(foreign.path) in caplog.text
+
+
+def test_a_command_to_copy_names_the_registry_unless_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
+    assert results_option(Path("results")) == ""
+    assert results_option(Path("my runs")) == " --results 'my runs'"
+    monkeypatch.setenv("DYNBENCH_RESULTS", "my runs")
+    assert results_option(Path("my runs")) == ""
