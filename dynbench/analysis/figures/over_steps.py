@@ -33,6 +33,7 @@ def draw_lines(axes: Axes, arms: Sequence[ArmView], column: str) -> pl.DataFrame
             smoothed,
             color=style.color(index),
             label=arm.label,
+            linestyle=style.dashes(index),
             marker=style.marker(index),
             markersize=5,
             markevery=(len(step) // 16 * (2 * index + 1) // (2 * len(arms)), max(1, len(step) // 8)),

@@ -7,7 +7,7 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
-from dynbench.analysis.figures.solve_lines import LINE_STYLES, read_rows, traces
+from dynbench.analysis.figures.solve_lines import read_rows, traces
 from dynbench.runs.run import Run
 
 GAPS = "greedy_gaps.csv"
@@ -62,6 +62,6 @@ def _steps(axes: Axes, gaps: pl.Series, index: int, order: int, label: str) -> N
         np.concatenate(([0.0], share)),
         where="post",
         color=style.color(index),
-        linestyle=LINE_STYLES[order % len(LINE_STYLES)],
+        linestyle=style.LINE_STYLES[order % len(style.LINE_STYLES)],
         label=label,
     )

@@ -17,7 +17,6 @@ from dynbench.runs.run import Run
 
 KEYS = ("trace", "world_size", "global_batch", "steps", "policy", "window", "mean_max_cost", "mean_bound")
 MEASURES = ("speedup_vs_static", "padding_ratio", "adjacent_length_correlation", "step_length_spread")
-LINE_STYLES = ("-", "--", ":")
 
 
 def solve_lines(source: Run) -> pl.DataFrame | None:
@@ -75,9 +74,7 @@ def describe(source: Run, table: pl.DataFrame) -> str:
 
 def line_look(index: int) -> dict[str, Any]:
     """Colour, marker and dashes of a policy; more policies than colours stay apart."""
-    again = index // len(style.PALETTE)
-    dashes = LINE_STYLES[again % len(LINE_STYLES)]
-    return {"color": style.color(index), "marker": style.marker(index + again), "linestyle": dashes}
+    return {"color": style.color(index), "marker": style.marker(index), "linestyle": style.dashes(index)}
 
 
 def policy_rows(

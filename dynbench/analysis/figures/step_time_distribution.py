@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -31,10 +32,11 @@ def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
     for index, (arm, times) in enumerate(zip(arms, values, strict=True)):
         share = np.histogram(np.minimum(times, top), edges)[0] / len(times)
         histogram.stairs(100 * share, edges, color=style.color(index), fill=True, alpha=0.25)
-        histogram.stairs(100 * share, edges, color=style.color(index), label=arm.label, linewidth=1.6)
+        look: dict[str, Any] = {"color": style.color(index), "linestyle": style.dashes(index), "label": arm.label}
+        histogram.stairs(100 * share, edges, linewidth=1.6, **look)
         percents = np.linspace(0, 100, POINTS + 1)
         quantiles = np.percentile(times, percents)
-        cumulative.plot(quantiles, percents, color=style.color(index), label=arm.label)
+        cumulative.plot(quantiles, percents, **look)
         for percent in (50, 95):
             x = float(np.percentile(times, percent))
             cumulative.plot([x], [percent], style.marker(index), color=style.color(index), markersize=7)

@@ -5,7 +5,6 @@ Figures use the object interface (`Figure`, `Axes`), never pyplot, so nothing is
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -34,13 +35,19 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """Told apart without colour, in the order of `PALETTE`."""
 
+LINE_STYLES = ("-", "--", ":")
+
 INK = "#222222"
 FAINT_INK = "#666666"
 
 TITLE_IN = 0.42
 LEGEND_LINE_IN = 0.2
 CAPTION_LINE_IN = 0.145
-CAPTION_CHARACTERS_PER_INCH = 16.8
+CAPTION_LINES = 4
+"""Lines of caption that a figure's height allows for; it grows by those beyond."""
+CAPTION_POINTS = 8
+CAPTION_WIDTH = 0.96
+"""Part of the width that a caption may take: letters are rounded to other widths at the resolution of the file."""
 
 RC: dict[RcKeyType, Any] = {
     "font.size": 10,
@@ -87,8 +94,13 @@ def color(index: int) -> str:
 
 
 def marker(index: int) -> str:
-    """Marker of the arm or series at this position."""
-    return MARKERS[index % len(MARKERS)]
+    """Marker of the arm or series at this position; another one where its colour comes again."""
+    return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
+
+
+def dashes(index: int) -> str:
+    """Line style of the arm or series at this position: solid, until the colours come again."""
+    return LINE_STYLES[index // len(PALETTE) % len(LINE_STYLES)]
 
 
 def new_figure(
@@ -110,7 +122,7 @@ def new_figure(
         rows: of the grid of axes.
         columns: of the grid of axes.
         width_in: of the whole figure, inches.
-        height_in: of the whole figure, title and caption included, inches.
+        height_in: of the whole figure, title and a caption of `CAPTION_LINES` included, inches.
         share_x: one horizontal scale for all axes.
         share_y: one vertical scale for all axes.
 
@@ -118,13 +130,42 @@ def new_figure(
         The figure and its axes, row by row.
     """
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.text(0.1 / width_in, 1 - 0.1 / height_in, title, va="top", fontsize=12, fontweight="bold")
-    lines = textwrap.wrap(caption, width=int(width_in * CAPTION_CHARACTERS_PER_INCH))
-    figure.text(0.1 / width_in, 0.06 / height_in, "\n".join(lines), va="bottom", fontsize=8, color=FAINT_INK)
+    lines = _wrapped(caption, CAPTION_WIDTH * width_in - 0.2, FigureCanvasAgg(figure))
+    _grow(figure, CAPTION_LINE_IN * max(0, len(lines) - CAPTION_LINES))
+    inches = figure.dpi_scale_trans
+    from_top = figure.transFigure + ScaledTranslation(0.1, -0.1, inches)
+    figure.text(0, 1, title, va="top", fontsize=12, fontweight="bold", transform=from_top)
+    figure.text(0.1, 0.06, "\n".join(lines), va="bottom", fontsize=CAPTION_POINTS, color=FAINT_INK, transform=inches)
     _reserve(figure, top_in=TITLE_IN, bottom_in=0.12 + CAPTION_LINE_IN * len(lines))
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [axes for row in grid for axes in row]
+
+
+def _wrapped(text: str, width_in: float, canvas: FigureCanvasAgg) -> list[str]:
+    """Lines no wider than this in the caption's font."""
+    font = FontProperties(size=CAPTION_POINTS)
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's is untyped
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        width, *_ = renderer.get_text_width_height_descent(longer, font, ismath=False)
+        if lines and width <= width_in * canvas.figure.dpi:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _grow(figure: Figure, more_in: float) -> None:
+    """Makes a figure taller; the bands taken from the axes keep their inches."""
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    before = figure.get_figheight()
+    x, y, width, height = engine.get()["rect"]
+    bottom_in, top_in = y * before, (1 - y - height) * before
+    after = before + more_in
+    figure.set_figheight(after)
+    engine.set(rect=(x, bottom_in / after, width, 1 - (bottom_in + top_in) / after))
 
 
 def _reserve(figure: Figure, *, top_in: float = 0.0, bottom_in: float = 0.0) -> None:
@@ -150,6 +191,7 @@ def legend_of_figure(figure: Figure, axes: Axes) -> None:
     """One legend for all panels, taken from one of them, between the title and the panels: it covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     columns = _legend_columns(labels, figure.get_figwidth())
+    _grow(figure, LEGEND_LINE_IN * (-(-len(labels) // columns) - 1))
     anchor = (0.02 / figure.get_figwidth(), 1 - TITLE_IN / figure.get_figheight())
     figure.legend(
         handles, labels, loc="upper left", bbox_to_anchor=anchor, ncols=columns, handlelength=1.6, borderaxespad=0

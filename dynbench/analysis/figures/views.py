@@ -50,6 +50,12 @@ def caption(arms: Sequence[ArmView], *notes: str) -> str:
 
 
 def _members(arms: Sequence[ArmView]) -> str:
+    endings = {
+        tuple(run.label.removeprefix(arm.label) for run in arm.runs if run.label.startswith(f"{arm.label}-"))
+        for arm in arms
+    }
+    if len(arms) > 1 and len(endings) == 1 and all(len(arm.runs) == len(min(endings)) for arm in arms):
+        return f"{_shortened([f'ARM{ending}' for ending in min(endings)])} of each arm"
     return "; ".join(
         arm.label if names == [arm.label] else f"{arm.label} = {_shortened(names)}"
         for arm in arms

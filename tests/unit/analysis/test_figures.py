@@ -148,11 +148,14 @@ def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
     assert style.smoothing_window(2400) == 201
 
 
-def test_caption_and_legend_keep_clear_of_the_panels():
-    figure, panels = style.new_figure("Title", "A long caption. " * 40, rows=2, columns=2)
+@pytest.mark.parametrize("sentence", ["A long caption. ", "hf_batch_rebalance-1-mnud … hf_batch_rebalance-4-mnud; "])
+@pytest.mark.parametrize("lines", [5, 14])
+def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
+    figure, panels = style.new_figure("Title", sentence * 40, rows=2, columns=2)
+    figure.set_dpi(style.RC["savefig.dpi"])
     for axes in panels:
-        for name in ("one", "two", "a third one with a long name", "four", "five"):
-            axes.plot([0, 1], [0, 1], label=name)
+        for index in range(lines):
+            axes.plot([0, 1], [0, 1], label="a third one with a long name" if index == 2 else f"number {index}")
         style.label_axes(axes, "x (ms)", "y (ms)")
     style.legend_of_figure(figure, panels[0])
     figure.draw_without_rendering()
@@ -163,6 +166,21 @@ def test_caption_and_legend_keep_clear_of_the_panels():
     assert not any(box.overlaps(other) for box in boxes for other in others)
     assert not any(a.overlaps(b) for i, a in enumerate(others) for b in others[:i])
     assert all(other.x1 <= figure.bbox.x1 and other.x0 >= 0 for other in others)
+
+
+def test_lines_stay_apart_when_the_colours_come_again():
+    looks = [(style.color(index), style.marker(index), style.dashes(index)) for index in range(20)]
+    assert len(set(looks)) == 20
+    assert len({(color, mark) for color, mark, _ in looks[:14]}) == 14
+
+
+def test_runs_of_a_comparison_are_named_once(make_run):
+    arms = [
+        ArmView(arm, tuple(merge_run(make_run(arm, f"{arm}-{n}-k3f9", seed=n)) for n in (1, 2, 3)))
+        for arm in ("static", "partition")
+    ]
+    assert caption(arms).startswith("Runs: ARM-1-k3f9 … ARM-3-k3f9 of each arm. n = 3 launches per arm")
+    assert caption(arms[:1]).startswith("Runs: static = static-1-k3f9 … static-3-k3f9.")
 
 
 def test_analysis_does_not_load_torch():
