@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
 from dynbench.errors import RecordError
@@ -17,10 +18,14 @@ CELLS_FILE = "cells.json"
 """In the folder of several comparisons: `cells`, each with its settings and the id of its comparison."""
 
 LAUNCHERS = ("torchrun", "virtual")
+LABEL_OFFSETS = ((8, -12), (8, 4))
+"""Where a mark's label stands, points right of it and above it, by launcher: real and virtual cells often coincide."""
 COLUMNS = {
     "cell": pl.String,
     "candidate": pl.String,
     "launcher": pl.String,
+    "world_size": pl.Int64,
+    "global_batch": pl.Int64,
     "overhead_share": pl.Float64,
     "speedup": pl.Float64,
     "low": pl.Float64,
@@ -39,7 +44,7 @@ def draw(source: Run) -> style.Drawing | None:
         "Speed-up over the part of a step that is launch overhead",
         f"{source.label}: n = {table['cell'].n_unique()} comparisons. Overhead is the part of the slowest rank's "
         "compute that does not grow with its tokens, fitted to the baseline's rows. Filled: measured, with the "
-        "interval; hollow: predicted by the probe. Above the line at 1 scheduling pays.",
+        "interval; hollow: predicted by the probe. G: ranks, B: global batch. Above the line at 1 scheduling pays.",
         height_in=5.2,
     )
     for index, candidate in enumerate(table["candidate"].unique(maintain_order=True)):
@@ -52,11 +57,26 @@ def draw(source: Run) -> style.Drawing | None:
             axes.vlines(part["overhead_share"], part["low"], part["high"], color=style.color(index), linewidth=1.4)
             axes.plot(part["overhead_share"], part["speedup"], label=f"{candidate}, {kind} ranks", markersize=6, **look)
             axes.plot(part["overhead_share"], part["predicted_speedup"], fillstyle="none", markersize=6, **look)
+            if index == 0:
+                _label(axes, part, LABEL_OFFSETS[shape])
     axes.axhline(1, color=style.INK, linewidth=1)
-    axes.set_xlim(-0.03, 1.03)
+    axes.set_xlim(-0.03, min(1.03, 1.3 * max(0.3, *table["overhead_share"])))
     style.label_axes(axes, "launch overhead, part of the slowest rank's compute", "speed-up over the baseline")
     style.legend_of_figure(figure, axes)
     return style.Drawing(figure, table)
+
+
+def _label(axes: Axes, part: pl.DataFrame, offset: tuple[int, int]) -> None:
+    """Ranks and global batch beside each mark, where the comparison says them."""
+    for row in part.drop_nulls(("world_size", "global_batch")).iter_rows(named=True):
+        axes.annotate(
+            f"G={row['world_size']}, B={row['global_batch']}",
+            (row["overhead_share"], row["speedup"]),
+            textcoords="offset points",
+            xytext=offset,
+            fontsize=8,
+            color=style.FAINT_INK,
+        )
 
 
 def _rows(source: Run) -> Iterator[dict[str, object]]:
@@ -66,15 +86,16 @@ def _rows(source: Run) -> Iterator[dict[str, object]]:
         if not path.is_file():
             continue
         content = _read(path)
-        launcher = content["runs"][0]["summary"]["launcher"]
+        summary = content["runs"][0]["summary"]
         for found in content["comparisons"]:
             low, high = found["ci95"] or (None, None)
             yield {
                 "cell": ", ".join(f"{key}={value}" for key, value in cell["settings"].items()),
-                "launcher": launcher,
+                **{key: summary.get(key) for key in ("launcher", "world_size", "global_batch")},
+                "candidate": found.get("candidate"),
                 "low": low,
                 "high": high,
-                **{key: found.get(key) for key in COLUMNS if key not in ("cell", "launcher", "low", "high")},
+                **{key: found.get(key) for key in COLUMNS if key.endswith(("speedup", "share"))},
             }
 
 

@@ -5,7 +5,7 @@ import json
 import polars as pl
 import pytest
 
-from dynbench.analysis.figures import draw_figures
+from dynbench.analysis.figures import draw_figures, regimes
 from dynbench.errors import RecordError
 from dynbench.runs.store import RunStore
 
@@ -14,7 +14,8 @@ def cell(store: RunStore, batch: int, launcher: str, **found: object) -> dict[st
     """A comparison that has ended, and its line in the folder over several."""
     run = store.create("compare", "cell")
     candidate = {"candidate": "partition", "speedup": 1.3, "ci95": [1.2, 1.4], "overhead_share": 0.4, **found}
-    content = {"runs": [{"summary": {"launcher": launcher}}], "comparisons": [candidate]}
+    summary = {"launcher": launcher, "world_size": 2, "global_batch": batch}
+    content = {"runs": [{"summary": summary}], "comparisons": [candidate]}
     (run.path / "comparison.json").write_text(json.dumps(content))
     return {"settings": {"train.global_batch": batch}, "comparison": run.id}
 
@@ -35,6 +36,9 @@ def test_every_comparison_is_a_mark_and_unfinished_ones_are_left_out(store, tmp_
     assert table["launcher"].to_list() == ["torchrun", "virtual"]
     assert table["overhead_share"].to_list() == [0.8, 0.4]
     assert table["predicted_speedup"].to_list() == [1.05, None]
+    drawing = regimes.draw(together)
+    assert drawing is not None
+    assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["G=2, B=8", "G=2, B=256"]
 
 
 def test_nothing_is_drawn_before_a_comparison_has_ended(store, tmp_path):
