@@ -10,7 +10,7 @@ import base64
 import html
 import mimetypes
 import re
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -84,10 +84,15 @@ def _typeset(formula: str) -> str:
 
 def _typeset_emphasis(children: list[Token]) -> None:
     """Mathematics in emphasis, told from stressed words by its signs or its shortness."""
-    for opening, child in pairwise(children):
-        if opening.type == "em_open" and child.type == "text" and _MATHEMATICS.search(child.content):
+    for index, opening in enumerate(children):
+        if opening.type != "em_open":
+            continue
+        inside = takewhile(lambda child: child.type != "em_close", children[index + 1 :])
+        lines = [child for child in inside if child.type == "text"]
+        if any(_MATHEMATICS.search(line.content) for line in lines):
             opening.attrSet("class", "math")
-            child.type, child.content = "html_inline", _typeset(child.content)
+            for line in lines:
+                line.type, line.content = "html_inline", _typeset(line.content)
 
 
 def _inline_images(children: list[Token], folder: Path) -> None:

@@ -61,6 +61,7 @@ def _identity(sources: Sources) -> Values:
 def _arms(subject: Subject) -> Values:
     """The baseline, and the best candidate of the comparisons."""
     best, members = subject.best or {}, subject.arms[subject.baseline]
+    alike = subject.best_alike or {}
     planned = subject.arms.get(str(best.get("candidate")), ()) if best else members
     confidence = best.get("confidence", Analysis().confidence)
     return {
@@ -78,6 +79,9 @@ def _arms(subject: Subject) -> Values:
         "best.reason": str(best["reason"]) if best.get("reason") else None,
         "best.loss_difference": tables.loss_difference(best),
         "best.plan_percent": percent(mean_of(planned, "plan_fraction")),
+        "alike.name": f"`{alike.get('candidate')}`" if alike else None,
+        "alike.speedup": speedup(alike),
+        "alike.interval": interval(alike),
     }
 
 
@@ -120,6 +124,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     chosen = {
         "say.abstract": f"abstract.{claim}",
         "say.recommendation": f"recommendation.{claim}",
+        "say.alike": "alike.note" if subject.best_alike else None,
         "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
         "say.virtual": "ranks.note" if subject.virtual else None,
         "say.order": f"order.{_order(subject)}",

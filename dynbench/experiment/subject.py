@@ -64,6 +64,15 @@ class Subject:
         """The fastest of those found FASTER; without one the largest speed-up, of what could be compared if any was."""
         return max(self.comparisons, key=_merit, default=None)
 
+    @property
+    def best_alike(self) -> Json | None:
+        """The fastest found FASTER on the baseline's own samples, where the best draws others in a step; else None."""
+        best = self.best
+        if best is None or best.get("verdict") != "FASTER" or best.get("level") != "stream":
+            return None
+        alike = [item for item in self.comparisons if item.get("level") in ("step", "window")]
+        return max((item for item in alike if item.get("verdict") == "FASTER"), key=_merit, default=None)
+
 
 def _merit(comparison: Json) -> tuple[bool, bool, float]:
     verdict = comparison.get("verdict")

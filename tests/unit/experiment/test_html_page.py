@@ -18,7 +18,9 @@ from dynbench.report import TemplateError
         ("*L^2*", '<em class="math">L<sup>2</sup></em>'),
         ("*Σ_{i in S_g} f_i*", 'Σ<sub>i <span class="word">in</span> S<sub>g</sub></sub> f<sub>i</sub>'),
         ("*cap_g(L) < 3*", '<span class="word">cap</span><sub>g</sub>(L) &lt; 3'),
+        ("*l_i +\nl_i^2*", '<em class="math">l<sub>i</sub> +\nl<sub>i</sub><sup>2</sup></em>'),
         ("*plain words*", "<em>plain words</em>"),
+        ("*plain\nwords*", "<em>plain\nwords</em>"),
         ("a_b_c", "a_b_c"),
     ],
 )

@@ -338,3 +338,15 @@ def test_one_pair_is_not_called_one_launch_per_arm(store: RunStore, make_compari
     assert "One paired launch gives an estimate" in shown
     assert "one launch per arm" not in shown.lower()
     assert "| Launches per arm | 3 |" in shown
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_policy_that_changes_the_batches_is_not_recommended_without_saying_so(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    alike, other = {"candidate": "window", "level": "window", "speedup": 1.3}, {"candidate": "sorted", "speedup": 2.0}
+    make_comparison({"speedup": 1.2}, alike, {**other, "level": "stream"})
+    assert render(store, language).count("`window`: 1.3" if language == "en" else "`window`：1.3") == 2
+
+    make_comparison({"speedup": 1.2}, alike, {**other, "level": "step"})
+    assert "`window`: 1.3" not in render(store, language) and "`window`：1.3" not in render(store, language)
