@@ -13,6 +13,7 @@ from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import check_plan, step_facts
+from dynbench.schedule.peers.token_budget import TokenBudget
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import BatchPolicy, Policy, Problem, make_policy, missing_package, policy_names
@@ -124,6 +125,8 @@ def judge_windows(policy: Policy, plans: Sequence[StepPlan]) -> None:
 def judge_stream(policy: Policy, plans: Sequence[StepPlan]) -> None:
     """No sample comes twice as long as no rank can have begun a second epoch."""
     seen: list[int] = []
+    if isinstance(policy, TokenBudget):  # drops an incomplete last step, so its epochs end where it says
+        plans = plans[: policy.steps_per_epoch]
     per_rank = np.zeros(policy.problem.world_size, dtype=int)
     for plan in plans:
         per_rank += plan.local_batches

@@ -45,10 +45,14 @@ class TokenBudget(Policy):
         self.budget_tokens = low
         self._starts = _cuts(descending, limits, low)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until the next epoch begins, whether or not all samples were taken."""
+        return max(1, len(self._starts) // self.problem.world_size)
+
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
         """Endless plans from optimizer step `start` on."""
-        ranks = self.problem.world_size
-        steps = max(1, len(self._starts) // ranks)
+        ranks, steps = self.problem.world_size, self.steps_per_epoch
         epoch, offset = divmod(start, steps)
         for current in count(epoch):
             batches = self._batches(current)

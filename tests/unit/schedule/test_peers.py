@@ -130,9 +130,16 @@ def test_token_budget_keeps_every_batch_within_its_budget():
 def test_token_budget_uses_every_sample_once_an_epoch():
     problem = Problem(heavy_tailed(1_000), 2, 16)
     policy = make_policy("token_budget", problem)
-    steps = len(policy._starts) // 2
-    taken = np.concatenate([plan.sample_ids() for plan in islice(policy.plans(), steps)])
+    taken = np.concatenate([plan.sample_ids() for plan in islice(policy.plans(), policy.steps_per_epoch)])
     assert len(taken) == len(set(taken.tolist())) > 900
+
+
+def test_token_budget_drops_an_incomplete_last_step():
+    policy = make_policy("token_budget", Problem(np.array([9, 23, 47, 6]), 2, 2, seed=3))
+    first, second = islice(policy.plans(), 2)
+    assert policy.steps_per_epoch == 1
+    assert len(first.sample_ids()) == len(set(first.sample_ids())) < 4
+    assert set(first.sample_ids()) & set(second.sample_ids())
 
 
 def test_token_budget_keeps_to_the_capacity():
