@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True)
+settings.register_profile("search")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+"""`make test` draws the same examples every time; HYPOTHESIS_PROFILE=search draws new ones."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
