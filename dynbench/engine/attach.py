@@ -78,7 +78,8 @@ def _join(config: Config, store: RunStore, name: str | None, replace: bool, argv
             record_failure(run, context.rank, error)
             if not context.is_first:
                 if is_out_of_memory(error):
-                    raise NothingFits(f"rank {context.rank}: {str(error).splitlines()[0]}", MEMORY_HINT) from error
+                    *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing
+                    raise NothingFits(f"rank {context.rank}: {reason}", MEMORY_HINT) from error
                 raise
             reported = _reported(run, error)
             reported.run_path = run.path
