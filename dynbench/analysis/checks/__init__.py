@@ -23,6 +23,7 @@ CHECKS: tuple[str, ...] = (
     "environment",
     "few_launches",
     "launch_spread",
+    "resolution",
     "short_warmup",
     "drift",
     "oversubscribed_cores",

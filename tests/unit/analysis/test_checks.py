@@ -1,5 +1,6 @@
 """Every check finds its planted fault, and finds nothing in healthy launches."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +38,7 @@ def with_steps(run, **columns):
 def test_the_registry_holds_every_check_of_the_package():
     files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
     assert files == set(CHECKS)
-    assert len(CHECKS) == len(set(CHECKS)) == 18
+    assert len(CHECKS) == len(set(CHECKS)) == 19
 
 
 def test_healthy_launches_are_clean(merged):
@@ -115,6 +116,47 @@ def test_few_launches(merged, launches, severity):
 def test_launch_spread(merged):
     arms = {"static": [merged("static", slowdown=factor) for factor in (1.0, 1.3, 1.0, 1.4)]}
     assert "varies by" in found(arms)["launch_spread"].seen
+
+
+def undecided(merged, candidate, *, overrides=("launch.slowdown={0: 1.1, 1: 1.1}",)):
+    """Findings of four paired launches with the candidate's factors."""
+    arms = {
+        "static": [merged("static", seed=seed) for seed in range(4)],
+        "other": [
+            merged("static", seed=seed, slowdown=factor, overrides=overrides) for seed, factor in enumerate(candidate)
+        ],
+    }
+    return found(arms)
+
+
+def test_resolution_says_how_many_launches_the_estimated_difference_needs(merged):
+    factors = (1.25, 0.95, 1.2, 0.95)
+    finding = undecided(merged, factors)["resolution"]
+    assert finding.severity == "info"
+    launches = int(re.search(r"--launches (\d+)", finding.hint)[1])
+    normal_theory = ((1.96 + 1.28) * np.std(np.log(factors), ddof=1) / np.mean(np.log(factors))) ** 2
+    assert launches == pytest.approx(normal_theory, rel=0.25)
+    assert "estimated difference" in finding.limit
+
+
+def test_resolution_aims_at_the_noise_threshold_where_the_estimate_is_smaller(merged):
+    finding = undecided(merged, (1.15, 0.87, 1.15, 0.87))["resolution"]
+    assert finding.limit == "the noise threshold of 2.0 %"
+    assert int(re.search(r"--launches (\d+)", finding.hint)[1]) > 200
+
+
+def test_resolution_aims_at_the_noise_threshold_between_arms_of_one_configuration(merged):
+    finding = undecided(merged, (1.25, 0.95, 1.2, 0.95), overrides=())["resolution"]
+    assert finding.limit == "the noise threshold of 2.0 %"
+
+
+def test_resolution_knows_when_launches_do_not_help(merged):
+    finding = undecided(merged, (3.0, 0.34, 2.8, 0.35))["resolution"]
+    assert "Over 1,000 launches" in finding.hint
+
+
+def test_resolution_says_nothing_of_decided_comparisons(merged):
+    assert "resolution" not in undecided(merged, (1.5, 1.5, 1.52, 1.5))
 
 
 def test_short_warmup(merged):
