@@ -19,8 +19,8 @@ def pair_spread(speedup: Ratio, confidence: float) -> float | None:
     return speedup.half_width * math.sqrt(speedup.pairs) / student_t_quantile(0.5 + confidence / 2, speedup.pairs - 1)
 
 
-def smallest_shown(spread: float, pairs: int, confidence: float = 0.95, power: float = POWER) -> float:
-    """Smallest difference whose interval leaves none out with probability `power`, on the log scale.
+def smallest_shown(spread: float, pairs: int, confidence: float = 0.95) -> float:
+    """Smallest difference whose interval leaves none out with probability `POWER`, on the log scale.
 
     The sample size of one mean, two-sided (Chow, Shao and Wang, Sample Size Calculations in Clinical Research, section
     3.1), with quantiles of t in place of the normal ones. Against the noncentral t distribution that is a little
@@ -30,31 +30,26 @@ def smallest_shown(spread: float, pairs: int, confidence: float = 0.95, power: f
         spread: standard deviation of the pairs' log ratios.
         pairs: paired launches, at least 2.
         confidence: level of the interval.
-        power: how often the difference is to be shown.
     """
-    quantiles = student_t_quantile(0.5 + confidence / 2, pairs - 1) + student_t_quantile(power, pairs - 1)
+    quantiles = student_t_quantile(0.5 + confidence / 2, pairs - 1) + student_t_quantile(POWER, pairs - 1)
     return quantiles * spread / math.sqrt(pairs)
 
 
-def launches_needed(
-    difference: float, spread: float, confidence: float = 0.95, power: float = POWER, most: int = MOST_LAUNCHES
-) -> int | None:
-    """Fewest launches per arm, even as ABBA needs them, that show a difference; None above `most`.
+def launches_needed(difference: float, spread: float, confidence: float = 0.95) -> int | None:
+    """Fewest launches per arm, even as ABBA needs them, that show a difference; None above `MOST_LAUNCHES`.
 
     Args:
         difference: on the log scale, positive.
         spread: standard deviation of the pairs' log ratios.
         confidence: level of the interval.
-        power: how often the difference is to be shown.
-        most: where the search ends.
     """
 
     def shows(half: int) -> bool:
-        return smallest_shown(spread, 2 * half, confidence, power) <= difference
+        return smallest_shown(spread, 2 * half, confidence) <= difference
 
-    if not shows(most // 2):
+    if not shows(MOST_LAUNCHES // 2):
         return None
-    too_few, enough = 0, most // 2
+    too_few, enough = 0, MOST_LAUNCHES // 2
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         too_few, enough = (too_few, middle) if shows(middle) else (middle, enough)

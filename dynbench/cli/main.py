@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PipeClosedError, BrokenPipeError):
         _abandon_stdout()
         return EXIT_PIPE_CLOSED
-    except Exception as error:
+    except Exception as error:  # the last resort of the command line: a full disk, else a bug, told as such
         if isinstance(error, OSError) and _errno(error) in STORAGE_ERRORS:
             return _fail_storage(given, error)
         return _fail_bug(given, error)

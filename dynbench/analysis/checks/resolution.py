@@ -35,10 +35,10 @@ def check(evidence: Evidence) -> Iterator[Finding]:
 def _hint(launches: int | None, pairs: int) -> str:
     if launches is None:
         return f"Over {MOST_LAUNCHES:,} launches per arm would be needed: stop other work on the machine instead."
-    if launches <= pairs:
-        return "Repeat the comparison: this many launches show such a difference as a rule."
+    # Enough by that count and still undecided: a close call, or chance.
+    wanted = launches if launches > pairs else 2 * pairs
     return (
-        f"Compare anew with about {launches} launches per arm (dynbench compare RECIPE --launches {launches}), "
+        f"Compare anew with about {wanted} launches per arm (dynbench compare RECIPE --launches {wanted}), "
         "or on a quieter machine; adding launches until a verdict comes would favour chance."
     )
 

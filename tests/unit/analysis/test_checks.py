@@ -120,13 +120,11 @@ def test_launch_spread(merged):
 
 def undecided(merged, candidate, *, overrides=("launch.slowdown={0: 1.1, 1: 1.1}",)):
     """Findings of four paired launches with the candidate's factors."""
-    arms = {
-        "static": [merged("static", seed=seed) for seed in range(4)],
-        "other": [
-            merged("static", seed=seed, slowdown=factor, overrides=overrides) for seed, factor in enumerate(candidate)
-        ],
-    }
-    return found(arms)
+    slowed = [
+        merged("static", seed=seed, noise=0.0, slowdown=factor, overrides=overrides)
+        for seed, factor in enumerate(candidate)
+    ]
+    return found({"static": [merged("static", seed=seed, noise=0.0) for seed in range(4)], "other": slowed})
 
 
 def test_resolution_says_how_many_launches_the_estimated_difference_needs(merged):
@@ -148,6 +146,12 @@ def test_resolution_aims_at_the_noise_threshold_where_the_estimate_is_smaller(me
 def test_resolution_aims_at_the_noise_threshold_between_arms_of_one_configuration(merged):
     finding = undecided(merged, (1.25, 0.95, 1.2, 0.95), overrides=())["resolution"]
     assert finding.limit == "the noise threshold of 2.0 %"
+
+
+def test_resolution_asks_for_twice_as_many_where_the_launches_were_enough(merged):
+    finding = undecided(merged, (1.022, 1.012, 1.012, 1.022))["resolution"]
+    assert finding.limit == "the noise threshold of 2.0 %"
+    assert "--launches 8)" in finding.hint
 
 
 def test_resolution_knows_when_launches_do_not_help(merged):

@@ -12,7 +12,7 @@ from dynbench.analysis.stats import paired_ratio
 SPREADS = st.floats(1e-4, 1.0)
 
 
-def share_shown(difference, spread, pairs, comparisons=4000):
+def share_shown(difference, spread, pairs, comparisons=2000):
     """How often the 95 % interval of simulated paired launches leaves 1 out, on the right side."""
     logs = np.random.default_rng(11).normal(difference, spread, (comparisons, pairs))
     ratios = [paired_ratio(np.exp(row), np.ones(pairs)) for row in logs]
@@ -23,7 +23,7 @@ def share_shown(difference, spread, pairs, comparisons=4000):
 def test_the_smallest_shown_difference_is_shown_nine_times_in_ten(pairs):
     difference = smallest_shown(0.08, pairs)
     share = share_shown(difference, 0.08, pairs)
-    print(f"{pairs} pairs: {100 * difference:.1f} % shown in {100 * share:.1f} % of 4,000 comparisons")
+    print(f"{pairs} pairs: {100 * difference:.1f} % shown in {100 * share:.1f} % of 2,000 comparisons")
     assert 0.85 <= share <= 0.95
     assert share_shown(difference / 2, 0.08, pairs) < 0.6
 
