@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,16 @@ def test_the_sst2_recipe_is_the_one_that_is_asked_for() -> None:
     assert [config.schedule.policy_name for config in arms.values()] == ["static", "prefix", "partition"]
 
 
-def test_the_cost_type_recipe_varies_the_cost_only() -> None:
+def test_the_cost_type_recipe_varies_the_cost_of_two_policies() -> None:
     arms = load_recipe(find_recipe("sst2_cost_types")).arms
 
-    assert [config.schedule.cost_type for config in arms.values()] == ["tokens", "tokens_sq", "attention"]
-    same = [config.model_copy(update={"schedule": arms["tokens"].schedule}) for config in arms.values()]
-    assert same[0] == same[1] == same[2]
+    varied = [(config.schedule.policy_name, config.schedule.cost_type) for config in arms.values()]
+    assert varied == list(product(("partition", "prefix"), ("tokens", "tokens_sq", "attention")))
+    alike = {"policy": "partition", "cost_type": "tokens"}
+    same = [
+        config.model_copy(update={"schedule": config.schedule.model_copy(update=alike)}) for config in arms.values()
+    ]
+    assert all(config == arms["tokens"] for config in same)
 
 
 def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path) -> None:
