@@ -113,9 +113,8 @@ def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False
 
 
 def seconds_per_token(merged: MergedRun) -> float:
-    """Total measured step time over total real tokens, seconds."""
-    steps = merged.measured
-    return float(steps["step_time_max_ms"].sum()) / 1000 / float(steps["real_tokens"].sum())
+    """Time of the measured steps over their real tokens, seconds."""
+    return merged.time_ms / 1000 / float(merged.measured["real_tokens"].sum())
 
 
 def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, force: bool) -> Comparison:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from dynbench.analysis.blocks import block_times, number_blocks
 from dynbench.analysis.facts import RunFacts, read_facts
 from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_file
 from dynbench.analysis.steps import MERGED_COLUMNS, step_table
@@ -36,7 +37,9 @@ class MergedRun:
     Attributes:
         run: where it comes from.
         facts: its configuration, environment and status.
-        steps: one row per complete step in order of step, warm-up included; columns are in `steps.step_table`.
+        steps: one row per complete step in order of step, warm-up included; columns are in `steps.step_table`, and
+            `block` of `blocks.number_blocks`.
+        blocks: one row per contiguous block of measured steps, with its time; columns are in `blocks.block_times`.
         rows: rows of all ranks that could be read, warm-up included.
         ranks: ranks whose file can be used.
         missing_ranks: ranks that were launched and have no usable row.
@@ -49,6 +52,7 @@ class MergedRun:
     run: Run
     facts: RunFacts
     steps: pl.DataFrame
+    blocks: pl.DataFrame
     rows: int
     ranks: tuple[int, ...]
     missing_ranks: tuple[int, ...] = ()
@@ -61,6 +65,11 @@ class MergedRun:
     def measured(self) -> pl.DataFrame:
         """Complete steps after the warm-up."""
         return self.steps.filter(~pl.col("warmup"))
+
+    @property
+    def time_ms(self) -> float:
+        """The run's time, ms: of its blocks of measured steps, each the maximum over ranks."""
+        return float(self.blocks["time_ms"].sum())
 
     @property
     def label(self) -> str:
@@ -121,19 +130,22 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
         raise _no_row(run, facts, files)
     rows = pl.concat(usable, how="diagonal_relaxed", rechunk=False)
     steps, incomplete = step_table(rows, len(usable))
+    evaluations = _read_evaluations(run.path / "eval.csv")
+    steps = number_blocks(steps, _steps_of(evaluations))
     _write_merged(run, rows, steps, rows.height <= CSV_ROWS if csv is None else csv)
     ranks = tuple(file.rank for file in files if file.rows is not None)
     return MergedRun(
         run=run,
         facts=facts,
         steps=steps,
+        blocks=block_times(usable, steps),
         rows=rows.height,
         ranks=ranks,
         missing_ranks=tuple(rank for rank in range(facts.world_size or 0) if rank not in ranks),
         incomplete_steps=incomplete,
         torn_lines=sum(file.torn_lines for file in files),
         notes=tuple(file.note for file in files if file.note),
-        evaluations=_read_evaluations(run.path / "eval.csv"),
+        evaluations=evaluations,
     )
 
 
@@ -176,6 +188,13 @@ def _read_evaluations(path: Path) -> pl.DataFrame:
     if not path.is_file() or not path.stat().st_size:
         return pl.DataFrame()
     return pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True).drop_nulls()
+
+
+def _steps_of(evaluations: pl.DataFrame) -> list[int]:
+    """Steps after which the run evaluated, and every rank's clock began anew."""
+    if "step" not in evaluations.columns:
+        return []
+    return evaluations["step"].cast(pl.Int64, strict=False).drop_nulls().to_list()
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

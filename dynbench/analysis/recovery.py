@@ -68,17 +68,13 @@ def recovery(pairs: Sequence[Pair]) -> Recovery | None:
             return None
         bound_ms, overhead_share = found
         tokens = float(base.measured["real_tokens"].sum())
-        baseline += _total_ms(base) / tokens
-        candidate += _total_ms(other) / float(other.measured["real_tokens"].sum())
+        baseline += base.time_ms / tokens
+        candidate += other.time_ms / float(other.measured["real_tokens"].sum())
         bound += bound_ms / tokens
         overhead += overhead_share / len(pairs)
     lost = baseline - bound
     share = (baseline - candidate) / lost if lost > LEAST_LOSS * baseline else None
     return Recovery(baseline / bound, share, overhead)
-
-
-def _total_ms(run: MergedRun) -> float:
-    return float(run.measured["step_time_max_ms"].sum())
 
 
 def _bound(base: MergedRun, other: MergedRun) -> tuple[float, float] | None:
@@ -95,7 +91,7 @@ def _bound(base: MergedRun, other: MergedRun) -> tuple[float, float] | None:
     ranks = len(speeds)
     least = np.maximum((ranks * alpha + beta * tokens) / speeds.sum(), (alpha + beta * longest) / speeds.max())
     slowest = steps["compute_ms_max"].to_numpy().astype(np.float64)
-    bound_ms = float((steps["step_time_max_ms"].to_numpy() - np.maximum(slowest - least, 0.0)).sum())
+    bound_ms = base.time_ms - float(np.maximum(slowest - least, 0.0).sum())
     return bound_ms, float(min(1.0, alpha * micro_batches / slowest.mean()))
 
 

@@ -8,7 +8,7 @@ SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", 
 """Columns whose standard deviation over ranks is reported."""
 
 PHASES = ("compute_ms", "wait_ms", "exposed_comm_ms", "plan_ms", "data_ms", "optimizer_ms", "other_ms")
-"""Where the time of a step goes, in the order of the figures; means over ranks, adding up to the step."""
+"""Where the time of a step goes, in the order of the figures; means over ranks, adding up to the mean over ranks."""
 
 MERGED_COLUMNS = (
     "exposed_comm_ms",
@@ -88,6 +88,6 @@ def _derived() -> list[pl.Expr]:
 
 
 def _other() -> pl.Expr:
-    """What of the step's time no phase accounts for; the slowest rank's step is what all phases fill."""
+    """What of the step's time no phase accounts for; mean over ranks, as the phases are."""
     known = pl.sum_horizontal(f"{phase}_mean" for phase in PHASES if phase != "other_ms")
-    return (pl.col("step_time_max_ms") - known).clip(lower_bound=0).alias("other_ms_mean")
+    return (pl.col("step_time_ms_mean") - known).clip(lower_bound=0).alias("other_ms_mean")

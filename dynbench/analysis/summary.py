@@ -1,7 +1,8 @@
 """The summary of a run: one object, and the same as a table.
 
-Every statistic is over complete steps after the warm-up. A step lasts the maximum over ranks; throughput is the ratio
-of totals; planning and data are inside the time. Times in ms, memory in MB (1e6 bytes).
+Every statistic is over complete steps after the warm-up. A step lasts the maximum over ranks; a run's time is that of
+its contiguous blocks of steps, each the maximum over ranks (`blocks`); throughput and fractions are ratios of totals
+over that time; planning and data are inside it. Times in ms, memory in MB (1e6 bytes).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
 def summary_of(merged: MergedRun) -> Summary:
     """The `summary` object of JSON.md; absent facts are None."""
     steps, facts = merged.measured, merged.facts
-    total_ms = _total(steps, "step_time_max_ms")
+    total_ms = merged.time_ms if steps.height else None
     return {
         "policy": facts.policy,
         "mode": facts.mode,
@@ -82,8 +83,8 @@ def summary_of(merged: MergedRun) -> Summary:
         "exposed_comm_ms": _distribution(steps, "exposed_comm_ms"),
         "time_ms": {phase.removesuffix("_ms"): _mean(steps, f"{phase}_mean") for phase in PHASES},
         "skipped_steps": int(steps["skipped"].sum()),
-        "throughput_samples_per_s": _throughput(steps, "global_batch", "throughput_samples_per_s"),
-        "throughput_tokens_per_s": _throughput(steps, "real_tokens", "throughput_tokens_per_s"),
+        "throughput_samples_per_s": _throughput(steps, total_ms, "global_batch", "throughput_samples_per_s"),
+        "throughput_tokens_per_s": _throughput(steps, total_ms, "real_tokens", "throughput_tokens_per_s"),
         "padded_tokens_max": {
             "mean": _mean(steps, "padded_tokens_max"),
             "total": _total(steps, "padded_tokens_max"),
@@ -118,9 +119,9 @@ def _distribution(steps: pl.DataFrame, column: str, *percentiles: int) -> dict[s
     return {"mean": _mean(steps, column), **named}
 
 
-def _throughput(steps: pl.DataFrame, amount: str, per_step: str) -> dict[str, float | None]:
+def _throughput(steps: pl.DataFrame, total_ms: float | None, amount: str, per_step: str) -> dict[str, float | None]:
     """Ratio of totals, and the 95th percentile of the steps' own throughputs."""
-    seconds = (_total(steps, "step_time_max_ms") or 0.0) / 1000
+    seconds = (total_ms or 0.0) / 1000
     return {"mean": _ratio(_total(steps, amount), seconds), "p95": _distribution(steps, per_step, 95)["p95"]}
 
 

@@ -13,8 +13,9 @@ Rows = pl.DataFrame
 _TEXT_COLUMNS = ("metric", "title", "unit")
 
 LEGEND = (
-    "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals; spread is the standard "
-    "deviation over ranks within a step; MB is 1e6 bytes."
+    "Warm-up left out. A step lasts the maximum over ranks; throughput is the ratio of totals over the run's time, the "
+    "maximum over ranks for its steps together; spread is the standard deviation over ranks within a step; MB is 1e6 "
+    "bytes."
 )
 
 

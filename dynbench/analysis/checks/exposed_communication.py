@@ -12,8 +12,8 @@ LIMIT = 0.30
 def check(evidence: Evidence) -> Iterator[Finding]:
     """One finding for the first arm that spends more than `LIMIT` of its steps on exposed communication."""
     for arm in evidence.arms:
-        steps = arm.runs[0].measured
-        share = float(steps["exposed_comm_ms"].sum()) / float(steps["step_time_max_ms"].sum()) if steps.height else 0.0
+        run = arm.runs[0]
+        share = float(run.measured["exposed_comm_ms"].sum()) / run.time_ms if run.measured.height else 0.0
         if share > LIMIT:
             yield Finding(
                 "info",

@@ -16,11 +16,11 @@ _LABELLED = 0.05
 
 
 def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
-    """Horizontal bars from zero, mean over ranks and steps; the bar's end is the mean step time."""
+    """Horizontal bars from zero, mean over ranks and steps; the bar's end is the mean step time over ranks."""
     arms = drawable(arms)
     if not arms:
         return None
-    note = "Mean over ranks and steps; the bars end at the mean step time (maximum over ranks)."
+    note = "Mean over ranks and steps; the bars end at the mean step time over ranks."
     figure, (axes,) = style.new_figure(
         "Where the time of a step goes", caption(arms, note), width_in=9, height_in=2.1 + 0.5 * len(arms)
     )
@@ -30,7 +30,7 @@ def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
         for phase in PHASES
     ]
     table = pl.DataFrame(rows)
-    totals = [fmean(arm.steps["step_time_max_ms"]) for arm in arms]
+    totals = [fmean(arm.steps["step_time_ms_mean"]) for arm in arms]
     for index, arm in enumerate(arms):
         left = 0.0
         for phase in PHASES:

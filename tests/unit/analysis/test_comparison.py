@@ -68,8 +68,7 @@ def test_an_aa_arm_raises_the_noise_threshold_of_the_others(launch):
     runs = launch(4, static={}, again={"policy": "static"}, partition={})
     for index, run in enumerate(runs["again"]):
         factor = 1.0 + 0.2 * (-1) ** index
-        steps = run.steps.with_columns(step_time_max_ms=run.steps["step_time_max_ms"] * factor)
-        object.__setattr__(run, "steps", steps)
+        object.__setattr__(run, "blocks", run.blocks.with_columns(time_ms=run.blocks["time_ms"] * factor))
     again, partition = compare(runs)
     assert again.noise == 0.02
     assert partition.noise > 0.1
