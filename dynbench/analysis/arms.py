@@ -1,4 +1,4 @@
-"""Arms and pairs: which runs are launches of the same thing, and which launches are compared with which."""
+"""Arms: which runs are launches of the same thing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import NOT_IDENTITY, config_digest
 from dynbench.errors import UsageError
-
-Pair = tuple[MergedRun, MergedRun]
 
 _NOT_IDENTITY = (*NOT_IDENTITY, "analysis")
 
@@ -31,19 +29,6 @@ class Arm:
     def whole(self) -> tuple[MergedRun, ...]:
         """What tables and figures show: the launches that are not partial; where all are, all."""
         return tuple(run for run in self.runs if not run.partial) or self.runs
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """The pairs of two arms.
-
-    Attributes:
-        pairs: baseline's launch and candidate's, in the order in which the baseline's started.
-        left_out: launches that have no partner, each with the reason.
-    """
-
-    pairs: tuple[Pair, ...]
-    left_out: tuple[str, ...]
 
 
 def group_runs(runs: Sequence[MergedRun]) -> list[Arm]:
@@ -67,39 +52,6 @@ def named_arms(arms: Mapping[str, Sequence[MergedRun]]) -> list[Arm]:
         if not runs:
             raise UsageError(f"arm {label!r} has no run that can be analyzed", "Launch it, or leave the arm out.")
     return [Arm(label, tuple(sorted(runs, key=_started))) for label, runs in arms.items()]
-
-
-def pair_launches(baseline: Arm, candidate: Arm, *, partial: bool = False) -> Pairing:
-    """Pairs launches of equal seed in the order in which they started.
-
-    In ABBA order (the arms in order, then reversed, repeated) this pairs neighbours.
-
-    Args:
-        baseline: the arm compared with.
-        candidate: the arm compared.
-        partial: pair partial launches too, as long as they have a measured step, instead of leaving them out.
-    """
-    usable: set[str] = set()
-    left_out: list[str] = []
-    for run in (*baseline.runs, *candidate.runs):
-        if run.measured.height and (partial or not run.partial):
-            usable.add(run.run.id)
-        else:
-            left_out.append(f"{run.label} is partial ({'; '.join(run.lacks)})")
-    bases = [run for run in baseline.runs if run.run.id in usable]
-    waiting: dict[int, list[MergedRun]] = defaultdict(list)
-    for run in candidate.runs:
-        if run.run.id in usable:
-            waiting[run.facts.seed].append(run)
-    pairs: list[Pair] = []
-    for base in bases:
-        partners = waiting[base.facts.seed]
-        if partners:
-            pairs.append((base, partners.pop(0)))
-        else:
-            left_out.append(f"{base.label} has no partner with seed {base.facts.seed}")
-    left_out += [f"{run.label} has no partner with seed {seed}" for seed, rest in waiting.items() for run in rest]
-    return Pairing(tuple(pairs), tuple(left_out))
 
 
 def _started(merged: MergedRun) -> str:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches
+from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparability import Differences, compared_settings, describe, forbidden_differences
 from dynbench.analysis.levels import Level, comparison_level, loss_difference
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import METRICS, improvement_percent, means
+from dynbench.analysis.pairing import Pair, Pairing, pair_launches
 from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.stats import Ratio, paired_ratio

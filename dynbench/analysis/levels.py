@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from dynbench.analysis.arms import Pair
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.pairing import Pair
 
 Level = Literal["step", "window", "stream"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dynbench.analysis.arms import Pair
 from dynbench.analysis.merge import PARQUET, MergedRun
+from dynbench.analysis.pairing import Pair
 
 FloatArray = NDArray[np.float64]
 

@@ -22,6 +22,7 @@ CHECKS: tuple[str, ...] = (
     "loss_parity",
     "environment",
     "few_launches",
+    "launch_order",
     "launch_spread",
     "resolution",
     "short_warmup",

@@ -1,7 +1,8 @@
 import pytest
 
-from dynbench.analysis.arms import group_runs, named_arms, pair_launches
+from dynbench.analysis.arms import group_runs, named_arms
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.pairing import pair_launches
 from dynbench.errors import UsageError
 
 
@@ -51,22 +52,6 @@ def test_launches_pair_within_their_seed(merged):
     b1, b0 = merged("partition", seed=1), merged("partition", seed=0)
     pairs = pair_launches(*group_runs([a0, a1, b0, b1])).pairs
     assert [ids(pair) for pair in pairs] == [ids((a0, b0)), ids((a1, b1))]
-
-
-def test_partial_and_unpaired_launches_are_left_out_and_named(merged):
-    a0, a1, a2 = merged("static"), merged("static", "broken", status="failed", steps_written=20), merged("static")
-    b0, b3 = merged("partition"), merged("partition", "lonely", seed=3)
-    pairing = pair_launches(*group_runs([a0, a1, a2, b0, b3]))
-    assert [ids(pair) for pair in pairing.pairs] == [ids((a0, b0))]
-    assert "broken is partial (status is failed; 10 of 40 measured steps)" in pairing.left_out
-    assert "lonely has no partner with seed 3" in pairing.left_out
-    assert len(pairing.left_out) == 3
-
-
-def test_partial_launches_pair_when_forced(merged):
-    arms = group_runs([merged("static"), merged("partition", status="failed", steps_written=20)])
-    assert len(pair_launches(*arms, partial=True).pairs) == 1
-    assert pair_launches(*arms).pairs == ()
 
 
 def test_named_arms_keep_equal_configurations_apart(merged):

@@ -38,12 +38,29 @@ def with_steps(run, **columns):
 def test_the_registry_holds_every_check_of_the_package():
     files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
     assert files == set(CHECKS)
-    assert len(CHECKS) == len(set(CHECKS)) == 19
+    assert len(CHECKS) == len(set(CHECKS)) == 20
 
 
 def test_healthy_launches_are_clean(merged):
-    arms = {"static": [merged("static") for _ in range(4)], "partition": [merged("partition") for _ in range(4)]}
-    assert found(arms) == {}
+    assert found(in_turn(merged, 4)) == {}
+
+
+def in_turn(merged, launches, **fields):
+    """Launches of static and partition in ABBA order."""
+    arms = {"static": [], "partition": []}
+    for block in range(launches):
+        for name in list(arms)[:: 1 if block % 2 == 0 else -1]:
+            arms[name].append(merged(name, **fields))
+    return arms
+
+
+@pytest.mark.parametrize("first", ["static", "partition"])
+def test_launch_order(merged, first):
+    names = ("static", "partition") if first == "static" else ("partition", "static")
+    runs = {name: [merged(name) for _ in range(2)] for name in names}
+    finding = found({"static": runs["static"], "partition": runs["partition"]})["launch_order"]
+    assert (finding.severity, finding.seen.endswith("ran before those of the other")) == ("warn", True)
+    assert "launch_order" not in found(in_turn(merged, 1))
 
 
 def test_forced_comparison(merged):
