@@ -6,11 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import NOT_IDENTITY, config_digest
 from dynbench.errors import UsageError
-
-_NOT_IDENTITY = (*NOT_IDENTITY, "analysis")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def group_runs(runs: Sequence[MergedRun]) -> list[Arm]:
     """Runs of equal configuration, but for the seed and where they ran, as one arm; in order of first mention."""
     groups: dict[str, list[MergedRun]] = defaultdict(list)
     for merged in runs:
-        groups[config_digest(merged.run.config(), _NOT_IDENTITY)].append(merged)
+        groups[config_digest(merged.run.config(), NOT_IDENTITY_OF_ARM)].append(merged)
     members = list(groups.values())
     return [
         Arm(label, tuple(sorted(group, key=_started))) for label, group in zip(_labels(members), members, strict=True)

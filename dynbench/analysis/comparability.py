@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
+from dynbench.config.digest import NOT_IDENTITY
 
 Differences = dict[str, tuple[object, object]]
 
@@ -25,6 +26,9 @@ MAY_DIFFER = (
     "workload.cache_dir",
 )
 """Sections and keys that arms may differ in; every other key of the configuration must agree."""
+
+NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
+"""Keys and sections in which launches of one arm may differ."""
 
 ENVIRONMENT = ("dynbench", "python", "cpu_model", "packages.torch", "packages.transformers", "packages.numpy")
 """Facts of env.json that must agree, where both runs know them."""
@@ -58,9 +62,18 @@ def circumstances_that_differ(a: MergedRun, b: MergedRun) -> Differences:
 
 
 def compared_settings(a: MergedRun, b: MergedRun) -> Differences:
-    """The settings in which two runs differ and may: what the comparison is about."""
+    """The settings in which two runs differ and may, and launches of one arm do not: what the comparison is about."""
     left, right = a.facts.config, b.facts.config
-    return {key: (left[key], right.get(key)) for key in left if left[key] != right.get(key) and may_differ(key)}
+    return {
+        key: (left[key], right.get(key))
+        for key in left
+        if left[key] != right.get(key) and may_differ(key) and not _listed(key, NOT_IDENTITY_OF_ARM)
+    }
+
+
+def alike(pairs: Sequence[tuple[MergedRun, MergedRun]]) -> bool:
+    """Whether the runs of every pair differ in nothing that is compared or forbids it: an A/A comparison."""
+    return not any(compared_settings(a, b) or forbidden_differences(a, b) for a, b in pairs)
 
 
 def describe(differences: Differences) -> str:
@@ -87,7 +100,11 @@ def device_names(env: Mapping[str, object]) -> tuple[str, ...] | None:
 
 def may_differ(key: str) -> bool:
     """Whether arms may differ in this key of the configuration."""
-    return key in MAY_DIFFER or key.partition(".")[0] in MAY_DIFFER
+    return _listed(key, MAY_DIFFER)
+
+
+def _listed(key: str, listed: Sequence[str]) -> bool:
+    return key in listed or key.partition(".")[0] in listed
 
 
 def _add_if_different(found: Differences, key: str, a: object, b: object) -> None:

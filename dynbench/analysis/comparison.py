@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.comparability import Differences, compared_settings, describe, forbidden_differences
+from dynbench.analysis.comparability import Differences, alike, compared_settings, describe, forbidden_differences
 from dynbench.analysis.levels import Level, comparison_level, loss_difference
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import METRICS, improvement_percent, means
@@ -16,7 +16,7 @@ from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.stats import Ratio, paired_ratio
 from dynbench.analysis.summary import summary_of
-from dynbench.analysis.verdict import Verdict, decide, sentence
+from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 
@@ -29,6 +29,7 @@ class Comparison:
         baseline, candidate: the arms.
         pairing: their pairs, and the launches left out.
         verdict: the word, and `reason` the sentence with the numbers.
+        aa: the arms are configured alike, so that what differs is noise; never a reason to choose one of them.
         level: how far both did the same work.
         speedup: baseline's seconds per real token over the candidate's, None where nothing could be paired.
         noise: the threshold applied.
@@ -47,6 +48,7 @@ class Comparison:
     pairing: Pairing
     verdict: Verdict
     reason: str
+    aa: bool
     level: Level
     speedup: Ratio
     noise: float
@@ -66,6 +68,7 @@ class Comparison:
             "candidate": self.candidate.label,
             "verdict": self.verdict.value,
             "reason": self.reason,
+            "aa": self.aa,
             "level": self.level,
             "speedup": self.speedup.estimate,
             "ci95": None if low is None or high is None else [low, high],
@@ -88,8 +91,8 @@ class Comparison:
 def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False) -> list[Comparison]:
     """Compares every further arm with the first.
 
-    An arm of the baseline's own configuration is an A/A arm: its interval's half-width raises the noise threshold of
-    the others.
+    Two arms of one configuration are A/A: what they differ by, and the half-width of their interval, raise the noise
+    threshold of the other comparisons.
 
     Args:
         arms: the baseline, then the candidates.
@@ -100,17 +103,21 @@ def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False
         NotComparable: keys differ that may not, or no whole launches are left to pair.
     """
     baseline, candidates = arms[0], arms[1:]
-    noise = settings.noise_threshold
-    for arm in candidates:
-        if _is_same_configuration(baseline, arm):
-            half_width = _compare(baseline, arm, settings, settings.noise_threshold, force).speedup.half_width
-            noise = max(noise, math.expm1(half_width) if half_width is not None else 0.0)
-    return [
-        _compare(
-            baseline, arm, settings, settings.noise_threshold if _is_same_configuration(baseline, arm) else noise, force
-        )
-        for arm in candidates
-    ]
+    measured = [_noise(one, other, settings.confidence) for one, other in combinations(arms, 2)]
+    noise = max([settings.noise_threshold, *measured])
+    return [_compare(baseline, arm, settings, noise, force) for arm in candidates]
+
+
+def _noise(one: Arm, other: Arm, confidence: float) -> float:
+    """What two arms of one configuration differ by; 0 for any others."""
+    pairs = pair_launches(one, other).pairs
+    return _speedup(pairs, confidence).noise if pairs and alike(pairs) else 0.0
+
+
+def _speedup(pairs: Sequence[Pair], confidence: float) -> Ratio:
+    return paired_ratio(
+        [seconds_per_token(base) for base, _ in pairs], [seconds_per_token(other) for _, other in pairs], confidence
+    )
 
 
 def seconds_per_token(merged: MergedRun) -> float:
@@ -125,23 +132,21 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
     forbidden = _forbidden(baseline, candidate, pairing, force)
     pairs = pairing.pairs
     level = comparison_level(pairs)
-    speedup = paired_ratio(
-        [seconds_per_token(base) for base, _ in pairs],
-        [seconds_per_token(other) for _, other in pairs],
-        settings.confidence,
-    )
-    verdict = Verdict.INCOMPARABLE if forbidden else decide(speedup, noise)
+    speedup = _speedup(pairs, settings.confidence)
+    aa = not forbidden and alike(pairs)
+    noise = settings.noise_threshold if aa else noise
+    verdict, reason = _verdict(baseline.label, candidate.label, speedup, noise, settings.confidence, aa=aa)
+    if forbidden:
+        verdict, reason = Verdict.INCOMPARABLE, f"they differ in {describe(forbidden)}"
+    else:
+        reason += _virtual_note(pairs[0][0])
     return Comparison(
         baseline=baseline,
         candidate=candidate,
         pairing=pairing,
         verdict=verdict,
-        reason=(
-            f"they differ in {describe(forbidden)}"
-            if forbidden
-            else sentence(verdict, baseline.label, candidate.label, speedup, noise, settings.confidence)
-            + _virtual_note(pairs[0][0])
-        ),
+        reason=reason,
+        aa=aa,
         level=level,
         speedup=speedup,
         noise=noise,
@@ -149,10 +154,19 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
         loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
         improvement_percent=_improvements(pairs),
         predicted=predicted_speedup(*pairs[0]),
-        recovery=recovery(pairs),
+        recovery=None if aa else recovery(pairs),
         compared=compared_settings(*pairs[0]),
         forbidden=forbidden,
     )
+
+
+def _verdict(
+    baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float, *, aa: bool
+) -> tuple[Verdict, str]:
+    if aa:
+        return decide_alike(speedup, noise), sentence_alike(baseline, candidate, speedup, confidence)
+    verdict = decide(speedup, noise)
+    return verdict, sentence(verdict, baseline, candidate, speedup, noise, confidence)
 
 
 def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> Differences:
@@ -181,10 +195,6 @@ def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> 
 
 def _virtual_note(merged: MergedRun) -> str:
     return f" (virtual ranks; communication: {merged.facts.comm_model})" if merged.facts.virtual else ""
-
-
-def _is_same_configuration(baseline: Arm, arm: Arm) -> bool:
-    return not compared_settings(baseline.runs[0], arm.runs[0])
 
 
 def _improvements(pairs: Sequence[Pair]) -> dict[str, float]:

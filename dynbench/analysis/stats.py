@@ -37,6 +37,11 @@ class Ratio:
             return None
         return (math.log(self.high) - math.log(self.low)) / 2
 
+    @property
+    def noise(self) -> float:
+        """Of two equal arms: the part by which they came out different, or the interval's half-width if larger."""
+        return math.expm1(max(abs(math.log(self.estimate)), self.half_width or 0.0))
+
 
 def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], confidence: float = 0.95) -> Ratio:
     """Ratio of paired totals with a t interval on the mean of their logarithms.

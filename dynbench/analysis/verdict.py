@@ -40,15 +40,18 @@ def decide(speedup: Ratio, noise: float) -> Verdict:
     return Verdict.AMBIGUOUS
 
 
+def decide_alike(speedup: Ratio, noise: float) -> Verdict:
+    """The verdict on two arms of one configuration: what differs between them is noise, so neither is the faster."""
+    verdict = decide(speedup, noise)
+    return Verdict.AMBIGUOUS if verdict in (Verdict.FASTER, Verdict.SLOWER) else verdict
+
+
 def sentence(verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float) -> str:
     """Why, in one sentence with the numbers."""
     measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in real tokens per second"
-    if speedup.low is None or speedup.high is None:
-        return f"{measured}; one paired launch gives no interval"
-    interval = (
-        f"{100 * confidence:g} % interval of the speed-up [{speedup.low:.3f}, {speedup.high:.3f}] "
-        f"over {speedup.pairs} paired launches"
-    )
+    interval = _interval(speedup, confidence)
+    if verdict == Verdict.ESTIMATE:
+        return f"{measured}; {interval}"
     threshold = f"the noise threshold of {100 * noise:.1f} %"
     why = {
         Verdict.FASTER: f"above 1, and the estimate is beyond {threshold}",
@@ -57,3 +60,20 @@ def sentence(verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, no
         Verdict.AMBIGUOUS: f"it does not settle the question at {threshold}",
     }
     return f"{measured}; {interval}: {why[verdict]}"
+
+
+def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float) -> str:
+    """What two arms of one configuration showed, in one sentence with the numbers."""
+    return (
+        f"{baseline} and {candidate} are configured alike, so their ratio of {speedup.estimate:.3f} in real tokens per "
+        f"second is the machine's noise; {_interval(speedup, confidence)}"
+    )
+
+
+def _interval(speedup: Ratio, confidence: float) -> str:
+    if speedup.low is None or speedup.high is None:
+        return "one paired launch gives no interval"
+    return (
+        f"{100 * confidence:g} % interval of the speed-up [{speedup.low:.3f}, {speedup.high:.3f}] "
+        f"over {speedup.pairs} paired launches"
+    )

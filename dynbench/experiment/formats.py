@@ -22,14 +22,14 @@ def interval(comparison: Mapping[str, object]) -> str | None:
 
 
 def saved_hours(comparison: Mapping[str, object]) -> str | None:
-    """GPU-hours saved per 1,000 of the baseline, by the speed-up s: 1000 * (1 - 1/s)."""
-    value = comparison.get("speedup")
+    """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s); None for equal arms."""
+    value = None if comparison.get("aa") else comparison.get("speedup")
     return f"{_saved(value):.0f}" if isinstance(value, int | float) else None
 
 
 def saved_interval(comparison: Mapping[str, object]) -> str | None:
     """The same for both ends of the interval."""
-    ends = _ends(comparison)
+    ends = None if comparison.get("aa") else _ends(comparison)
     return None if ends is None else f"[{_saved(ends[0]):.0f},{NBSP}{_saved(ends[1]):.0f}]"
 
 

@@ -19,7 +19,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         pairs, confidence = comparison.speedup.pairs, comparison.confidence
         threshold = math.log1p(comparison.noise)
         # Two arms of one configuration differ by nothing, whatever the estimate.
-        estimate = abs(math.log(comparison.speedup.estimate)) if comparison.compared else 0.0
+        estimate = abs(math.log(comparison.speedup.estimate)) if not comparison.aa else 0.0
         aim = max(estimate, threshold)
         name = "estimated difference" if estimate > threshold else "noise threshold"
         shown = _percent(smallest_shown(spread, pairs, confidence))

@@ -51,10 +51,82 @@ def test_prefix_compares_at_level_stream_without_loss_parity(launch):
     assert (found.level, found.loss_max_rel_diff, found.as_dict()["same_work"]) == ("stream", None, False)
 
 
+STATIC = {"policy": "static"}
+
+
+def timed(run, factor):
+    object.__setattr__(run, "blocks", run.blocks.with_columns(time_ms=run.blocks["time_ms"] * factor))
+
+
 def test_an_aa_comparison_is_not_called_different(launch):
-    (found,) = compare(launch(4, one={"policy": "static"}, two={"policy": "static"}))
+    (found,) = compare(launch(4, one=STATIC, two=STATIC))
     assert found.verdict in (Verdict.SAME, Verdict.AMBIGUOUS)
     assert found.speedup.low < 1 < found.speedup.high
+    assert found.as_dict()["aa"] is True
+
+
+@pytest.mark.parametrize("factor", [1.213, 1 / 1.213])
+@pytest.mark.parametrize("launches", [1, 2, 4])
+@pytest.mark.parametrize("policy", ["static", "partition", "window", "prefix"])
+def test_equal_arms_that_came_out_different_are_noise_and_so_is_as_much_between_others(
+    launch, factor, launches, policy
+):
+    alike = {"policy": policy, "noise": 0.0}
+    runs = launch(launches, a=alike, a2=alike, other={**alike, "overrides": ("schedule.cost_type=attention",)})
+    for index, run in enumerate(runs["a2"]):
+        timed(run, (1 + 0.002 * (-1) ** index) / factor)
+    for run in runs["other"]:
+        timed(run, 1 / 1.15)
+    aa, other = compare(runs)
+    assert (aa.aa, other.aa) == (True, False)
+    assert aa.verdict == (Verdict.ESTIMATE if launches == 1 else Verdict.AMBIGUOUS)
+    assert aa.reason.startswith("a and a2 are configured alike, so their ratio of ")
+    assert "is the machine's noise" in aa.reason
+    assert (aa.recovery, aa.noise) == (None, 0.02)
+    assert other.noise > 0.18
+    assert other.verdict not in (Verdict.FASTER, Verdict.SLOWER)
+
+
+def test_an_aa_arm_raises_the_noise_threshold_of_the_others(launch):
+    runs = launch(4, static={}, again=STATIC, partition={})
+    for index, run in enumerate(runs["again"]):
+        timed(run, 1.0 + 0.2 * (-1) ** index)
+    again, partition = compare(runs)
+    assert again.noise == 0.02
+    assert partition.noise > 0.1
+    assert partition.noise == pytest.approx(again.speedup.high / again.speedup.estimate - 1, rel=1e-6)
+
+
+def test_two_candidates_of_one_configuration_are_aa_too(launch):
+    runs = launch(2, static={}, one={"policy": "partition"}, two={"policy": "partition"})
+    for run in runs["two"]:
+        timed(run, 1.5)
+    assert [found.noise > 0.3 for found in compare(runs)] == [True, True]
+
+
+@pytest.mark.parametrize("key", ["launch.rdzv_id=other", "workload.cache_dir=/elsewhere", "analysis.confidence=0.9"])
+def test_settings_in_which_launches_of_an_arm_may_differ_leave_it_aa(launch, key):
+    (found,) = compare(launch(2, one=STATIC, two={**STATIC, "overrides": (key,)}))
+    assert (found.aa, found.compared) == (True, {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fingerprint": "data-2"},
+        {"steps": 50},
+        {"overrides": ("workload.max_length=64",)},
+        {"overrides": ("train.learning_rate=0.5",)},
+        {"env": {"cpu_model": "Other CPU"}},
+        {"status": "oom", "steps_written": 30},
+    ],
+)
+def test_a_forced_arm_that_differs_in_what_forbids_is_no_aa_arm(launch, fields):
+    runs = launch(2, static={}, other={**STATIC, **fields, "slowdown": 1.5}, partition={})
+    other, partition = compare(runs, force=True)
+    assert (other.verdict, other.aa, other.as_dict()["aa"]) == (Verdict.INCOMPARABLE, False, False)
+    assert partition.noise == 0.02
+    assert partition.verdict == Verdict.FASTER
 
 
 def test_a_slower_arm_is_called_slower(launch):
@@ -62,17 +134,6 @@ def test_a_slower_arm_is_called_slower(launch):
     (found,) = compare(launch(4, static={}, slow=slow))
     assert found.verdict == Verdict.SLOWER
     assert "launch.slowdown" in found.compared
-
-
-def test_an_aa_arm_raises_the_noise_threshold_of_the_others(launch):
-    runs = launch(4, static={}, again={"policy": "static"}, partition={})
-    for index, run in enumerate(runs["again"]):
-        factor = 1.0 + 0.2 * (-1) ** index
-        object.__setattr__(run, "blocks", run.blocks.with_columns(time_ms=run.blocks["time_ms"] * factor))
-    again, partition = compare(runs)
-    assert again.noise == 0.02
-    assert partition.noise > 0.1
-    assert partition.noise == pytest.approx(again.speedup.high / again.speedup.estimate - 1, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def launch(arm, block, seed, at, *, partial=False, rows=True):
 
 
 def session(text, seed=0):
-    """`"A0 B0x . B0"`: launches in order, of one seed; x marks a partial one."""
+    """`"A0 B0x B0"`: launches in order, of one seed; x marks a partial one."""
     return [launch(word[0], int(word[1]), seed, at, partial=word.endswith("x")) for at, word in enumerate(text.split())]
 
 

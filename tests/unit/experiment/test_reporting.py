@@ -73,6 +73,22 @@ def test_the_recommendation_computes_the_hours_saved_and_their_interval(
     assert "[167,\N{NO-BREAK SPACE}231]" in recommendation
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_arms_configured_alike_are_never_recommended(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    again = {"candidate": "again", "aa": True, "verdict": "FASTER", "speedup": 1.4, "ci95": [1.3, 1.5]}
+    make_comparison(again, {"candidate": "partition", "speedup": 1.1, "ci95": [1.05, 1.15]})
+    subject = find_subject(store, None)
+    assert subject.best is not None and subject.best["candidate"] == "partition"
+    assert "**`again`" not in render(store, language)
+
+    make_comparison(again)
+    assert find_subject(store, None).best is None
+    text = render(store, language)
+    assert "{{" not in text and "None" not in text and "286" not in text
+
+
 def test_a_policy_that_costs_time_is_not_recommended(store: RunStore, make_comparison: MakeComparison) -> None:
     make_comparison({"verdict": "SLOWER", "speedup": 0.8, "ci95": [0.78, 0.82]})
 
