@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,9 +14,13 @@ import click
 from dynbench.cli.options import Settings, common_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynbench.runs.run import Run
     from dynbench.runs.run_record import RunRecord
     from dynbench.runs.store import RunStore
+
+_log = logging.getLogger(__name__)
 
 
 @click.group()
@@ -41,6 +47,7 @@ def list_runs(settings: Settings) -> None:
         print_table(columns, [_cells(row) for row in rows])
     else:
         print_line(f"No runs in {store.root}. `dynbench train --name NAME` makes one.")
+    _tell_strangers(store)
 
 
 @command.command(
@@ -66,7 +73,11 @@ def show_run(settings: Settings, ref: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
 def remove_runs(settings: Settings, refs: Sequence[str], failed: bool, force: bool, yes: bool) -> None:
-    """Remove runs with everything in their folders."""
+    """Remove runs with everything in their folders.
+
+    REF is an id, a unique prefix of one, a name, `@latest` or `@latest:WORD`, and never a path: what is not a run of
+    the registry stays.
+    """
     from dynbench.cli.output import print_json, print_line
     from dynbench.errors import UsageError
 
@@ -74,9 +85,8 @@ def remove_runs(settings: Settings, refs: Sequence[str], failed: bool, force: bo
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
     store = settings.store()
     runs = _chosen(store, refs, failed)
-    if not force:
-        for run in runs:
-            store.check_removable(run)
+    for run in runs:
+        store.check_removable(run, force)
     if runs and not yes:
         _confirm(runs)
     for run in runs:
@@ -88,14 +98,37 @@ def remove_runs(settings: Settings, refs: Sequence[str], failed: bool, force: bo
 
 
 def _chosen(store: RunStore, refs: Sequence[str], failed: bool) -> list[Run]:
-    """The runs named, each once, then the failed ones."""
+    """The runs named, each once, then the failed ones.
+
+    Raises:
+        RunLookupError: a reference that means nothing, or a path.
+    """
+    from dynbench.errors import RunLookupError
     from dynbench.runs.run import current_status
     from dynbench.runs.status import UNSUCCESSFUL
 
+    for ref in refs:
+        if os.sep in ref:
+            raise RunLookupError(
+                f"runs rm {ref!r}: is a path", f"Name runs of {store.root} by id or name; dynbench runs ls lists them."
+            )
     runs = [store.resolve(ref) for ref in refs]
     if failed:
-        runs += [run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL]
-    return list({run.path.resolve(): run for run in runs}.values())
+        strange = {path for path, _ in _tell_strangers(store)}
+        runs += [
+            run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL and run.path not in strange
+        ]
+    return list({run.path: run for run in runs}.values())
+
+
+def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
+    """Say on stderr which folders of the results folder are nobody's to touch."""
+    from dynbench.runs.foreign import strangers
+
+    found = strangers(store.root)
+    for path, reason in found:
+        _log.info("%s: %s; `runs rm` leaves it alone", path, reason)
+    return found
 
 
 def _confirm(runs: Sequence[Run]) -> None:
@@ -193,7 +226,7 @@ def _facts(run: Run) -> dict[str, object]:
     facts["files"] = [
         {"path": str(path.relative_to(run.path)), "bytes": path.stat().st_size}
         for path in sorted(run.path.rglob("*"))
-        if path.is_file()
+        if path.is_file() and not path.name.startswith(".")
     ]
     return facts
 

@@ -12,10 +12,13 @@ from dynbench.config.load import load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.runs.atomic import write_json
+from dynbench.runs.lock import locked
 from dynbench.runs.process import host_name, is_gone, start_mark
 from dynbench.runs.reserve import release, reserve
 from dynbench.runs.run_record import RunRecord, changed, now, read_record
 from dynbench.runs.status import Status, check_transition
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Run:
         return current_status(self.record())
 
     def update(self, **changes: object) -> RunRecord:
-        """Replace fields of the record, atomically.
+        """Replace fields of the record, atomically; what another process changes meanwhile is kept.
 
         A run set `running` belongs to this process from then on and forgets how it ended before; `started` and
         `ended` follow the status unless given. While it runs, room for writing its end is reserved on the disk.
@@ -102,17 +105,18 @@ class Run:
             ValueError: a change of status that cannot happen, or a value of the wrong type.
             TypeError: a field that a record does not have.
         """
-        old = self.record()
-        if "status" in changes:
-            status = Status(str(changes["status"]))
-            check_transition(current_status(old), status)
-            changes = {**_following(status), **changes}
-            if status is Status.RUNNING:
-                reserve(self.path)
-            else:
-                release(self.path)
-        new = changed(old, changes)
-        write_json(self.record_file, new)
+        with locked(self.path / _LOCK):
+            old = self.record()
+            if "status" in changes:
+                status = Status(str(changes["status"]))
+                check_transition(current_status(old), status)
+                changes = {**_following(status), **changes}
+                if status is Status.RUNNING:
+                    reserve(self.path)
+                else:
+                    release(self.path)
+            new = changed(old, changes)
+            write_json(self.record_file, new)
         return new
 
     def config(self) -> Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +16,8 @@ from typing import TypeAlias
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
 from dynbench.runs.atomic import write_json
+from dynbench.runs.foreign import NOT_NAMES, why_foreign
+from dynbench.runs.lock import locked
 from dynbench.runs.names import check_spelling, new_id, slug_of
 from dynbench.runs.process import host_name, start_mark
 from dynbench.runs.run import Run, current_status
@@ -26,6 +26,7 @@ from dynbench.runs.status import Status
 
 LATEST = "@latest"
 _MATCHES_SHOWN = 5
+_LOCK = ".lock"
 _log = logging.getLogger(__name__)
 
 Runs: TypeAlias = list[Run]
@@ -71,7 +72,7 @@ class RunStore:
         if name is not None:
             check_spelling(name)
         self.check_writable()
-        with self._locked():
+        with locked(self.root / _LOCK):  # so that two runs cannot take one name
             self.check_name(name, replace)
             run = self._make_folder(slug)
             try:
@@ -167,7 +168,7 @@ class RunStore:
             return self._latest(ref)
         if os.sep in ref:
             return self._at_path(ref)
-        if ref and (self.root / ref / "run.json").is_file():
+        if ref not in NOT_NAMES and (self.root / ref / "run.json").is_file():
             return Run(self.root / ref)
         entries = self.entries()
         for run, record in entries:
@@ -183,17 +184,22 @@ class RunStore:
             raise RunLookupError(f"run {ref!r}: {len(matches)} ids begin so: {shown}{more}", "Give more of the id.")
         raise self._unknown(f"run {ref!r}: not found in {self.root}", ref, entries)
 
-    def check_removable(self, run: Run) -> None:
-        """Refuse to remove what is still running; a folder whose record cannot be read may go.
+    def check_removable(self, run: Run, force: bool = False) -> None:
+        """Refuse to remove what is not a run of this registry, by its own record, and what is still running.
+
+        Args:
+            run: what is to be removed.
+            force: also when it is running.
 
         Raises:
-            RunLookupError: the run is running.
+            RunLookupError: it is one of these.
         """
-        try:
-            status = run.status
-        except RecordError:
-            return
-        if not status.is_over:
+        if reason := why_foreign(self.root, run):
+            raise RunLookupError(
+                f"{run.path}: {reason}, so it is not removed", f"Only runs of {self.root} are; remove it by hand."
+            )
+        status = run.status
+        if not force and not status.is_over:
             raise RunLookupError(f"run {run.id}: is {status}", "Stop it first, or give --force.")
 
     def remove(self, run: Run, force: bool = False) -> None:
@@ -204,11 +210,10 @@ class RunStore:
             force: also when it is running.
 
         Raises:
-            RunLookupError: the run is running.
+            RunLookupError: as `check_removable`.
             UsageError: the folder cannot be deleted.
         """
-        if not force:
-            self.check_removable(run)
+        self.check_removable(run, force)
         try:
             shutil.rmtree(run.path)
         except OSError as error:
@@ -268,13 +273,6 @@ class RunStore:
             return RunLookupError(message, "There are no runs there yet; dynbench train --name NAME makes one.")
         known = [word for run, record in entries for word in (run.id, record.name) if word]
         return RunLookupError(f"{message}. {did_you_mean(ref, known)}".rstrip(), "dynbench runs ls lists the runs.")
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One creation at a time, so that two runs cannot take one name."""
-        with (self.root / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
 
 def _shown(run: Run, record: RunRecord | None) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -143,6 +144,53 @@ def test_rm_asks_and_needs_a_terminal_to_ask(
     monkeypatch.setattr(click, "confirm", lambda *_, **__: True)
     assert main(["runs", "rm", "a"]) == 0
     assert store.list() == []
+
+
+@pytest.mark.parametrize("ref", ["..", ".", "", "./foreign", "../foreign", "{root}/foreign", "{root}/{id}", "{id}/"])
+def test_rm_takes_no_path(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ref: str
+) -> None:
+    run = make(store, "a")
+    monkeypatch.chdir(store.root)
+    for folder in (store.root / "foreign", store.root.parent / "foreign", store.root.parent, store.root):
+        folder.mkdir(exist_ok=True)
+        (folder / "run.json").write_text(run.record_file.read_text())
+    before = sorted(store.root.parent.rglob("*"))
+    printed(capsys, "runs", "rm", ref.format(root=store.root, id=run.id), "--yes", "--force", code=2)
+    assert sorted(store.root.parent.rglob("*")) == before
+
+
+def test_rm_of_the_failed_leaves_what_is_no_run_of_the_registry(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = make(store, "a", "failed")
+    shutil.copytree(failed.path, store.root / "copy")
+    (store.root / "linked").symlink_to(failed.path, target_is_directory=True)
+    (store.root / "notes").mkdir()
+    assert main(["runs", "rm", "--failed", "--yes", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["removed"] == [failed.id]
+    assert sorted(path.name for path in store.root.iterdir() if not path.name.startswith(".")) == [
+        "copy",
+        "linked",
+        "notes",
+    ]
+    for name in ("copy", "linked", "notes"):
+        assert f"{store.root / name}: " in err and "leaves it alone" in err
+
+
+def test_ls_tells_what_is_no_run(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    make(store, "a")
+    (store.root / "notes").mkdir()
+    assert main(["runs", "ls"]) == 0
+    assert f"{store.root / 'notes'}: has no run.json" in capsys.readouterr().err
+
+
+def test_rm_of_a_comparison_leaves_its_launches(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    launch, comparison = make(store, "a"), store.create("compare", "quickstart", name="cmp")
+    comparison.update(status="completed")
+    printed(capsys, "runs", "rm", comparison.id, "--yes")
+    assert store.list() == [launch]
 
 
 def test_rm_of_nothing_named_is_a_mistake(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:

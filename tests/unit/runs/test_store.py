@@ -2,17 +2,23 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dynbench.errors import RunLookupError, UsageError
+from dynbench.runs import run as run_module
 from dynbench.runs import store as store_module
+from dynbench.runs.foreign import strangers
 from dynbench.runs.run import Run
+from dynbench.runs.run_record import RunRecord
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, default_root, results_option
 
@@ -156,8 +162,6 @@ def test_malformed_runs_are_warned_about_and_left_out(store: RunStore, caplog: p
     assert str(bad.record_file) in caplog.text
     assert store.resolve("good") == good
     assert store.resolve(bad.id) == bad
-    store.remove(bad)
-    assert not bad.path.exists()
 
 
 def test_a_running_run_is_not_removed_unless_forced(store: RunStore) -> None:
@@ -168,6 +172,98 @@ def test_a_running_run_is_not_removed_unless_forced(store: RunStore) -> None:
     assert "--force" in caught.value.hint
     store.remove(run, force=True)
     assert store.list() == []
+
+
+def plant(store: RunStore, kind: str) -> Run:
+    """A folder with somebody's precious file that is no run of the registry, by `kind`."""
+    run = finished(store, name="own")
+    outside = store.root.parent / "outside"
+    places = {
+        "parent": store.root / "..",
+        "itself": store.root / ".",
+        "outside": outside,
+        "other registry": outside / run.id,
+        "link": store.root / "20260101-000000-x-aaaa",
+        "copy": store.root / "copy",
+        "unreadable": store.root / "foreign",
+        "nothing recorded": store.root / "foreign",
+    }
+    path = places[kind]
+    real = outside if kind == "link" else path
+    real.mkdir(parents=True, exist_ok=True)
+    (real / "precious").write_text("x")
+    if kind != "nothing recorded":
+        (real / "run.json").write_text("{" if kind == "unreadable" else run.record_file.read_text())
+    if kind == "link":
+        path.symlink_to(real, target_is_directory=True)
+    return Run(path)
+
+
+FOREIGN = ("parent", "itself", "outside", "other registry", "link", "copy", "unreadable", "nothing recorded")
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_no_run_of_the_registry_is_never_removed(store: RunStore, kind: str, force: bool) -> None:
+    foreign = plant(store, kind)
+    with pytest.raises(RunLookupError, match="so it is not removed") as caught:
+        store.remove(foreign, force=force)
+    assert str(store.root) in caught.value.hint
+    assert (foreign.path / "precious").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", FOREIGN[4:])
+def test_strangers_in_the_results_folder_are_listed(store: RunStore, kind: str) -> None:
+    foreign = plant(store, kind)
+    assert [path for path, _ in strangers(store.root)] == [foreign.path]
+    assert strangers(store.root / "not there") == []
+
+
+@pytest.mark.parametrize("ref", [".", "..", ""])
+def test_dots_are_no_reference(store: RunStore, ref: str) -> None:
+    finished(store)
+    for folder in (store.root, store.root.parent):
+        (folder / "run.json").write_text("{}")
+    refused(store, ref)
+
+
+def test_what_replaces_a_name_and_what_ends_the_run_both_stay(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = store.create("train", "static", name="a")
+    run.update(status="running")
+    other = threading.Thread(target=store.create, args=("train", "static", "a", True))
+    change = run_module.changed
+
+    def interleaved(record: RunRecord, changes: Mapping[str, object]) -> RunRecord:
+        if changes.get("status") == "completed":
+            other.start()
+            other.join(0.5)
+        return change(record, changes)
+
+    monkeypatch.setattr(run_module, "changed", interleaved)
+    run.update(status="completed", exit_code=0)
+    other.join()
+    assert (run.status, run.name) == (Status.COMPLETED, None)
+    assert store.resolve("a") != run
+
+
+def write_and_look(path: Path, field: str, values: Sequence[object]) -> None:
+    run = Run(path)
+    for value in values:
+        run.update(**{field: value})
+        assert getattr(run.record(), field) == value
+
+
+def test_two_processes_write_one_record_and_nothing_is_lost(store: RunStore) -> None:
+    run = store.create("train", "static")
+    context = multiprocessing.get_context("fork")
+    work = {"name": [f"n{i}" for i in range(150)], "exit_code": list(range(150))}
+    writers = [context.Process(target=write_and_look, args=(run.path, *item)) for item in work.items()]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert (run.record().name, run.record().exit_code) == ("n149", 149)
 
 
 def test_a_run_whose_launcher_was_killed_is_lost(store: RunStore) -> None:
@@ -210,8 +306,6 @@ def test_a_run_that_cannot_be_read_is_found_by_its_prefix(store: RunStore) -> No
     other.mkdir()
     (other / "run.json").write_text("")
     assert "(unreadable)" in refused(store, run.id[:-1]).message
-    store.remove(run)
-    assert not run.path.exists()
 
 
 def test_a_folder_of_somebody_else_does_not_hide_the_others(
