@@ -40,6 +40,10 @@ class DynbenchError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        """Message and hint, as a traceback shows them; whoever shows the two apart takes the attributes."""
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
     def as_dict(self) -> dict[str, object]:
         """The `error` object that `--json` prints."""
         return {"kind": self.kind, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}

@@ -76,14 +76,13 @@ def failure_file(run: Run, rank: int) -> Path:
 def record_failure(run: Run, rank: int, error: BaseException) -> None:
     """Write why this rank ends, also on a disk that is full by now."""
     release(run.path)
-    text = str(error) or type(error).__name__
     failure = RankFailure(
         rank=rank,
         time_ns=time.time_ns(),
         host=socket.gethostname(),
         kind=_kind(error),
         exception=type(error).__name__,
-        message=text if isinstance(error, DynbenchError) else f"{_where(error)}{text.splitlines()[0]}",
+        message=_message(error),
         hint=_hint(error),
     )
     write_json(failure_file(run, rank), asdict(failure))
@@ -149,6 +148,12 @@ def _kind(error: BaseException) -> str:
     if is_out_of_memory(error):
         return NothingFits.kind
     return "aftermath" if is_aftermath(error) else WorkerFailed.kind
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, DynbenchError):
+        return error.message or type(error).__name__
+    return f"{_where(error)}{(str(error) or type(error).__name__).splitlines()[0]}"
 
 
 def _hint(error: BaseException) -> str:
