@@ -16,9 +16,14 @@ The README has whole programs for plain DDP, the Transformers Trainer and Accele
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from operator import index
+from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
@@ -26,7 +31,7 @@ from dynbench.errors import UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, Problem
+from dynbench.schedule.policy import REGISTRY, Problem, check_trainable, policy_class
 
 _STATE_VERSION = 1
 
@@ -40,7 +45,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         rank: this rank.
         global_batch: samples per step over all ranks (B).
         policy: a policy of `dynbench solve --list` that trains with a fixed global batch.
-        cost: a cost model, or the name of one.
+        cost: a cost model, or the name of one; `measured` has coefficients, so it is given as a model.
         capacity: largest batch per rank: one number, one per rank, or a `Capacity`; None for no limit.
         seed: data order; the same on every rank.
         window: global batches planned together (W).
@@ -48,7 +53,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         speeds: relative speed of each rank, shape [G]; None for equal ranks.
 
     Raises:
-        UsageError: settings that cannot work, or lengths that are not positive whole numbers.
+        UsageError: settings that cannot work together or at all, or lengths that are not positive whole numbers.
         NothingFits: while iterating, when a step's samples do not fit into the capacities.
     """
 
@@ -66,24 +71,26 @@ class PlannedBatchSampler(Sampler[list[int]]):
         buffer: int | None = None,
         speeds: Sequence[float] | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} of {world_size}", f"Ranks are 0 to {world_size - 1}.")
-        if policy in REGISTRY and not REGISTRY[policy].in_train:
-            raise UsageError(f"policy {policy!r} is a reference line and cannot train", "Try 'partition'.")
+        world_size = _whole("world_size", world_size, 1)
+        rank = _whole("rank", rank, 0, world_size - 1)
+        check_trainable(policy)
+        if not policy_class(policy).fixed_batch:
+            raise UsageError(
+                f"policy: {policy!r} varies the global batch, so a batch does not tell its weight",
+                f"Use one of {', '.join(_policies())}.",
+            )
         problem = Problem(
             lengths=_whole_numbers(lengths),
             world_size=world_size,
-            global_batch=global_batch,
-            cost=cost if isinstance(cost, CostModel) else CostModel(cost),
-            capacity=_capacity(capacity),
+            global_batch=_whole("global_batch", global_batch, 1),
+            cost=_cost(cost),
+            capacity=_capacity(capacity, policy),
             speeds=None if speeds is None else np.asarray(speeds, dtype=np.float64),
-            seed=seed,
-            window=window,
-            buffer=buffer,
+            seed=_whole("seed", seed, 0),
+            window=_whole("window", window, 1),
+            buffer=None if buffer is None else _whole("buffer", buffer, 1),
         )
         self._planner = Planner(policy, problem)
-        if not self._planner.policy.fixed_batch:
-            raise UsageError(f"policy {policy!r} varies the global batch, so a batch does not tell its weight")
         self._problem, self._rank, self._policy = problem, rank, policy
         self._steps = problem.data_order().steps_per_epoch
         self._epoch = self._done = self._resume_at = 0
@@ -91,13 +98,14 @@ class PlannedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches of the epoch, from where `load_state_dict` left it or from its beginning."""
         # Only a loaded state starts in mid-epoch: looking at one batch must not make the next loop skip it.
-        self._done, self._resume_at = self._resume_at, 0
+        self._done = self._resume_at
         begin = self._epoch * self._steps
         for step in range(self._done, self._steps):
             (ids,) = self._planner.plan(begin + step).shares[self._rank]
             # Counted before it is handed out: whoever holds the batch finds it done in `state_dict`.
             self._done = step + 1
             yield ids.tolist()
+        self._resume_at = 0
 
     def __len__(self) -> int:
         """Steps per epoch; the incomplete last global batch is left out."""
@@ -109,52 +117,81 @@ class PlannedBatchSampler(Sampler[list[int]]):
         Raises:
             UsageError: negative.
         """
-        if epoch < 0:
-            raise UsageError(f"epoch {epoch}", "Epochs are counted from 0.")
+        epoch = _whole("epoch", epoch, 0)
         if epoch != self._epoch:
             self._epoch, self._done, self._resume_at = epoch, 0, 0
 
-    def weight(self, batch: int | Sized | Mapping[str, Sized]) -> float:
-        """What this rank's mean loss over `batch` is multiplied with before backward: b*G/B.
+    def weight(self, batch: object, targets: int | None = None, group: dist.ProcessGroup | None = None) -> float:
+        """What this rank's mean loss over `batch` is multiplied with before backward.
+
+        A mean over samples: b*G/B, from this batch alone; accumulated over n batches, the loop divides by n.
+        A mean over target tokens: t*G/T, see `target_weights`; a collective call.
 
         Args:
-            batch: the number of samples, anything whose `len` is that (ids, labels), or a mapping of such tensors.
+            batch: the number of samples, a tensor or array whose first dimension is the batch, a mapping of tensors
+                that agree in it, or the sample ids.
+            targets: target tokens over which this rank's loss is a mean; None for a mean over samples.
+            group: as `target_weights`.
+
+        Raises:
+            UsageError: a batch whose number of samples is not clear or not from 1 to B; or as `target_weights`.
         """
-        if isinstance(batch, Mapping):
-            batch = next(iter(batch.values()))
-        count = batch if isinstance(batch, int) else len(batch)
+        if targets is not None:
+            return self.target_weights([targets], group)[0]
+        count = _whole("weight: samples", _samples(batch), 1, self._problem.global_batch)
         return count * self._problem.world_size / self._problem.global_batch
 
-    def state_dict(self, done: int | None = None) -> dict[str, object]:
-        """Where the sampler stands, for `load_state_dict`.
+    def target_weights(self, targets: Sequence[int], group: dist.ProcessGroup | None = None) -> list[float]:
+        """Weights of the n batches of one optimizer step, where a batch's loss is the mean over its target tokens.
+
+        Batch i of this rank weighs t_i*G*n/T, T being the targets of all n batches of all ranks; the loop divides by n.
+        A collective call: every rank makes it once per optimizer step, before the first backward.
 
         Args:
-            done: batches of this epoch that the loop has finished. Needed with loader workers, which read ahead;
-                None takes every batch handed out as finished.
+            targets: target tokens of each of this rank's n batches.
+            group: the data-parallel ranks; all ranks by default.
+
+        Raises:
+            UsageError: counts that are no whole numbers, none on any rank, or ranks that cannot be asked.
         """
-        return {
-            "version": _STATE_VERSION,
-            "epoch": self._epoch,
-            "done": self._done if done is None else done,
-            "fingerprint": self._fingerprint(),
-        }
+        counts = [_whole("targets", count, 0) for count in targets]
+        total = _sum_over_ranks(sum(counts), self._problem.world_size, group)
+        if total == 0:
+            raise UsageError("targets: 0 on all ranks", "A mean over no target is not a number: skip this step.")
+        return [count * self._problem.world_size * len(counts) / total for count in counts]
+
+    def state_dict(self, done: int | None = None) -> dict[str, object]:
+        """Where the sampler stands, for `load_state_dict`; at an epoch's end, at the beginning of the next.
+
+        Args:
+            done: batches of this epoch that the loop has finished, counted from the epoch's beginning. Needed with
+                loader workers, which read ahead; None takes every batch handed out as finished.
+
+        Raises:
+            UsageError: `done` is negative or more than the epoch has.
+        """
+        done = self._done if done is None else _whole("done", done, 0, self._steps)
+        ended, done = divmod(done, self._steps)
+        position = {"epoch": self._epoch + ended, "done": done}
+        return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue where another sampler of the same data and settings stood.
 
+        Its epoch goes on from there until it has ended or another is set; one that had ended yields nothing more.
+
         Raises:
             UsageError: the state is of other data or settings (any rank's will do), or of another version.
         """
-        epoch, done = state.get("epoch"), state.get("done")
-        if state.get("version") != _STATE_VERSION or not isinstance(epoch, int) or not isinstance(done, int):
+        if state.get("version") != _STATE_VERSION:
             raise UsageError("the sampler's state is not one of this version", "Start from the epoch's beginning.")
         if state.get("fingerprint") != self._fingerprint():
             raise UsageError(
                 "the sampler's state is of other lengths, ranks, batch, policy or seed",
                 "Resume with the settings of the first run.",
             )
-        if done >= self._steps:
-            epoch, done = epoch + 1, 0
+        epoch = _whole("state['epoch']", state.get("epoch"), 0)
+        done = _whole("state['done']", state.get("done"), 0, self._steps)
         self._epoch, self._done, self._resume_at = epoch, done, done
 
     def _fingerprint(self) -> str:
@@ -184,9 +221,79 @@ def _whole_numbers(lengths: ArrayLike) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def _capacity(given: Capacity | int | Sequence[int] | None) -> Capacity:
-    if given is None:
-        return Capacity()
-    if isinstance(given, Capacity):
-        return given
-    return Capacity.uniform(given) if isinstance(given, int) else Capacity.per_rank(given)
+def _whole(name: str, given: object, least: int, most: int | None = None) -> int:
+    """A number of any integer type within its limits."""
+    try:
+        number = index(given)  # type: ignore[arg-type]  # what is no integer raises
+    except TypeError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name}: {given!r}", f"Give a whole number {allowed}.")
+    return number
+
+
+def _policies(capped: bool = False) -> list[str]:
+    """Policies that a sampler takes; those that keep to capacities, if asked."""
+    kinds = {name: policy_class(name) for name, entry in REGISTRY.items() if entry.in_train}
+    return [name for name, kind in kinds.items() if kind.fixed_batch and (kind.capped or not capped)]
+
+
+def _cost(given: CostModel | CostType) -> CostModel:
+    if given == "measured":
+        raise UsageError(
+            "cost: 'measured' says no coefficients",
+            "Give CostModel('measured', alpha=…, beta=…, gamma=…); dynbench probe fits them.",
+        )
+    return given if isinstance(given, CostModel) else CostModel(given)
+
+
+def _capacity(given: Capacity | int | Sequence[int] | None, policy: str) -> Capacity:
+    if given is None or isinstance(given, Capacity):
+        capacity = given or Capacity()
+    elif isinstance(given, Sequence | np.ndarray):
+        capacity = Capacity.per_rank([_whole(f"capacity[{rank}]", most, 1) for rank, most in enumerate(given)])
+    else:
+        capacity = Capacity.uniform(_whole("capacity", given, 1))
+    if not capacity.unlimited and not policy_class(policy).capped:
+        raise UsageError(
+            f"capacity: policy {policy!r} obeys no capacities",
+            f"Leave capacity out, or use one of {', '.join(_policies(capped=True))}.",
+        )
+    return capacity
+
+
+def _samples(batch: Any) -> object:
+    """The number of samples of a batch that can be read in one way only."""
+    if isinstance(batch, Mapping):
+        sizes = {name: value.shape[0] for name, value in batch.items() if getattr(value, "shape", ())}
+        if len(set(sizes.values())) == 1:
+            return next(iter(sizes.values()))
+        what = f"a mapping with the first dimensions {sizes}"
+    elif getattr(batch, "shape", ()):
+        return batch.shape[0]
+    elif isinstance(batch, Sequence) and all(isinstance(item, Integral) for item in batch):
+        return len(batch)
+    elif hasattr(batch, "__index__"):
+        return batch
+    else:
+        what = f"a {type(batch).__name__}"
+    raise UsageError(
+        f"weight: {what} does not tell how many samples it holds",
+        "Give the number of samples, or a tensor whose first dimension is the batch.",
+    )
+
+
+def _sum_over_ranks(count: int, world_size: int, group: dist.ProcessGroup | None) -> int:
+    if world_size == 1:
+        return count
+    asked = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    if asked != world_size:
+        raise UsageError(
+            f"targets: {asked} of the sampler's {world_size} ranks can be asked",
+            "Call torch.distributed.init_process_group before the loop; give the data-parallel ranks as group.",
+        )
+    devices = [device.partition(":")[0] for device in dist.get_backend_config(group).split(",")]
+    total = torch.tensor(count, device="cpu" if "cpu" in devices else devices[0])
+    dist.all_reduce(total, group=group)
+    return int(total)

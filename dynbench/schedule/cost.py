@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from dynbench.errors import UsageError, did_you_mean
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -23,6 +25,9 @@ class CostModel:
         attention_a: a of `attention`, per token.
         alpha, beta, gamma: coefficients of `measured`, in ms, ms per padded token, ms per padded token and token.
         pad_to_multiple_of: lengths are rounded up to a multiple of this before they are priced, tokens.
+
+    Raises:
+        UsageError: unknown cost type, with the nearest spelling.
     """
 
     cost_type: CostType = "tokens"
@@ -31,6 +36,15 @@ class CostModel:
     beta: float = 1.0
     gamma: float = 0.0
     pad_to_multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        known = get_args(CostType)
+        if self.cost_type not in known:
+            near = did_you_mean(str(self.cost_type), known)
+            raise UsageError(
+                f"schedule.cost_type: {self.cost_type!r} is not a cost type. {near}".rstrip(),
+                f"Known: {', '.join(known)}.",
+            )
 
     def padded(self, lengths: ArrayLike) -> IntArray:
         """Lengths rounded up to `pad_to_multiple_of`, tokens; same shape."""

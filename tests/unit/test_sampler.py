@@ -1,11 +1,10 @@
+import json
 from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.utils.data import DataLoader
 
 from dynbench.errors import NothingFits, UsageError
@@ -45,12 +44,17 @@ def test_the_ranks_together_run_the_plan(policy):
             assert batches == [share[0].tolist() for share in shares]
 
 
-@given(st.integers(0, 99), st.sampled_from(["static", "partition", "window"]))
-@settings(max_examples=25, deadline=None)
-def test_an_epoch_sees_no_sample_twice(seed, policy):
-    ranks = [sampler(rank, policy=policy, seed=seed, window=2) for rank in range(RANKS)]
-    seen = [i for batches in epoch_of(*ranks) for ids in batches for i in ids]
-    assert len(seen) == len(set(seen)) == len(LENGTHS) // BATCH * BATCH
+@given(st.integers(0, 99), st.sampled_from(TRAINABLE), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_an_epoch_sees_no_sample_twice_and_its_weights_make_a_whole(seed, policy, window):
+    ranks = [sampler(rank, policy=policy, seed=seed, window=window) for rank in range(RANKS)]
+    steps = epoch_of(*ranks)
+    seen = [i for batches in steps for ids in batches for i in ids]
+    assert len(seen) == len(LENGTHS) // BATCH * BATCH
+    if policy != "prefix":  # whose ranks begin their next epoch by themselves
+        assert len(seen) == len(set(seen))
+    for batches in steps:
+        assert sum(one.weight(ids) for one, ids in zip(ranks, batches, strict=True)) == pytest.approx(RANKS)
 
 
 def test_epochs_and_seeds_differ_and_repeat():
@@ -65,20 +69,71 @@ def test_epochs_and_seeds_differ_and_repeat():
     assert len(later) == len(first) == len(LENGTHS) // BATCH
 
 
-@pytest.mark.parametrize("policy", ["partition", "prefix", "window"])
-@pytest.mark.parametrize("stop", [1, 7, len(LENGTHS) // BATCH])
-def test_resumed_in_mid_epoch_it_repeats_and_skips_nothing(policy, stop):
-    whole = [sampler(1, policy=policy, window=4), sampler(1, policy=policy, window=4)]
-    whole[1].set_epoch(1)
-    expected = [*whole[0], *whole[1]]
+def readme_loop(one, epochs, state=None):
+    """The loop of the README, resumed from a state: batch by batch the epoch, the batches done in it, the batch."""
+    first, done = (0, 0) if state is None else (state["epoch"], state["done"])
+    for epoch in range(first, epochs):
+        one.set_epoch(epoch)
+        for batch in one:
+            done += 1
+            yield epoch, done, batch
+        done = 0
 
-    before, after = sampler(1, policy=policy, window=4), sampler(1, policy=policy, window=4)
-    got = list(islice(before, stop))
-    after.load_state_dict(before.state_dict())
-    for epoch in range(int(after.state_dict()["epoch"]), 2):
-        after.set_epoch(epoch)
-        got += after
-    assert got == expected
+
+def stopped(one, stop, counted):
+    """What the loop got in `stop` batches, and the state it saved then."""
+    got = list(islice(readme_loop(one, 2), stop))
+    done = got[-1][1] if got else 0
+    return got, one.state_dict(done=done if counted else None)
+
+
+@given(
+    policy=st.sampled_from(TRAINABLE),
+    seed=st.integers(0, 9),
+    window=st.integers(1, 6),
+    stop=st.integers(0, 2 * (len(LENGTHS) // BATCH)) | st.sampled_from([0, 16, 32]),
+    counted=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_resumed_anywhere_it_repeats_and_skips_nothing(policy, seed, window, stop, counted):
+    same = {"policy": policy, "seed": seed, "window": window}
+    expected = list(readme_loop(sampler(1, **same), 2))
+    got, state = stopped(sampler(1, **same), stop, counted)
+    state = json.loads(json.dumps(state))
+    resumed = sampler(1, **same)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    again = sampler(1, **same)
+    again.load_state_dict(resumed.state_dict())
+    assert got + list(readme_loop(again, 2, state)) == expected
+
+
+@pytest.mark.parametrize("policy", TRAINABLE)
+def test_at_an_epochs_end_nothing_of_it_is_left(policy):
+    one = sampler(1, policy=policy, window=3)
+    assert len(list(one)) == len(one)
+    ended = one.state_dict()
+    assert (ended["epoch"], ended["done"]) == (1, 0)
+    assert one.state_dict(done=len(one)) == ended
+    one.set_epoch(1)
+    assert one.state_dict() == ended
+
+
+@pytest.mark.parametrize("policy", TRAINABLE)
+def test_a_finished_epoch_that_was_loaded_yields_nothing_more(policy):
+    one = sampler(policy=policy)
+    one.load_state_dict({**one.state_dict(), "epoch": 0, "done": len(one)})
+    assert one.state_dict()["epoch"] == 1
+    expected = [step for step in readme_loop(sampler(policy=policy), 2) if step[0] == 1]
+    assert list(readme_loop(one, 2, {"epoch": 0, "done": 0})) == expected
+
+
+def test_looking_at_one_batch_of_a_resumed_epoch_moves_nothing():
+    one = sampler()
+    one.load_state_dict(_advance(sampler(), 5).state_dict())
+    assert next(iter(one)) == next(iter(one))
+    assert list(one) == list(sampler())[5:]
+    assert list(one) == list(sampler())
 
 
 def test_a_state_of_another_rank_will_do():
@@ -88,15 +143,22 @@ def test_a_state_of_another_rank_will_do():
     assert list(other) == list(sampler(2))[5:]
 
 
-def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came():
-    ahead = sampler()
-    loader = DataLoader(range(len(LENGTHS)), batch_sampler=ahead, num_workers=2, prefetch_factor=2)
-    batches = iter(loader)
-    seen = [next(batches).tolist() for _ in range(3)]
-    assert ahead.state_dict()["done"] > 3
-    resumed = sampler()
-    resumed.load_state_dict(ahead.state_dict(done=3))
-    assert seen + list(resumed) == list(sampler())
+@pytest.mark.parametrize("policy", TRAINABLE)
+def test_loader_workers_read_ahead_and_the_loop_says_how_far_it_came(policy):
+    ahead = sampler(policy=policy)
+    expected = list(sampler(policy=policy))
+    loader = DataLoader(range(len(LENGTHS)), batch_sampler=ahead, num_workers=1, prefetch_factor=2)
+    seen = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == 3:
+            assert ahead.state_dict()["done"] > 3
+            resumed = sampler(policy=policy)
+            resumed.load_state_dict(ahead.state_dict(done=3))
+            assert seen + list(resumed) == expected
+    assert seen == expected
+    ended = ahead.state_dict(done=len(seen))
+    assert ended == ahead.state_dict() and (ended["epoch"], ended["done"]) == (1, 0)
 
 
 def test_looking_at_one_batch_skips_nothing():
@@ -121,47 +183,54 @@ def test_a_state_of_another_version_is_refused():
         sampler().load_state_dict({**sampler().state_dict(), "version": 0})
 
 
-def test_the_weight_of_a_batch_is_its_share():
-    ranks = [sampler(rank) for rank in range(RANKS)]
-    for batches in epoch_of(*ranks):
-        assert sum(ranks[0].weight(ids) for ids in batches) == pytest.approx(RANKS)
-    one = ranks[0]
-    labels = torch.zeros(5, dtype=torch.int64)
-    expected = 5 * RANKS / BATCH
-    assert {one.weight(5), one.weight([0] * 5), one.weight(labels), one.weight({"labels": labels})} == {expected}
-
-
-def test_the_weighted_gradient_is_that_of_the_global_batch():
-    """Averaged over ranks as DDP does; without weights it is another one."""
-    inputs = torch.randn(len(LENGTHS), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    model = nn.Linear(4, 1, dtype=torch.float64)
-    ranks = [sampler(rank) for rank in range(RANKS)]
-
-    def gradient(ids, weight=1.0):
-        model.zero_grad()
-        (weight * model(inputs[ids]).pow(2).mean()).backward()
-        return model.weight.grad.clone()
-
-    for batches in epoch_of(*ranks):
-        whole = gradient([i for ids in batches for i in ids])
-        weighted = sum(gradient(ids, ranks[0].weight(ids)) for ids in batches) / RANKS
-        plain = sum(gradient(ids) for ids in batches) / RANKS
-        torch.testing.assert_close(weighted, whole, rtol=1e-12, atol=0)
-        assert (plain - whole).abs().max() > 1e-3 * whole.abs().max()
-
-
 def test_costs_and_capacities_may_be_given_short_or_whole():
     assert list(sampler(capacity=9)) == list(sampler(capacity=Capacity.uniform(9)))
     assert list(sampler(capacity=[9, 6, 9])) == list(sampler(capacity=Capacity.per_rank([9, 6, 9])))
+    assert list(sampler(capacity=np.int64(9))) == list(sampler(capacity=9))
+    assert list(sampler(capacity=np.array([9, 6, 9]))) == list(sampler(capacity=[9, 6, 9]))
     assert list(sampler(cost="attention")) == list(sampler(cost=CostModel("attention")))
     assert all(len(ids) <= 6 for ids in sampler(1, capacity=[9, 6, 9]))
+
+
+CAPPED = [name for name in TRAINABLE if policy_class(name).capped]
+
+
+@pytest.mark.parametrize("policy", TRAINABLE)
+@pytest.mark.parametrize("capacity", [8, [8, 5, 8], Capacity.uniform(8)], ids=["one", "per rank", "whole"])
+def test_a_capacity_is_obeyed_or_refused_by_name(policy, capacity):
+    if policy in CAPPED:
+        assert all(len(ids) <= 5 for ids in islice(sampler(1, policy=policy, capacity=[8, 5, 8]), 10))
+        assert all(len(ids) <= 8 for ids in islice(sampler(policy=policy, capacity=capacity), 10))
+        return
+    with pytest.raises(UsageError, match=f"capacity: policy '{policy}' obeys no capacities") as refused:
+        sampler(policy=policy, capacity=capacity)
+    assert all(name in refused.value.hint for name in CAPPED)
+    assert policy not in refused.value.hint.split(", ")
+    assert list(sampler(policy=policy, capacity=Capacity())) == list(sampler(policy=policy))
+
+
+@pytest.mark.parametrize("policy", TRAINABLE)
+@pytest.mark.parametrize("window", [0, -1, 1.5, "2", None], ids=str)
+def test_a_window_of_no_batches_is_refused(policy, window):
+    with pytest.raises(UsageError, match=f"window: {window!r}\nhint: Give a whole number of at least 1"):
+        sampler(policy=policy, window=window)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": 3}, "rank 3 of 3"),
-        ({"rank": -1}, "rank -1 of 3"),
+        ({"rank": 3}, "rank: 3\nhint: Give a whole number from 0 to 2"),
+        ({"rank": -1}, "rank: -1"),
+        ({"world_size": 0}, "world_size: 0"),
+        ({"seed": -1}, "seed: -1"),
+        ({"buffer": 0}, "buffer: 0"),
+        ({"global_batch": 12.0}, "global_batch: 12.0"),
+        ({"cost": "token"}, "'token' is not a cost type. Did you mean 'tokens'"),
+        ({"cost": "foo"}, "Known: tokens, tokens_sq, attention, measured"),
+        ({"cost": None}, "None is not a cost type"),
+        ({"cost": "measured"}, "'measured' says no coefficients\nhint: Give CostModel"),
+        ({"capacity": [9, 0, 9]}, r"capacity\[1\]: 0"),
+        ({"capacity": [9, 9]}, "2 capacities for 3 ranks"),
         ({"policy": "packed"}, "cannot train"),
         ({"policy": "token_budget"}, "varies the global batch"),
         ({"policy": "partitions"}, "Did you mean 'partition'"),
@@ -170,7 +239,8 @@ def test_costs_and_capacities_may_be_given_short_or_whole():
         ({"lengths": [3.5] * 20}, "float64"),
         ({"lengths": [[3]] * 20}, r"shape \(20, 1\)"),
         ({"lengths": [3, 0] * 20}, "length 0"),
-        ({"capacity": 0}, "schedule.capacity"),
+        ({"capacity": 0}, "capacity: 0"),
+        ({"capacity": 2.5}, "capacity: 2.5"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, message):
@@ -184,8 +254,24 @@ def test_what_does_not_fit_is_said_while_iterating():
 
 
 def test_a_negative_epoch_is_refused():
-    with pytest.raises(UsageError, match="epoch -1"):
+    with pytest.raises(UsageError, match="epoch: -1"):
         sampler().set_epoch(-1)
+
+
+@pytest.mark.parametrize("done", [-5, -1, 17, 2.5, "3"], ids=str)
+def test_more_or_less_done_than_an_epoch_has_is_refused(done):
+    one = sampler()
+    with pytest.raises(UsageError, match=f"done: {done!r}\nhint: Give a whole number from 0 to 16"):
+        one.state_dict(done=done)
+    with pytest.raises(UsageError, match=r"state\['done'\]"):
+        one.load_state_dict({**one.state_dict(), "done": done})
+
+
+@pytest.mark.parametrize("epoch", [-1, None, 0.5], ids=str)
+def test_a_state_of_no_epoch_is_refused(epoch):
+    one = sampler()
+    with pytest.raises(UsageError, match=r"state\['epoch'\]"):
+        one.load_state_dict({**one.state_dict(), "epoch": epoch})
 
 
 def _advance(one: PlannedBatchSampler, steps: int) -> PlannedBatchSampler:
