@@ -125,6 +125,8 @@ def _show_cost(record: ProbeRecord) -> None:
     )
     if record.allreduce is not None:
         print_line(f"all-reduce of the gradient: {record.allreduce.ms:.3g} ms for {record.allreduce.megabytes:.3g} MB")
+    elif record.overhead_ms is not None:
+        print_line(f"virtual ranks: {record.overhead_ms:.3g} ms per step for communication (launch.comm_model)")
     if min(record.speeds) < 0.9:
         print_line(f"relative speed of the ranks: {', '.join(f'{speed:.2f}' for speed in record.speeds)}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dynbench.config.schema import Config, Section
+from dynbench.config.schema import Compress, Config, Schedule, Section, Sync
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
@@ -130,6 +130,22 @@ def _gather_needs_prefix(config: Config) -> Iterator[str]:
         )
 
 
+def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
+    if config.launch.launcher != "virtual":
+        return
+    asked = {
+        "schedule.exchange": (config.schedule.exchange, Schedule().exchange),
+        "sync.name": (config.sync.name, Sync().name),
+        "compress.name": (config.compress.name, Compress().name),
+    }
+    for key, (value, played) in asked.items():
+        if value != played:
+            yield (
+                f"{key}: {value!r} needs real ranks, virtual ones send nothing to each other; "
+                f"set it to {played}, or launch.launcher to torchrun"
+            )
+
+
 def _estimated_speeds_are_planned_with(config: Config) -> Iterator[str]:
     if config.schedule.speeds == "auto" and config.schedule.exchange == "gather":
         yield "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the speeds"
@@ -231,6 +247,7 @@ RULES: tuple[Rule, ...] = (
     _subset_holds_a_batch,
     _static_has_no_policy,
     _gather_needs_prefix,
+    _virtual_ranks_send_nothing,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,
     _nodes_agree,

@@ -103,6 +103,21 @@ def build_comm_model(text: str | None, root: Path) -> CommModel:
     return read_comm_file(path) if path.suffix == ".json" or path.is_file() else _from_probe(text, root)
 
 
+def charged_ms(text: str | None, gradient_mb: float, world_size: int, root: Path) -> float:
+    """What a step of virtual ranks is charged for the all-reduce of its gradient, ms; a prediction of it charges the same.
+
+    Args:
+        text: `launch.comm_model`.
+        gradient_mb: size of all gradients, MB.
+        world_size: virtual ranks (G).
+        root: as for `build_comm_model`.
+
+    Raises:
+        UsageError: as `build_comm_model`.
+    """
+    return build_comm_model(text, root).allreduce_ms(gradient_mb, world_size)
+
+
 def read_comm_file(path: Path) -> Measured:
     """A file `{"schema_version": 1, "world_size": G, "allreduce": [{"megabytes": x, "ms": y}, …]}`.
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from dynbench.config.schema import Config
-from dynbench.engine.comm_model import CommModel, build_comm_model
+from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.loop import run_steps
 from dynbench.engine.memory import MemoryMeter
@@ -65,8 +65,7 @@ class VirtualLoop:
     rows: Sequence[RowBuilder]
     writers: Sequence[RowWriter]
     evaluator: Evaluator
-    comm: CommModel
-    gradient_mb: float
+    comm_ms: float
     stop: StopFlag
 
     def run(self) -> None:
@@ -109,19 +108,18 @@ class VirtualLoop:
         """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
         skipped = self.replica.precision.take_skipped()
         slowest_ms = max(turn.busy_ms for turn in turns)
-        comm_ms = self.comm.allreduce_ms(self.gradient_mb, len(turns))
         for turn, rows, writer in zip(turns, self.rows, self.writers, strict=True):
             phases: dict[Phase, float] = {
                 **turn.phases,
                 "plan": plan_ms,
-                "sync": slowest_ms - turn.busy_ms + comm_ms,
+                "sync": slowest_ms - turn.busy_ms + self.comm_ms,
                 "optimizer": optimizer_ms,
             }
             row = rows.row(
                 step,
                 turn.share,
                 phases,
-                step_ms=plan_ms + slowest_ms + comm_ms + optimizer_ms,
+                step_ms=plan_ms + slowest_ms + self.comm_ms + optimizer_ms,
                 peak_mem_mb=turn.peak_mem_mb,
                 reserved_mem_mb=turn.reserved_mem_mb,
                 loss=turn.loss,
@@ -160,8 +158,9 @@ def virtual_loop(
                 sum_over_ranks=list,
                 file=run.path / EVAL_FILE,
             ),
-            comm=build_comm_model(config.launch.comm_model, run.path.parent),
-            gradient_mb=gradient_megabytes(replica.model),
+            comm_ms=charged_ms(
+                config.launch.comm_model, gradient_megabytes(replica.model), world_size, run.path.parent
+            ),
             stop=stop,
         )
 

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
+from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.resolve import Resolved, resolve, this_machine
 from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.probe.capacity import Findings, Report, find_capacities
@@ -20,9 +22,9 @@ from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
 from dynbench.probe.search import length_grid
 from dynbench.probe.soak import soak
 from dynbench.probe.tables import capacity_tables, memory_model_of
-from dynbench.probe.timing import at_full_speed, fit_cost, grid, relative_speeds, time_grid, timing_rows
+from dynbench.probe.timing import at_full_speed, fit_cost, grid, rank_speeds, time_grid, timing_rows
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.probe_record import PROBE_FILE, CostFit, MemoryFit, ProbeRecord
+from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, MemoryFit, ProbeRecord
 from dynbench.runs.provenance import collect
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Failure
@@ -68,6 +70,8 @@ def run_probe(
     """
     resolved = resolve(config, this_machine(), store)
     prober = Prober(resolved, _length_grid(resolved.config), _memory_limit_bytes(resolved))
+    if prober.virtual:
+        build_comm_model(resolved.config.launch.comm_model, store.root)
     run = store.create("probe", "probe", name, replace, argv)
     write_text(run.config_file, dump_config(resolved.config))
     write_json(run.env_file, collect(resolved.config, resolved.decisions, {}))
@@ -99,6 +103,11 @@ class Prober:
         assert isinstance(nproc, int), "resolved"
         return nproc
 
+    @property
+    def virtual(self) -> bool:
+        """Whether one process stands for all ranks."""
+        return self.resolved.config.launch.launcher == "virtual"
+
     def probe(self, run: Run, report: Report) -> ProbeRecord:
         """All parts in order; each needs the one before."""
         config, world_size = self.resolved.config, self.resolved.world_size
@@ -125,7 +134,9 @@ class Prober:
             report,
             config.launch.slowdown,
         )
-        speeds = relative_speeds(measured, self.processes)
+        overhead_ms = self._overhead_ms(allreduce, run.path.parent)
+        ranks = world_size if self.virtual else self.processes
+        speeds = rank_speeds(measured, ranks, config.launch.slowdown)
         cost = fit_cost(at_full_speed(measured, distinct_speeds(speeds)), seed, config.schedule.attention_a)
         problem = self._problem(data_lengths, cost, speeds)
         soaked = None
@@ -148,12 +159,20 @@ class Prober:
             cost_model=cost,
             memory_model=None if memory is None else MemoryFit.model_validate(memory, from_attributes=True),
             speeds=speeds,
-            allreduce=allreduce,
+            allreduce=None if self.virtual else allreduce,
+            overhead_ms=overhead_ms,
             soak=soaked,
-            predicted_speedup=predicted_speedups(problem, allreduce.ms),
+            predicted_speedup=predicted_speedups(problem, overhead_ms),
             predicted_window=WINDOW,
-            break_even_batch=break_even_batch(problem, allreduce.ms, config.analysis.noise_threshold),
+            break_even_batch=break_even_batch(problem, overhead_ms, config.analysis.noise_threshold),
         )
+
+    def _overhead_ms(self, allreduce: AllReduce, root: Path) -> float:
+        """What every step pays alike: the measured all-reduce, or what virtual ranks are charged for theirs."""
+        if not self.virtual:
+            return allreduce.ms
+        comm_model = self.resolved.config.launch.comm_model
+        return charged_ms(comm_model, allreduce.megabytes, self.resolved.world_size, root)
 
     def _children(self, run: Run, *, tidy: bool = False, limited: bool = True) -> Children:
         config = self.resolved.config

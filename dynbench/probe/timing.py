@@ -73,10 +73,23 @@ def _numbers(reply: Reply | None, rank: int) -> list[float]:
     return [float(ms) for ms in value]
 
 
-def relative_speeds(measured: Sequence[tuple[int, GridPoint]], world_size: int) -> list[float]:
-    """Speed of each rank from its total time over the grid; 1 for the fastest."""
-    totals = [sum(point.ms for rank, point in measured if rank == wanted) for wanted in range(world_size)]
-    return [min(totals) / total for total in totals]
+def rank_speeds(
+    measured: Sequence[tuple[int, GridPoint]], world_size: int, slowdown: Mapping[int, float]
+) -> list[float]:
+    """Speed of each rank; 1 for the fastest.
+
+    Args:
+        measured: every rank's times, or, of virtual ranks, the first one's alone.
+        world_size: ranks (G).
+        slowdown: rank to factor by which its times are stretched; all that virtual ranks of one device differ in.
+    """
+    totals: dict[int, float] = defaultdict(float)
+    for rank, point in measured:
+        totals[rank] += point.ms
+    if len(totals) < world_size:
+        totals = {rank: totals[0] / slowdown.get(0, 1.0) * slowdown.get(rank, 1.0) for rank in range(world_size)}
+    fastest = min(totals.values())
+    return [fastest / totals[rank] for rank in range(world_size)]
 
 
 def at_full_speed(measured: Sequence[tuple[int, GridPoint]], speeds: FloatArray | None) -> list[tuple[int, GridPoint]]:

@@ -124,6 +124,9 @@ class ProbeRecord(Record):
     speeds: list[float]
     """Relative speed of each rank, 1 for the fastest."""
     allreduce: AllReduce | None
+    """Null where nothing was sent: virtual ranks, whose communication is `launch.comm_model`."""
+    overhead_ms: float | None = None
+    """What the predictions add to the slowest rank's cost in every step: that all-reduce, or the modelled one."""
     soak: Soak | None
     predicted_speedup: dict[str, float | None]
     """Static's predicted step over each policy's, one micro-batch per rank; null where one cannot be planned."""

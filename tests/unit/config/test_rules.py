@@ -44,6 +44,11 @@ def config_of(text: str) -> Config:
         ("schedule: {exchange: gather}", None, "schedule.exchange: 'gather' is for policy prefix, not 'static'"),
         ("schedule: {policy: prefix, mode: dynamic, speeds: auto, exchange: gather}", None, "schedule.speeds: 'auto'"),
         ("schedule: {cost_type: measured}", None, "schedule.cost_type: 'measured' has no coefficients"),
+        (
+            "schedule: {policy: prefix, exchange: gather}\nlaunch: {launcher: virtual}",
+            None,
+            "schedule.exchange: 'gather' needs real ranks",
+        ),
         ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
         ("launch: {nnodes: 2}", None, "launch.rdzv_endpoint: null, but 2 nodes"),
         ("launch: {node_rank: 1}", None, "launch.node_rank: 1 is not below launch.nnodes 1"),
@@ -56,6 +61,16 @@ def test_each_rule_names_its_key(text: str, world_size: int | None, expected: st
     assert len(found) == 1
     assert found[0].startswith(expected)
     assert "\n" not in found[0]
+
+
+@pytest.mark.parametrize("section", ["sync", "compress"])
+def test_how_gradients_travel_is_refused_where_they_do_not(section: str) -> None:
+    chosen = getattr(Config(), section).model_copy(update={"name": "another"})
+    real = Config().model_copy(update={section: chosen})
+    virtual = real.model_copy(update={"launch": real.launch.model_copy(update={"launcher": "virtual"})})
+    assert check_rules(real, 2) == []
+    (problem,) = check_rules(virtual, 2)
+    assert problem.startswith(f"{section}.name: 'another' needs real ranks")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 64])

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dynbench.engine.comm_model import AlphaBeta
 from dynbench.engine.rows import RowBuilder
 from dynbench.engine.virtual import Turn, VirtualLoop, gradient_megabytes
 from dynbench.runs.records import StepRow
@@ -37,8 +36,7 @@ def test_everyone_waits_for_the_slowest() -> None:
         rows=[RowBuilder(rank, "static", 0, lengths, 1) for rank in (0, 1)],
         writers=files,
         evaluator=None,
-        comm=AlphaBeta(2.0, 0.5),
-        gradient_mb=4.0,
+        comm_ms=4.0,
         stop=None,
     )
     turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]

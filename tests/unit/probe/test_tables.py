@@ -12,7 +12,7 @@ from dynbench.lengths import SST2
 from dynbench.probe.fit import GridPoint
 from dynbench.probe.predict import break_even_batch, predicted_speedups
 from dynbench.probe.tables import capacity_tables, memory_model_of
-from dynbench.probe.timing import at_full_speed, grid, relative_speeds
+from dynbench.probe.timing import at_full_speed, grid, rank_speeds
 from dynbench.runs.probe_record import CapacityRow, TrialRow
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
@@ -55,7 +55,7 @@ def test_grid_stays_within_the_smallest_capacity() -> None:
 def test_relative_speeds_follow_the_times() -> None:
     measured = [(0, GridPoint(1, 32, 10.0)), (0, GridPoint(2, 32, 20.0))]
     measured += [(1, GridPoint(1, 32, 20.0)), (1, GridPoint(2, 32, 40.0))]
-    assert relative_speeds(measured, 2) == [1.0, 0.5]
+    assert rank_speeds(measured, 2, {}) == [1.0, 0.5]
     assert {point.ms for _, point in at_full_speed(measured, np.array([1.0, 0.5]))} == {
         point.ms for rank, point in measured if rank == 0
     }

@@ -1,0 +1,142 @@
+"""A whole probe with trial processes that answer at once: what it makes of their times, for real and virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynbench.config.load import load_config
+from dynbench.engine.comm_model import charged_ms
+from dynbench.engine.planning import build_problem
+from dynbench.engine.resolve import Machine, resolve
+from dynbench.engine.virtual import gradient_megabytes
+from dynbench.errors import UsageError
+from dynbench.probe.prober import Prober, run_probe
+from dynbench.probe.trial import TrialStep
+from dynbench.runs.atomic import write_json
+from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord
+from dynbench.runs.store import RunStore
+from dynbench.units import mb
+from dynbench.workloads.registry import build_workload
+
+ALPHA, BETA = 2.0, 0.05
+REDUCE_MS = 3.0
+RANKS = 4
+GRADIENT_BYTES = 12_000_000
+VIRTUAL = ("launch.launcher=virtual", f"launch.world_size={RANKS}")
+REAL = ("launch.launcher=torchrun", f"launch.nproc={RANKS}")
+
+
+class Answering:
+    """Trial processes without processes: everything fits, and a step takes what a planted cost says."""
+
+    gradient_bytes = GRADIENT_BYTES
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, object] | None]:
+        return [self._answer(request) for request in requests]
+
+    def ask_all(self, request: Mapping[str, Any]) -> list[dict[str, object] | None]:
+        return self.ask([request] * self.world_size)
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, object]:
+        if request["op"] == "trial":
+            return {"fits": True, "peak_mem_mb": 1.0}
+        if request["op"] == "reduce":
+            return {"ms": REDUCE_MS}
+        return {"ms": [ALPHA + BETA * request["n"] * request["length"]]}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setattr(Prober, "_children", lambda self, run, **_: Answering(self.processes))
+    return RunStore(tmp_path)
+
+
+def probed(store: RunStore, *overrides: str) -> ProbeRecord:
+    fixed = ("launch.device=cpu", "launch.threads=1", "probe.lengths=[32, 64, 128, 256]", "probe.soak_steps=0")
+    config = load_config(None, (*fixed, "probe.memory_limit=1GB", "train.global_batch=32", *overrides))
+    return ProbeRecord.model_validate_json(
+        (run_probe(config, store, report=lambda _: None).path / PROBE_FILE).read_text()
+    )
+
+
+def test_real_ranks_pay_what_was_measured(store: RunStore) -> None:
+    record = probed(store, *REAL)
+    assert record.overhead_ms == REDUCE_MS
+    assert record.allreduce is not None and record.allreduce.ms == REDUCE_MS
+
+
+@pytest.mark.parametrize("comm_model", ["null", "none", "'7,0'", "'1,0.5'"])
+def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_model: str) -> None:
+    record = probed(store, *VIRTUAL, f"launch.comm_model={comm_model}")
+    text = None if comm_model == "null" else comm_model.strip("'")
+    assert record.overhead_ms == charged_ms(text, mb(GRADIENT_BYTES), RANKS, store.root)
+    assert record.allreduce is None
+
+
+def test_communication_hides_the_predicted_gain_of_virtual_ranks(store: RunStore) -> None:
+    free, dear = probed(store, *VIRTUAL), probed(store, *VIRTUAL, "launch.comm_model='100000,0'")
+    for policy in ("partition", "window"):
+        before, after = free.predicted_speedup[policy], dear.predicted_speedup[policy]
+        assert before is not None and after is not None
+        assert before > 1.2
+        assert 1.0 <= after < 1.01
+    assert free.break_even_batch is not None and dear.break_even_batch is not None
+    assert free.break_even_batch < dear.break_even_batch
+
+
+def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
+    config = resolve(load_config(None, VIRTUAL), Machine(2, 0, False), RunStore(Path("nowhere"))).config
+    workload = build_workload(config)
+    buckets = TrialStep(config, workload, torch.device("cpu")).buckets
+    assert mb(buckets.numel() * buckets.element_size()) == gradient_megabytes(workload.build_model(0))
+
+
+def test_a_model_that_cannot_be_read_ends_the_probe_before_it_begins(store: RunStore) -> None:
+    with pytest.raises(UsageError, match=r"launch\.comm_model"):
+        probed(store, *VIRTUAL, "launch.comm_model='-1,0'")
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
+@pytest.mark.parametrize(
+    ("slowdown", "speeds", "fastest"),
+    [
+        ("{}", [1, 1, 1, 1], 1),
+        ("{2: 2}", [1, 1, 0.5, 1], 1),
+        ("{0: 4}", [0.25, 1, 1, 1], 1),
+        ("{0: 2, 1: 2, 2: 4, 3: 2}", [1, 1, 0.5, 1], 2),
+    ],
+)
+def test_a_slowed_rank_is_that_rank(
+    store: RunStore, launcher: Sequence[str], slowdown: str, speeds: list[float], fastest: float
+) -> None:
+    record = probed(store, *launcher, f"launch.slowdown={slowdown}")
+    assert record.speeds == pytest.approx(speeds)
+    assert record.cost_model is not None
+    assert record.cost_model.beta_ms_per_token == pytest.approx(fastest * BETA)
+
+
+@pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
+def test_a_run_on_the_probe_plans_with_the_slowed_rank(store: RunStore, launcher: Sequence[str]) -> None:
+    record = probed(store, *launcher, "launch.slowdown={2: 2}")
+    run = store.create("probe", "probe", name="slowed")
+    write_json(run.path / PROBE_FILE, record.model_dump())
+    config = load_config(None, (*launcher, "launch.device=cpu", "schedule.mode=dynamic", "probe.run=slowed"))
+    resolved = resolve(config, Machine(8, 0, False), store).config
+    assert resolved.schedule.speeds == (1.0, 1.0, 0.5, 1.0)
+    assert build_problem(resolved, np.arange(2, 100), RANKS, 1, store.root).relative_speeds().tolist() == [1, 1, 0.5, 1]
