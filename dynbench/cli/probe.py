@@ -82,9 +82,9 @@ def _show(record: ProbeRecord) -> None:
             (
                 row.rank,
                 row.length,
-                row.max_batch,
+                "no limit found" if row.tested_fail is None else row.max_batch,
                 row.tested_ok,
-                "not reached" if row.tested_fail is None else row.tested_fail,
+                "none" if row.tested_fail is None else row.tested_fail,
                 "" if row.peak_mem_mb is None else f"{row.peak_mem_mb:,.0f}",
             )
             for row in record.capacity

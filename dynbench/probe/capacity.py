@@ -61,9 +61,11 @@ def find_capacities(
         begin = [max(1, 2 * search.largest_ok) for search in searches]
     for rank in range(world_size):
         usable = monotone({length: search.largest_ok for length, search in tested[rank].items()})
+        shorter_fail: int | None = None
         for length in sorted(tested[rank]):
             search = tested[rank][length]
-            unbounded = search.smallest_fail is None
+            failed = shorter_fail if search.smallest_fail is None else search.smallest_fail
+            shorter_fail = failed if shorter_fail is None or failed is None else min(shorter_fail, failed)
             passed = [
                 t for t in found.trials if (t.rank, t.length, t.n) == (rank, length, search.largest_ok) and t.fits
             ]
@@ -71,9 +73,9 @@ def find_capacities(
                 CapacityRow(
                     rank=rank,
                     length=length,
-                    max_batch=usable[length] if unbounded else with_margin(usable[length], settings.margin),
+                    max_batch=usable[length] if failed is None else with_margin(usable[length], settings.margin),
                     tested_ok=search.largest_ok,
-                    tested_fail=search.smallest_fail,
+                    tested_fail=failed,
                     peak_mem_mb=passed[-1].peak_mem_mb if passed else None,
                 )
             )

@@ -79,11 +79,19 @@ def fit_memory(points: Sequence[MemoryPoint]) -> MemoryModel | None:
     )
 
 
-def between(model: MemoryModel | None, length: int, limit_mb: float, capacity: Mapping[int, int]) -> int:
+def between(
+    model: MemoryModel | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]
+) -> int | None:
     """Capacity at any length: the probed one at a grid length, else the model's within the probed neighbours.
 
     Capacity falls with length, so what was tested at the next longer length is safe, and what was tested at the next
     shorter one must not be exceeded; beyond the longest probed length nothing is known and 0 is returned.
+
+    Args:
+        model: predicts peaks; None where too little was measured.
+        length: padded tokens.
+        limit_mb: predicted peaks stay within it.
+        capacity: probed length to samples; None where no limit was found, which then holds for all shorter lengths.
     """
     if length in capacity:
         return capacity[length]
@@ -91,7 +99,9 @@ def between(model: MemoryModel | None, length: int, limit_mb: float, capacity: M
     if not longer:
         return 0
     safe = capacity[min(longer)]
+    if safe is None:
+        return None
     shorter = [grid for grid in capacity if grid < length]
     predicted = safe if model is None else model.largest(length, limit_mb)
-    upper = capacity[max(shorter)] if shorter else predicted
-    return max(safe, min(predicted, upper))
+    upper = capacity[max(shorter)] if shorter else None
+    return max(safe, predicted if upper is None else min(predicted, upper))

@@ -75,13 +75,23 @@ def soak(
             ", ".join(map(str, failed)),
             100 * (1 - SHRINK),
         )
-        rows = [
-            row.model_copy(update={"max_batch": int(row.max_batch * SHRINK)}) if row.rank in failed else row
-            for row in rows
-        ]
+        rows = [_lowered(row, replies[row.rank]) if row.rank in failed else row for row in rows]
     return Soak(
         steps=steps, ok=False, peak_mem_mb=None, reserved_mem_mb=None, allocator_retries=None, shrunk=MAX_SHRINKS
     ), rows
+
+
+def _lowered(row: CapacityRow, reply: Reply | None) -> CapacityRow:
+    """The row after its rank ran out of memory; where no limit had been found, what failed is one from its length on.
+
+    A process that ended without an answer says nothing of what failed: every row counts as having failed.
+    """
+    n, length = (row.max_batch, row.length) if reply is None else (int(str(reply["n"])), int(str(reply["length"])))
+    if row.tested_fail is not None:
+        return row.model_copy(update={"max_batch": int(row.max_batch * SHRINK)})
+    if row.length < length:
+        return row
+    return row.model_copy(update={"max_batch": int(min(row.max_batch, n) * SHRINK), "tested_fail": n})
 
 
 def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tuple[int, int]]]:

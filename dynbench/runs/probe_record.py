@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dynbench.errors import RecordError
 
 PROBE_FILE = "probe.json"
-PROBE_SCHEMA_VERSION = 1
+PROBE_SCHEMA_VERSION = 2
 
 
 class Record(BaseModel):
@@ -25,11 +26,13 @@ class CapacityRow(Record):
     length: int
     """Padded tokens per sample."""
     max_batch: int
-    """What may be used: the largest tested micro-batch less the margin, made monotone over lengths; samples."""
+    """What may be used: the largest tested micro-batch less the margin, made monotone over lengths; samples. Where
+    nothing failed it is what was tested, and no limit."""
     tested_ok: int
     """Largest micro-batch that passed."""
     tested_fail: int | None
-    """Smallest that failed; null when the search reached the largest share a step can ask for."""
+    """Smallest that failed here, else at a shorter length; null where no limit was found: the search reached the largest
+    share that a step of the probe's global batch can ask for."""
     peak_mem_mb: float | None
 
 
@@ -115,8 +118,9 @@ class ProbeRecord(Record):
     workload: dict[str, object]
     """The settings that decide memory and time; a run that differs in them must not use this probe."""
     capacity: list[CapacityRow]
-    tables: list[list[tuple[int, int]]]
-    """Per rank, (length, max_batch) by ascending length, the lengths between the probed ones included."""
+    tables: list[list[tuple[int, int | None]]]
+    """Per rank, (length, max_batch) by ascending length, the lengths between the probed ones included; null where no
+    limit was found."""
     trials: list[TrialRow]
     timings: list[TimingRow]
     cost_model: CostFit | None
@@ -133,6 +137,12 @@ class ProbeRecord(Record):
     predicted_window: int = 8
     """Global batches planned together in the prediction of `window`; records without it were made with the default."""
     break_even_batch: int | None
+
+
+    @property
+    def tested_up_to(self) -> int | None:
+        """Samples above which nothing was tried, where some length showed no limit; None where all did."""
+        return max((row.tested_ok for row in self.capacity if row.tested_fail is None), default=None)
 
 
 def read_probe(folder: Path) -> ProbeRecord:
@@ -157,4 +167,14 @@ def read_probe(folder: Path) -> ProbeRecord:
             f"{path}: written with schema {record.schema_version}, this version reads {PROBE_SCHEMA_VERSION}",
             "Update dynbench, or probe again.",
         )
-    return record
+    return record if record.schema_version > 1 else _without_ceilings(record)
+
+
+def _without_ceilings(record: ProbeRecord) -> ProbeRecord:
+    """A record of version 1, whose tables hold the largest size tried as a limit where nothing had failed."""
+    tables = []
+    for rank, table in enumerate(record.tables):
+        rows = sorted((row for row in record.capacity if row.rank == rank), key=lambda row: row.length)
+        free = [row.length for row in takewhile(lambda row: row.tested_fail is None, rows)]
+        tables.append([(length, None if free and length <= free[-1] else most) for length, most in table])
+    return record.model_copy(update={"tables": tables})

@@ -50,15 +50,17 @@ class Capacity:
         return cls(tuple(_row([(UNLIMITED, n)], f"schedule.capacity[{g}]") for g, n in enumerate(max_batches)))
 
     @classmethod
-    def table(cls, rows: Sequence[Sequence[Step]]) -> Capacity:
+    def table(cls, rows: Sequence[Sequence[tuple[int, int | None]]]) -> Capacity:
         """Measured limits: per rank, pairs (padded length, max_batch) in any order; one row holds for every rank.
 
-        A limit above that of a shorter length is lowered to it: memory does not shrink with length.
+        A max_batch of None is a length at which no limit was found. A limit above that of a shorter length is lowered
+        to it: memory does not shrink with length.
 
         Raises:
             UsageError: an empty row, a length below 1 or a limit below 1.
         """
-        return cls(tuple(_row(row, f"schedule.capacity[{g}]") for g, row in enumerate(rows)))
+        limits = [[(length, UNLIMITED if most is None else most) for length, most in row] for row in rows]
+        return cls(tuple(_row(row, f"schedule.capacity[{g}]") for g, row in enumerate(limits)))
 
     @property
     def unlimited(self) -> bool:

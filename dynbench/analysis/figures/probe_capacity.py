@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from dynbench.analysis.figures import style
@@ -20,15 +22,16 @@ def draw(source: Run) -> style.Drawing | None:
         "How many samples fit",
         f"{source.label}: {record.device}, {record.precision}{limit}; n = {len(record.trials)} trials of two training "
         "steps each. The line leaves a safety margin below what passed, and follows the memory model between probed "
-        "lengths. Nothing above the largest share of a step is tried.",
+        "lengths. Nothing above the largest share of a step is tried: where all of it fits, no limit is known.",
         columns=len(ranks),
         width_in=4.2 * len(ranks) + 1.2,
         height_in=4.4,
         share_y=True,
     )
     for index, (rank, axes) in enumerate(zip(ranks, panels, strict=True)):
-        lengths, usable = zip(*record.tables[min(rank, len(record.tables) - 1)], strict=True)
-        axes.plot(lengths, usable, color=style.color(0), label="usable micro-batch", drawstyle="default")
+        table = record.tables[min(rank, len(record.tables) - 1)]
+        limited = [(length, n) for length, n in table if n is not None]
+        axes.plot(*_columns(limited), color=style.color(0), label="usable micro-batch", drawstyle="default")
         for fits, mark, shade, label in ((True, "o", style.color(2), "fits"), (False, "X", style.color(1), "fails")):
             trials = [trial for trial in record.trials if trial.rank == rank and trial.fits is fits]
             axes.plot(
@@ -40,17 +43,23 @@ def draw(source: Run) -> style.Drawing | None:
                 markersize=6,
                 alpha=0.8,
             )
+        free = [(row.length, row.tested_ok) for row in record.capacity if row.rank == rank and row.tested_fail is None]
+        axes.plot(*_columns(free), "^", color=style.color(0), label="no limit found", markersize=11, fillstyle="none")
         style.label_axes(
             axes, "padded length (tokens)", "samples per micro-batch" if index == 0 else "", title=f"rank {rank}"
         )
         axes.set_xlim(left=0)
     style.legend_of_figure(figure, panels[0])
-    rows = [
+    rows: list[dict[str, int | str | None]] = [
         {"rank": t.rank, "length": t.length, "n": t.n, "kind": "fits" if t.fits else "fails"} for t in record.trials
     ]
     rows += [
-        {"rank": rank, "length": length, "n": n, "kind": "usable"}
+        {"rank": rank, "length": length, "n": n, "kind": "no limit found" if n is None else "usable"}
         for rank, table in enumerate(record.tables)
         for length, n in table
     ]
     return style.Drawing(figure, pl.DataFrame(rows))
+
+
+def _columns(points: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [length for length, _ in points], [n for _, n in points]

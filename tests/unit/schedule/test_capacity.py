@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,6 +7,8 @@ from hypothesis import strategies as st
 
 from dynbench.errors import UsageError
 from dynbench.schedule.capacity import UNLIMITED, Capacity
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import REGISTRY, Problem, missing_package, policy_class
 
 TABLE = [(128, 4), (32, 16), (64, 8)]
 
@@ -65,3 +69,21 @@ def test_below_one_is_refused(make):
 def test_another_number_of_ranks_is_refused():
     with pytest.raises(UsageError, match="2 capacities for 3 ranks"):
         Capacity.per_rank([1, 2]).limits(3, np.array([1]))
+
+
+@pytest.mark.parametrize("policy", [name for name in REGISTRY if missing_package(name) is None])
+@pytest.mark.parametrize("speeds", [None, np.array([1.0, 0.5])])
+def test_where_no_limit_was_found_plans_are_those_without_limits(policy, speeds):
+    lengths = np.random.default_rng(0).integers(2, 60, size=300)
+    window = 3 if policy_class(policy).level == "window" else 1
+    free = Problem(lengths, world_size=2, global_batch=40, speeds=speeds, window=window, buffer=40)
+    probed = replace(free, capacity=Capacity.table([[(32, None), (64, None)]]))
+    assert not probed.capacity.unlimited
+    for step in range(4):
+        ours, theirs = (Planner(policy, problem).plan(step).shares for problem in (probed, free))
+        assert [[ids.tolist() for ids in share] for share in ours] == [[ids.tolist() for ids in s] for s in theirs]
+
+
+def test_a_limit_holds_beyond_the_lengths_without_one():
+    capacity = Capacity.table([[(32, None), (64, 6)]])
+    assert capacity.limits(1, np.array([20, 32, 33, 64, 65])).tolist() == [[UNLIMITED, UNLIMITED, 6, 6, 0]]
