@@ -141,8 +141,14 @@ def _show_prediction(record: ProbeRecord) -> None:
         return
     gains = ", ".join(f"{policy} {speedup:.2f}x" for policy, speedup in known.items())
     print_line(f"predicted speedup over static at B={record.global_batch}, G={record.world_size}: {gains}")
-    if record.break_even_batch is None:
-        print_line("no global batch up to 4,096 is predicted to gain more than the noise threshold: do not schedule")
+    if not record.break_even_tried:
+        print_line(f"from which batch on it pays is not known: the data hold no batch for {record.world_size} ranks")
+    elif record.break_even_batch is None:
+        first, last = record.break_even_tried[0], record.break_even_tried[-1]
+        print_line(
+            f"no global batch tried, from {first:,} doubled up to {last:,}, is predicted to gain more than the noise "
+            "threshold: do not schedule"
+        )
     elif record.break_even_batch > record.global_batch:
         print_line(f"at this batch the launch overhead hides the gain; it pays from B={record.break_even_batch} on")
     else:

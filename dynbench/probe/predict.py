@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
@@ -14,7 +15,20 @@ from dynbench.schedule.policy import Problem
 POLICIES = ("partition", "prefix", "window")
 WINDOW = 8
 STEPS = 40
-BATCH_SIZES: tuple[int, ...] = tuple(2**exponent for exponent in range(1, 13))
+LARGEST_BATCH = 4096
+"""Global batches above it are tried only as far as `LEAST_PER_RANK` asks for, samples."""
+LEAST_PER_RANK = 8
+"""Samples per rank up to which global batches are tried, however many ranks there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From which global batch on scheduling pays."""
+
+    batch: int | None
+    """The smallest one tried that is predicted to gain; None if none is."""
+    tried: tuple[int, ...]
+    """What was compared until then, ascending; empty where nothing could be planned."""
 
 
 def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float, steps: int = STEPS) -> float | None:
@@ -43,22 +57,27 @@ def predicted_speedups(problem: Problem, overhead_ms: float) -> dict[str, float 
     return speedups
 
 
-def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> int | None:
-    """Smallest power of two as global batch at which `partition` is predicted to gain over `worth`; None if none is.
+def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> BreakEven:
+    """The smallest global batch at which `partition` is predicted to gain over `worth`.
+
+    Tried are G, 2G, 4G, … samples, which `static` can deal equally whatever the number of ranks G, up to 4,096 (8 per
+    rank where that is more) and to the size of the data.
 
     Args:
         problem: as in `predicted_speedups`; its capacities are left out, since they bound B for another reason.
         overhead_ms: as in `predicted_speedups`.
         worth: gain below which nothing counts as gained, a part (0.02 is 2 %).
     """
-    for global_batch in BATCH_SIZES:
-        if global_batch < problem.world_size or global_batch % problem.world_size:
-            continue
-        if global_batch > len(problem.lengths):
-            return None
-        asked = replace(problem, global_batch=global_batch, capacity=type(problem.capacity)())
+    ranks = problem.world_size
+    largest = min(len(problem.lengths), max(LARGEST_BATCH, LEAST_PER_RANK * ranks))
+    tried: list[int] = []
+    for global_batch in (ranks * 2**exponent for exponent in range((largest // ranks).bit_length())):
+        asked = replace(problem, global_batch=global_batch, capacity=Capacity())
         static = predicted_step_ms("static", asked, overhead_ms)
         dynamic = predicted_step_ms("partition", asked, overhead_ms)
-        if static is not None and dynamic is not None and static / dynamic > 1.0 + worth:
-            return global_batch
-    return None
+        if static is None or dynamic is None:
+            continue
+        tried.append(global_batch)
+        if static / dynamic > 1.0 + worth:
+            return BreakEven(global_batch, tuple(tried))
+    return BreakEven(None, tuple(tried))

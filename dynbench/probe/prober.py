@@ -144,6 +144,7 @@ class Prober:
             soaked, found.rows = soak(for_soak, problem, found.rows, memory, settings.soak_steps, report)
         report("predicting what scheduling gains")
         problem = self._problem(data_lengths, cost, speeds, found)
+        break_even = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
         return ProbeRecord(
             device=str(config.launch.device),
             precision=config.train.precision,
@@ -164,7 +165,8 @@ class Prober:
             soak=soaked,
             predicted_speedup=predicted_speedups(problem, overhead_ms),
             predicted_window=WINDOW,
-            break_even_batch=break_even_batch(problem, overhead_ms, config.analysis.noise_threshold),
+            break_even_batch=break_even.batch,
+            break_even_tried=list(break_even.tried),
         )
 
     def _overhead_ms(self, allreduce: AllReduce, root: Path) -> float:

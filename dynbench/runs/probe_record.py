@@ -137,6 +137,9 @@ class ProbeRecord(Record):
     predicted_window: int = 8
     """Global batches planned together in the prediction of `window`; records without it were made with the default."""
     break_even_batch: int | None
+    """Smallest global batch tried at which `partition` is predicted to gain; null if none is."""
+    break_even_tried: list[int] = []
+    """Global batches compared until then: G, 2G, 4G, …; empty where none could be planned, or by an older version."""
 
 
     @property

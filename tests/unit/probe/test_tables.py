@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.lengths import SST2
 from dynbench.probe.fit import GridPoint
-from dynbench.probe.predict import break_even_batch, predicted_speedups
+from dynbench.probe.predict import BreakEven, break_even_batch, predicted_speedups
 from dynbench.probe.tables import capacity_tables, memory_model_of
 from dynbench.probe.timing import at_full_speed, grid, rank_speeds
 from dynbench.runs.probe_record import CapacityRow, TrialRow
@@ -62,11 +63,11 @@ def test_relative_speeds_follow_the_times() -> None:
     assert at_full_speed(measured, None) == list(measured)
 
 
-def problem(alpha: float) -> Problem:
+def problem(alpha: float, world_size: int = 4, samples: int = 4000) -> Problem:
     return Problem(
-        lengths=SST2.sample(4000, np.random.default_rng(0)).astype(np.int64),
-        world_size=4,
-        global_batch=32,
+        lengths=SST2.sample(samples, np.random.default_rng(0)).astype(np.int64),
+        world_size=world_size,
+        global_batch=8 * world_size,
         cost=CostModel("measured", alpha=alpha, beta=0.1, gamma=0.0),
     )
 
@@ -82,7 +83,21 @@ def test_launch_overhead_eats_the_predicted_gain() -> None:
 def test_break_even_rises_with_the_overhead_until_nothing_pays() -> None:
     cheap = break_even_batch(problem(0.0), 0.0, worth=0.02)
     dear = break_even_batch(problem(300.0), 0.0, worth=0.02)
-    assert cheap is not None and dear is not None
-    assert cheap < dear
+    assert cheap.batch is not None and dear.batch is not None
+    assert cheap.batch < dear.batch
     same = replace(problem(0.0), lengths=np.full(4000, 20, dtype=np.int64))
-    assert break_even_batch(same, 0.0, worth=0.02) is None
+    assert break_even_batch(same, 0.0, worth=0.02) == BreakEven(None, tuple(4 * 2**k for k in range(10)))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 6, 7, 8, 12, 24])
+def test_break_even_is_a_batch_that_static_can_deal_at_any_number_of_ranks(world_size: int) -> None:
+    found = break_even_batch(problem(0.0, world_size), 0.0, worth=0.02)
+    assert found.batch is not None
+    assert found.batch % world_size == 0 and found.batch == found.tried[-1]
+    assert found.tried == tuple(world_size * 2**k for k in range(len(found.tried)))
+
+
+@pytest.mark.parametrize(("samples", "tried"), [(5, ()), (6, (6,)), (100, (6, 12, 24, 48, 96))])
+def test_break_even_is_looked_for_within_the_data(samples: int, tried: tuple[int, ...]) -> None:
+    small = replace(problem(0.0, 6), lengths=np.full(samples, 20, dtype=np.int64))
+    assert break_even_batch(small, 0.0, worth=0.02) == BreakEven(None, tried)
