@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -71,6 +72,10 @@ class StorageError(UsageError):
 
 class PipeClosedError(Exception):
     """The reader of stdout went away, as `head` does."""
+
+
+class Terminated(SystemExit):
+    """SIGTERM, raised where the program is, so that what runs is ended and recorded on the way out."""
 
 
 class LazyGroup(click.Group):
@@ -146,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail_usage(given, error)
     except (click.Abort, KeyboardInterrupt):
         return _fail(given, Interrupted("interrupted", signum=signal.SIGINT))
+    except Terminated:
+        return _fail(given, Interrupted("stopped by SIGTERM", signum=signal.SIGTERM))
     except (PipeClosedError, BrokenPipeError):
         _abandon_stdout()
         return EXIT_PIPE_CLOSED
@@ -161,12 +168,17 @@ def run_process() -> NoReturn:
 
     A rank that torchrun or srun started ends without the interpreter's shutdown, in which gloo's threads may abort.
     """
+    signal.signal(signal.SIGTERM, _terminate)
     code = main()
     if "RANK" in os.environ and "torch" in sys.modules:
         from dynbench.engine.process import exit_now
 
         exit_now(code)
     sys.exit(code)
+
+
+def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated(128 + signum)
 
 
 def _prepare_streams() -> None:

@@ -17,17 +17,7 @@ from dynbench.config.digest import differences
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, dump_recipe, load_recipe
 from dynbench.engine.attach import started_as_rank
-from dynbench.errors import (
-    EXIT_BUG,
-    EXIT_OK,
-    EXIT_USAGE,
-    STORAGE_ERRORS,
-    DynbenchError,
-    Interrupted,
-    NotComparable,
-    NothingFits,
-    UsageError,
-)
+from dynbench.errors import DynbenchError, NotComparable, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.order import abba_order
 from dynbench.experiment.probing import wants_probe, with_probe
@@ -36,8 +26,8 @@ from dynbench.experiment.solved import solve_like
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text
+from dynbench.runs.ending import is_storage_error, record_ending
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, results_option
 
@@ -208,30 +198,15 @@ def refuse_running(comparison: Run) -> None:
 
 @contextmanager
 def recorded(comparison: Run) -> Iterator[None]:
-    """The comparison's record says that this process runs it, and how that ended."""
-    comparison.update(status=Status.RUNNING)
+    """As `record_ending`; what ends it says how to go on."""
     try:
-        yield
+        with record_ending(comparison):
+            yield
     except DynbenchError as error:
-        status = Status.FAILED
-        if isinstance(error, Interrupted | NothingFits):
-            status = Status.INTERRUPTED if isinstance(error, Interrupted) else Status.OOM
-        _end(comparison, status, error.exit_code, Failure(error.kind, error.message))
         advice = error.hint.partition(_GO_ON)[0].strip()
         error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}".strip()
         raise
-    except KeyboardInterrupt:
-        _end(comparison, Status.INTERRUPTED, 130, Failure("interrupted", "interrupted"))
-        raise
-    except BaseException as error:
-        storage = isinstance(error, OSError) and error.errno in STORAGE_ERRORS
-        kind, exit_code = ("storage", EXIT_USAGE) if storage else ("bug", EXIT_BUG)
-        _end(comparison, Status.FAILED, exit_code, Failure(kind, f"{type(error).__name__}: {error}"))
-        if storage:
+    except OSError as error:
+        if is_storage_error(error):
             _log.warning("%s %s", _GO_ON, resume_command(comparison))
         raise
-    _end(comparison, Status.COMPLETED, EXIT_OK, None)
-
-
-def _end(comparison: Run, status: Status, exit_code: int, failure: Failure | None) -> None:
-    comparison.update(status=status, exit_code=exit_code, failure=failure)

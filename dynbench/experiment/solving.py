@@ -18,12 +18,12 @@ from typing import Literal
 from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_capacity, build_cost, build_speeds
-from dynbench.errors import EXIT_OK, DynbenchError
+from dynbench.errors import EXIT_OK, NothingFits
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.ending import ending
 from dynbench.runs.provenance import collect
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.plan import IntArray
@@ -158,16 +158,8 @@ def _collect(outcomes: Iterable[Line | Skipped], on_outcome: OnOutcome | None) -
 
 
 def _ending(error: BaseException) -> dict[str, object]:
-    """The record of a run that an error ended."""
-    if isinstance(error, KeyboardInterrupt):
-        return {"status": Status.INTERRUPTED, "exit_code": 130, "failure": Failure("interrupted", "interrupted")}
-    if isinstance(error, DynbenchError):
-        return {
-            "status": Status.FAILED,
-            "exit_code": error.exit_code,
-            "failure": Failure(error.kind, error.message),
-        }
-    return {"status": Status.FAILED, "exit_code": 1, "failure": Failure("bug", f"{type(error).__name__}: {error}")}
+    """The record of a run that an error ended; a plan that does not fit has used up nobody's memory."""
+    return ending(error) | ({"status": Status.FAILED} if isinstance(error, NothingFits) else {})
 
 
 def _trace_facts(trace: Trace) -> dict[str, object]:

@@ -29,9 +29,9 @@ from dynbench.workloads.registry import build_workload
 def main() -> None:
     """Entry point; the specification is the only argument."""
     replies = _take_stdout()
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = json.loads(sys.argv[1])
+    die_with_parent(spec["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(spec["threads"])
     device = torch.device(f"cuda:{spec['rank']}" if spec["device"] == "cuda" else "cpu")
     config = Run(Path(spec["run"])).config()

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -64,12 +65,27 @@ class Children:
         self._rendezvous = tempfile.TemporaryDirectory(prefix="dynbench-probe-")
 
     def __enter__(self) -> Children:
+        try:
+            self._start()
+            self._expect_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"OMP_NUM_THREADS": str(self._threads)} | (TIDY_MALLOC if self._tidy else {})
         for rank in range(self.world_size):
             spec = self._spec | {
                 "rank": rank,
                 "world_size": self.world_size,
+                "parent": os.getpid(),
                 "threads": self._threads,
                 "rendezvous": f"file://{self._rendezvous.name}/store",
             }
@@ -84,17 +100,6 @@ class Children:
                     env=environment,
                 )
             )
-        try:
-            self._expect_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _expect_ready(self) -> None:
         for rank, reply in enumerate(self._collect(range(self.world_size))):
@@ -155,7 +160,8 @@ class Children:
         """End every child, gently where it listens, and leave none behind."""
         for process in self._processes:
             if process.stdin is not None:
-                process.stdin.close()
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
         for process in self._processes:
             try:
                 process.wait(timeout=0.5)

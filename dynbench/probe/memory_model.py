@@ -79,9 +79,7 @@ def fit_memory(points: Sequence[MemoryPoint]) -> MemoryModel | None:
     )
 
 
-def between(
-    model: MemoryModel | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]
-) -> int | None:
+def between(model: MemoryModel | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]) -> int | None:
     """Capacity at any length: the probed one at a grid length, else the model's within the probed neighbours.
 
     Capacity falls with length, so what was tested at the next longer length is safe, and what was tested at the next

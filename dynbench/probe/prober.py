@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.resolve import Resolved, resolve, this_machine
-from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.errors import NothingFits, UsageError
 from dynbench.probe.capacity import Findings, Report, find_capacities
 from dynbench.probe.children import Children
 from dynbench.probe.limits import default_cpu_limit_bytes
@@ -24,11 +23,10 @@ from dynbench.probe.soak import soak
 from dynbench.probe.tables import capacity_tables, memory_model_of
 from dynbench.probe.timing import at_full_speed, fit_cost, grid, rank_speeds, time_grid, timing_rows
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.ending import record_ending
 from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, MemoryFit, ProbeRecord
 from dynbench.runs.provenance import collect
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import Failure
-from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
@@ -75,7 +73,7 @@ def run_probe(
     run = store.create("probe", "probe", name, replace, argv)
     write_text(run.config_file, dump_config(resolved.config))
     write_json(run.env_file, collect(resolved.config, resolved.decisions, {}))
-    with _recorded(run):
+    with record_ending(run):
         record = prober.probe(run, report)
         write_json(run.path / PROBE_FILE, record.model_dump())
         refuse_if_nothing_fits(record)
@@ -254,19 +252,3 @@ def refuse_if_nothing_fits(record: ProbeRecord) -> None:
                 f"probe: not one sample of {row.length} tokens fits on rank {row.rank}; {shorter}",
                 "Lower workload.max_length, take a smaller model, or raise the memory limit.",
             )
-
-
-@contextmanager
-def _recorded(run: Run) -> Iterator[None]:
-    """The run's status from running to how it ended."""
-    run.update(status=Status.RUNNING)
-    try:
-        yield
-    except KeyboardInterrupt:
-        run.update(status=Status.INTERRUPTED, exit_code=130)
-        raise
-    except DynbenchError as error:
-        status = Status.OOM if isinstance(error, NothingFits) else Status.FAILED
-        run.update(status=status, exit_code=error.exit_code, failure=Failure(error.kind, error.message))
-        raise
-    run.update(status=Status.COMPLETED, exit_code=0)

@@ -31,8 +31,8 @@ class CapacityRow(Record):
     tested_ok: int
     """Largest micro-batch that passed."""
     tested_fail: int | None
-    """Smallest that failed here, else at a shorter length; null where no limit was found: the search reached the largest
-    share that a step of the probe's global batch can ask for."""
+    """Smallest that failed here, else at a shorter length; null where no limit was found, because the search reached the
+    largest share that a step of the probe's global batch can ask for."""
     peak_mem_mb: float | None
 
 
@@ -140,7 +140,6 @@ class ProbeRecord(Record):
     """Smallest global batch tried at which `partition` is predicted to gain; null if none is."""
     break_even_tried: list[int] = []
     """Global batches compared until then: G, 2G, 4G, …; empty where none could be planned, or by an older version."""
-
 
     @property
     def tested_up_to(self) -> int | None:

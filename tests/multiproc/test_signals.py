@@ -96,3 +96,27 @@ def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
     process.communicate(timeout=60)
     wait_until(lambda: worker_pids(run) == [], "the ranks to end", 20)
     assert run.status is Status.LOST
+
+
+@pytest.mark.parametrize(
+    "arguments", [("probe", "--nproc", "2", "--device", "cpu"), ("solve", "sst2", "--steps", "10000000")]
+)
+def test_what_trains_nothing_is_stopped_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    process = start(tmp_path, *arguments, "--json")
+    store = RunStore(tmp_path)
+    wait_until(lambda: [run.status for run in store.list()] == [Status.RUNNING], "the run to begin")
+    wait_until(lambda: arguments[0] == "solve" or len(_trial_processes(process.pid)) == 2, "the trial processes")
+    trials = _trial_processes(process.pid)
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143, stderr
+    assert json.loads(stdout)["error"]["kind"] == "interrupted"
+    record = store.list()[0].record()
+    assert (record.status, record.exit_code) == (Status.INTERRUPTED, 143)
+    assert not [pid for pid in trials if Path(f"/proc/{pid}").exists()]
+
+
+def _trial_processes(parent: int) -> list[int]:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
+    return [pid for pid in pids if b"dynbench.probe.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -1,4 +1,4 @@
-"""Where no trial failed there is no limit: in the search, the tables, the soak, the record, the figure and the plans."""
+"""Where no trial failed there is no limit: in the search, the tables, the soak, the record and the figure."""
 
 from __future__ import annotations
 
