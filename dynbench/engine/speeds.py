@@ -79,7 +79,8 @@ class EstimatedSpeeds(StepPlans):
         """Keep the rank's pace in this step."""
         counts = np.array([len(ids) for ids in share])
         longest = np.array([self._problem.padded_lengths[ids].max() for ids in share])
-        cost = float(self._problem.cost.cost_padded(counts, longest).sum())
+        summed = self._problem.cost.cost_padded(counts, longest).sum()
+        cost = float(self._problem.cost.of_rank(summed, len(share)))
         self._paces.setdefault(rank, deque(maxlen=MEMORY * self._every)).append(compute_ms / cost)
 
     def _estimate(self, step: int) -> None:

@@ -23,7 +23,8 @@ def batch_bound(
     """No plan of these samples has a smaller maximum of cost over speed.
 
     Padding only adds, so the ranks' work is at least that of the samples one by one; some rank does at least the mean
-    of it, and some rank holds the longest sample. Every rank works, so each pays `measured`'s alpha at least once.
+    of it, and some rank holds the longest sample. Every rank works, so each pays `measured`'s alpha once, and the price
+    of a further micro-batch for each beyond.
 
     Args:
         padded_lengths: lengths of the step's samples, rounded up, shape [n], tokens.
@@ -45,7 +46,7 @@ def batch_bound(
         return _squares(weights, speed, micro_batches)
     alpha = cost.alpha if cost.cost_type == "measured" else 0.0
     runs = world_size if limits is None else max(world_size, math.ceil(float((1.0 / limits).sum()) - 1e-9))
-    mean = (runs * alpha + work) / total_speed
+    mean = (float(cost.of_rank(runs * alpha, runs - world_size + 1)) + work) / total_speed
     if cost.cost_type == "tokens" and np.all(speed == speed[0]):
         mean = math.ceil(int(padded_lengths.sum()) / world_size) / fastest
     return max(mean, (alpha + largest) / fastest)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dynbench.errors import UsageError, did_you_mean
+from dynbench.padding import padded_lengths
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -24,7 +25,10 @@ class CostModel:
             `measured` alpha + beta*n*L + gamma*n*L**2.
         attention_a: a of `attention`, per token.
         alpha, beta, gamma: coefficients of `measured`, in ms, ms per padded token, ms per padded token and token.
+        further: with `measured`, what a rank pays in place of alpha for every micro-batch after its first, ms; None
+            for alpha.
         pad_to_multiple_of: lengths are rounded up to a multiple of this before they are priced, tokens.
+        positions: longest padded sample that the model takes, tokens; None for any.
 
     Raises:
         UsageError: unknown cost type, with the nearest spelling.
@@ -35,7 +39,9 @@ class CostModel:
     alpha: float = 0.0
     beta: float = 1.0
     gamma: float = 0.0
+    further: float | None = None
     pad_to_multiple_of: int = 1
+    positions: int | None = None
 
     def __post_init__(self) -> None:
         known = get_args(CostType)
@@ -46,10 +52,18 @@ class CostModel:
                 f"Known: {', '.join(known)}.",
             )
 
+    @property
+    def surcharge(self) -> float:
+        """What every micro-batch of a rank after its first costs beyond `cost`; at least -alpha."""
+        return 0.0 if self.further is None or self.cost_type != "measured" else self.further - self.alpha
+
+    def of_rank(self, summed: ArrayLike, micro_batches: ArrayLike) -> FloatArray:
+        """Cost of a rank's share from the summed cost of its micro-batches, at least one; both broadcast."""
+        return np.asarray(summed, dtype=np.float64) + (np.asarray(micro_batches) - 1) * self.surcharge
+
     def padded(self, lengths: ArrayLike) -> IntArray:
-        """Lengths rounded up to `pad_to_multiple_of`, tokens; same shape."""
-        multiple = self.pad_to_multiple_of
-        return -(-np.asarray(lengths, dtype=np.int64) // multiple) * multiple
+        """Lengths as they are padded, tokens; same shape."""
+        return padded_lengths(np.asarray(lengths, dtype=np.int64), self.pad_to_multiple_of, self.positions)
 
     def cost(self, n: ArrayLike, length: ArrayLike) -> FloatArray:
         """Cost of micro-batches of `n` samples whose longest has `length` tokens; both broadcast. Zero where n is 0."""

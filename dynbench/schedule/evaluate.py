@@ -86,8 +86,9 @@ def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> Float
         costs = problem.cost.cost_packed(parts.tokens, parts.squares)
     else:
         costs = problem.cost.cost_padded(parts.count, parts.longest)
-    summed: FloatArray = np.add.reduceat(costs, parts.first_of_rank)
-    return summed if problem.speeds is None else summed / problem.relative_speeds()
+    per_rank = np.diff(parts.first_of_rank, append=len(costs))
+    whole = problem.cost.of_rank(np.add.reduceat(costs, parts.first_of_rank), per_rank)
+    return whole if problem.speeds is None else whole / problem.relative_speeds()
 
 
 def step_costs(plan: StepPlan, problem: Problem) -> FloatArray:

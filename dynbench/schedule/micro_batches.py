@@ -15,24 +15,26 @@ import numpy as np
 from dynbench.errors import UsageError
 from dynbench.schedule import fits
 from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
-from dynbench.schedule.partition_total import fits_table, group_costs, least_total
+from dynbench.schedule.partition_total import fits_table, group_costs, least_total, least_work
 from dynbench.schedule.partition_unequal import UnequalRanks
 from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
 
-PATIENCE = 2
-"""With `auto`, further multiples of the world size that are tried after the last that helped."""
+EVERY_NUMBER = 64
+"""Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
+WORTH = 2e-3
+"""With `auto`, numbers are tried while one may be faster than the best so far by more than this part."""
 
 _Deal = tuple[float, list[int], list[list[int]]]
-"""The slowest rank's cost, the micro-batches' sizes, and per rank the indices of its micro-batches."""
+"""The slowest rank's cost, or time where speeds differ; the micro-batches' sizes; per rank their indices."""
 
 
 class MicroBatchPlanner:
     """Shares of one or more micro-batches.
 
     With a fixed number N every rank runs exactly N or, where speeds differ, N on average and at least one. With `auto`
-    it is the least that the capacities need; with a `measured` cost more are tried while the plan gets faster, since
-    alpha is the price of each.
+    it is the least that the capacities need, or the next multiple of the ranks; with a `measured` cost, which has a
+    price for each, the number of the fastest plan: they are tried in order of a lower bound, until it ends the search.
 
     Args:
         problem: ranks of equal capacity; `micro_batches` is N or auto.
@@ -92,18 +94,31 @@ class MicroBatchPlanner:
         ranks, size = self._problem.world_size, len(lengths)
         if self._fixed is not None:
             return self._deal(ranks * self._fixed, lengths, limits)
-        fewest = _parts_needed(limits)
-        numbers = list(range(-(-fewest // ranks) * ranks, size + 1, ranks))
-        if fewest % ranks or not numbers:
-            numbers.insert(0, max(fewest, ranks))
-        best, misses = self._deal(numbers[0], lengths, limits), 0
-        by_alpha = self._problem.cost.cost_type == "measured"
-        for number in numbers[1:] if by_alpha else numbers[1:2]:
-            deal = self._deal(number, lengths, limits)
-            best, misses = (deal, 0) if deal[0] < best[0] else (best, misses + 1)
-            if misses == PATIENCE:
+        fewest = max(_parts_needed(limits), ranks)
+        multiples = range((fewest // ranks + 1) * ranks, size + 1, ranks)
+        if self._problem.cost.cost_type != "measured":
+            return min((self._deal(number, lengths, limits) for number in (fewest, *multiples[:1])), key=_slowest)
+        numbers = np.array([fewest, *(range(fewest + 1, size + 1) if size <= EVERY_NUMBER else multiples)])
+        bounds = self._bounds(numbers, lengths, limits)
+        best = None
+        for place in np.argsort(bounds, kind="stable"):
+            if best is not None and bounds[place] >= best[0] * (1 - WORTH):
                 break
+            deal = self._deal(int(numbers[place]), lengths, limits)
+            best = deal if best is None else min(best, deal, key=_slowest)
+        assert best is not None
         return best
+
+    def _bounds(self, numbers: IntArray, lengths: IntArray, limits: IntArray) -> FloatArray:
+        """No deal of so many micro-batches has a smaller maximum, as `_deal` tells it; same shape."""
+        cost = self._problem.cost
+        speeds = np.ones(self._problem.world_size) if self._speeds is None else self._speeds
+        weights = cost.per_sample(lengths)
+        work: float | FloatArray = float(weights.sum())
+        if len(lengths) <= EVERY_NUMBER:  # else looking for a better bound takes longer than it saves
+            work = least_work(numbers, weights, limits, price=cost.alpha + cost.surcharge)
+        fixed = cost.of_rank(numbers * cost.alpha, numbers - len(speeds) + 1)
+        return np.maximum((fixed + work) / speeds.sum(), (cost.alpha + weights[0]) / speeds.max())
 
     def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> _Deal:
         """The best deal of `number` micro-batches over the ranks."""
@@ -112,13 +127,15 @@ class MicroBatchPlanner:
             deals.append(self._one_each(self._unequal, lengths))
         for sizes in _cuts(number, lengths, limits, self._problem):
             starts = np.cumsum(sizes) - sizes
-            costs = self._problem.cost.cost_padded(sizes, lengths[starts])
+            surcharge = self._problem.cost.surcharge
+            costs = self._problem.cost.cost_padded(sizes, lengths[starts]) + surcharge
             if self._speeds is None:
                 slowest, dealt = deal_longest_first(costs, self._problem.world_size, self._fixed)
+                slowest -= surcharge
             else:
-                slowest, dealt = deal_to_first_finish(costs, self._speeds)
+                slowest, dealt = deal_to_first_finish(costs, self._speeds, surcharge)
             deals.append((slowest, sizes, dealt))
-        return min(deals, key=lambda deal: deal[0])
+        return min(deals, key=_slowest)
 
     def _one_each(self, unequal: UnequalRanks, lengths: IntArray) -> _Deal:
         """The exact split of one micro-batch per rank."""
@@ -127,6 +144,10 @@ class MicroBatchPlanner:
         times = self._problem.cost.cost_padded(sizes, lengths[starts]) / self._problem.relative_speeds()
         place = np.argsort(starts)
         return float(times.max()), sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()]
+
+
+def _slowest(deal: _Deal) -> float:
+    return deal[0]
 
 
 def _parts_needed(limits: IntArray) -> int:
@@ -150,10 +171,10 @@ def _cuts(number: int, lengths: IntArray, limits: IntArray, problem: Problem) ->
 
 
 def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> tuple[float, list[list[int]]]:
-    """Jobs to ranks, dearest first to the least loaded (LPT); every rank gets one when there are enough.
+    """Jobs to ranks, dearest first to the least loaded (LPT); every rank gets one.
 
     Args:
-        costs: positive, shape [M].
+        costs: shape [M], at least as many as ranks.
         ranks: G.
         each: jobs that every rank gets, when fixed (M = G * each).
 
@@ -161,29 +182,39 @@ def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -
         The largest load, and per rank its jobs.
     """
     jobs: Sequence[int] = np.argsort(-costs, kind="stable").tolist()
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
-    open_ranks = [(0.0, rank) for rank in range(ranks)]
-    largest = 0.0
-    for job in jobs:
+    dealt = [[job] for job in jobs[:ranks]]
+    loads = costs[jobs[:ranks]].tolist()
+    open_ranks = [(load, rank) for rank, load in enumerate(loads)]
+    heapq.heapify(open_ranks)
+    for job in jobs[ranks:]:
         load, rank = heapq.heappop(open_ranks)
-        load += float(costs[job])
-        largest = max(largest, load)
         dealt[rank].append(job)
+        loads[rank] = load = load + float(costs[job])
         if each is None or len(dealt[rank]) < each:
             heapq.heappush(open_ranks, (load, rank))
-    return largest, dealt
+    return max(loads), dealt
 
 
-def deal_to_first_finish(costs: FloatArray, speeds: FloatArray) -> tuple[float, list[list[int]]]:
-    """As `deal_longest_first`, for ranks of relative speeds, shape [G]; the largest load is in time."""
+def deal_to_first_finish(
+    costs: FloatArray, speeds: FloatArray, surcharge: float = 0.0
+) -> tuple[float, list[list[int]]]:
+    """As `deal_longest_first`, for ranks of relative speeds, shape [G]; the largest load is in time.
+
+    Args:
+        costs: shape [M].
+        speeds: shape [G].
+        surcharge: what `costs` hold for every job and a rank's first job does not pay.
+    """
     jobs: Sequence[int] = np.argsort(-costs, kind="stable").tolist()
     dealt: list[list[int]] = [[] for _ in speeds]
-    load = np.zeros(len(speeds))
+    load = np.full(len(speeds), -surcharge)
+    idle = np.ones(len(speeds), dtype=bool)
     for left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
         finish = (load + costs[job]) / speeds
-        if np.count_nonzero(load == 0) == left:
-            finish[load > 0] = np.inf
+        if np.count_nonzero(idle) == left:
+            finish[~idle] = np.inf
         rank = int(finish.argmin())
         load[rank] += costs[job]
+        idle[rank] = False
         dealt[rank].append(job)
     return float((load / speeds).max()), dealt

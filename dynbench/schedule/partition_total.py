@@ -25,6 +25,35 @@ def group_costs(cost: CostModel, lengths: IntArray, most: IntArray) -> FloatArra
     return costs
 
 
+_SLOPES = 5
+"""Slopes of the lower bound on padded work, each an eighth of the one before."""
+
+
+def least_work(numbers: IntArray, weights: FloatArray, limits: IntArray, price: float) -> FloatArray:
+    """A lower bound on the padded work of any split of the samples into so many groups; same shape as `numbers`.
+
+    For a price p per group, let v(p) be the least of work plus p times groups over all splits: no split into m groups
+    has less work than v(p) - p*m, for any p (Lagrange). A few prices are tried, with `price`, where the bound on work
+    plus price is tight at its least, and 0, where it is the work without padding.
+
+    Args:
+        numbers: groups, shape [k].
+        weights: work of one sample by sorted position, falling, shape [B]; a group of n from i on is n * weights[i].
+        limits: largest group that may begin at each position, shape [B].
+        price: of a group, where the bound is to be tight.
+    """
+    size = len(weights)
+    steepest = float(weights[0]) * size / int(numbers[0])
+    prices = np.array([0.0, price, *(steepest / 8.0**k for k in range(_SLOPES))])
+    best = np.zeros((size + 1, len(prices)))
+    counts = np.arange(1, size + 1, dtype=np.float64)[:, None]
+    for start in range(size - 1, -1, -1):
+        most = min(int(limits[start]), size - start)
+        best[start] = (best[start + 1 : start + 1 + most] + counts[:most] * weights[start]).min(axis=0) + prices
+    bound: FloatArray = (best[0] - np.outer(numbers, prices)).max(axis=1)
+    return bound
+
+
 def least_total(costs: FloatArray, ranks: int) -> list[int]:
     """Sizes of contiguous groups with the least total cost.
 

@@ -25,6 +25,7 @@ COSTS = (
     CostModel("tokens_sq", pad_to_multiple_of=8),
     CostModel("attention", attention_a=0.01),
     CostModel("measured", alpha=20.0, beta=1.0, gamma=0.01),
+    CostModel("measured", alpha=20.0, beta=1.0, further=70.0, pad_to_multiple_of=64, positions=400),
 )
 
 
@@ -73,7 +74,7 @@ def cost_by_hand(plan: StepPlan, problem: Problem) -> list[float]:
         total = 0.0
         for ids in share:
             lengths = [int(problem.lengths[i]) for i in ids]
-            padded = -(-max(lengths) // multiple) * multiple
+            padded = min(-(-max(lengths) // multiple) * multiple, model.positions or 10**9)
             tokens = sum(lengths) if plan.packed else len(lengths) * padded
             squares = sum(length**2 for length in lengths) if plan.packed else len(lengths) * padded**2
             total += {
@@ -82,6 +83,8 @@ def cost_by_hand(plan: StepPlan, problem: Problem) -> list[float]:
                 "attention": tokens + model.attention_a * squares,
                 "measured": model.alpha + model.beta * tokens + model.gamma * squares,
             }[model.cost_type]
+        if model.cost_type == "measured" and model.further is not None:
+            total += (len(share) - 1) * (model.further - model.alpha)
         result.append(total / speed)
     return result
 

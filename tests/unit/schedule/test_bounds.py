@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +18,8 @@ COSTS = st.sampled_from(
         CostModel("tokens_sq"),
         CostModel("attention", attention_a=0.05),
         CostModel("measured", alpha=3.0, beta=0.2, gamma=0.001),
+        CostModel("measured", alpha=3.0, beta=0.2, further=0.0, pad_to_multiple_of=8, positions=45),
+        CostModel("measured", alpha=3.0, beta=0.2, further=9.0),
     ]
 )
 
@@ -59,3 +63,5 @@ def test_capacities_count_the_micro_batches_that_alpha_is_paid_for():
     lengths = np.full(12, 5)
     assert batch_bound(lengths, cost, 2, micro_batches=3) == 10 + 30
     assert batch_bound(lengths, cost, 2, micro_batches=3, limits=np.full(12, 2)) == 30 + 30
+    priced = replace(cost, further=4.0)
+    assert batch_bound(lengths, priced, 2, micro_batches=3, limits=np.full(12, 2)) == 10 + 2 * 4 + 30

@@ -1,13 +1,15 @@
+from itertools import product
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import check_plan, step_facts
-from dynbench.schedule.micro_batches import deal_longest_first, deal_to_first_finish
+from dynbench.schedule.micro_batches import WORTH, MicroBatchPlanner, deal_longest_first, deal_to_first_finish
 from dynbench.schedule.partition import Partition
 from dynbench.schedule.policy import Problem
 
@@ -24,8 +26,8 @@ def solve(lengths=RNG_LENGTHS, world_size=4, **changes):
     return plan, facts
 
 
-def measured(alpha: float) -> CostModel:
-    return CostModel("measured", alpha=alpha, beta=0.01, gamma=1e-5)
+def measured(alpha: float, further: float | None = None) -> CostModel:
+    return CostModel("measured", alpha=alpha, beta=0.01, gamma=1e-5, further=further)
 
 
 @pytest.mark.parametrize("number", [2, 3, 7])
@@ -116,3 +118,93 @@ def test_a_slow_rank_gets_less_work_and_micro_batches_bring_the_step_near_its_bo
 def test_auto_on_unequal_ranks_is_no_worse_than_one_micro_batch_each(alpha):
     auto = solve(speeds=ONE_SLOW, micro_batches="auto", cost=measured(alpha))[1]
     assert auto.max_cost <= solve(speeds=ONE_SLOW, cost=measured(alpha))[1].max_cost * (1 + 1e-12)
+
+
+PRICES = st.sampled_from([(0.0, None), (0.3, None), (0.3, 0.0), (0.3, 1.0), (0.0, 0.4), (20.0, 1.0)])
+
+
+@st.composite
+def choices(draw, most_samples: int) -> MicroBatchPlanner:
+    """Planners that choose the number of micro-batches, for equal and unequal ranks, with and without capacities."""
+    world_size = draw(st.integers(1, 4))
+    lengths = np.array(draw(st.lists(st.integers(1, 200), min_size=world_size, max_size=most_samples)))
+    capacities = [Capacity(), Capacity.uniform(3), Capacity.table([[(60, 7), (200, 2)]])]
+    problem = Problem(
+        lengths,
+        world_size,
+        len(lengths),
+        cost=measured(*draw(PRICES)),
+        capacity=draw(st.sampled_from(capacities)),
+        speeds=draw(st.sampled_from([None, ONE_SLOW[-world_size:]])),
+        micro_batches="auto",
+    )
+    return MicroBatchPlanner(problem)
+
+
+@settings(max_examples=60)
+@given(choices(most_samples=24))
+def test_auto_is_the_best_of_all_numbers_and_tries_none_twice(planner):
+    problem = planner._problem
+    lengths = np.sort(problem.padded_lengths)[::-1]
+    limits, deal_, tried = planner._limits(lengths), planner._deal, []
+    fewest = max(problem.world_size, -(-int((1 / limits).sum() - 1e-9) // 1))
+    best = np.inf
+    for number in range(fewest, len(lengths) + 1):
+        try:
+            best = min(best, deal_(number, lengths, limits)[0])
+        except AssertionError:  # fewer than the capacities need
+            assert best == np.inf
+    planner._deal = lambda number, *rest: tried.append(number) or deal_(number, *rest)
+    found = planner._best(lengths, limits)[0]
+    assert len(tried) == len(set(tried))
+    assert best <= found <= best / (1 - WORTH)
+
+
+@settings(max_examples=60)
+@given(choices(most_samples=5))
+def test_no_plan_at_all_is_below_the_bound_that_ends_the_search(planner):
+    problem, cost = planner._problem, planner._problem.cost
+    lengths = np.sort(problem.padded_lengths)[::-1]
+    size, ranks, limits = len(lengths), problem.world_size, planner._limits(lengths)
+    speeds = 1 if planner._speeds is None else planner._speeds
+    least = np.full(size + 1, np.inf)
+    for group_of in product(range(size), repeat=size):  # each sample's micro-batch; numbered as they first appear
+        if any(group > max(group_of[:place], default=-1) + 1 for place, group in enumerate(group_of)):
+            continue
+        groups = [[i for i in range(size) if group_of[i] == group] for group in range(max(group_of) + 1)]
+        if len(groups) < ranks or any(len(ids) > limits[ids[0]] for ids in groups):
+            continue
+        costs = np.array([float(cost.cost_padded(len(ids), lengths[ids[0]])) for ids in groups])
+        for rank_of in product(range(ranks), repeat=len(groups)):
+            if len(set(rank_of)) == ranks:
+                number = np.bincount(rank_of)
+                times = cost.of_rank(np.bincount(rank_of, costs), number) / speeds
+                least[len(groups)] = min(least[len(groups)], times.max())
+    numbers = np.arange(ranks, size + 1)
+    bounds = planner._bounds(numbers, lengths, limits)
+    assert (bounds <= least[numbers] * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("speeds", [None, ONE_SLOW])
+def test_a_measured_price_of_further_micro_batches_decides_how_many_there_are(speeds):
+    lengths = RNG_LENGTHS[:48]
+    one, two = (solve(lengths, speeds=speeds, cost=measured(0.5, 0.0), micro_batches=n)[1] for n in (1, 2))
+    gain = one.max_cost - two.max_cost
+    assert gain > 0
+    for price, fewer in ((0.5 * gain, False), (50 * gain, True)):
+        plan, facts = solve(lengths, speeds=speeds, cost=measured(0.5, price), micro_batches="auto")
+        assert (sum(map(len, plan.shares)) == 4) is fewer
+        by_hand = [
+            (
+                sum(0.5 + (0.01 + 1e-5 * lengths[ids].max()) * len(ids) * lengths[ids].max() for ids in share)
+                + (len(share) - 1) * (price - 0.5)
+            )
+            for share in plan.shares
+        ]
+        np.testing.assert_allclose(facts.costs, np.array(by_hand) / (1 if speeds is None else speeds))
+
+
+def test_without_a_measured_price_a_further_micro_batch_costs_alpha():
+    for cost_type in ("tokens", "tokens_sq", "attention", "measured"):
+        assert CostModel(cost_type, alpha=3.0).surcharge == 0
+        assert CostModel(cost_type, alpha=3.0, further=5.0).surcharge == (2 if cost_type == "measured" else 0)

@@ -1,0 +1,20 @@
+"""How long a padded batch is: the one rule that plans, rows, trials and tensors share."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+def padded_lengths(lengths: IntArray, multiple: int, positions: int | None) -> IntArray:
+    """Lengths rounded up to a multiple, but never above what the model takes, tokens; same shape.
+
+    Args:
+        lengths: of the longest sample of each batch, tokens, at most `positions`.
+        multiple: `workload.pad_to_multiple_of`, tokens.
+        positions: longest padded sample that the model takes, tokens; None for any.
+    """
+    rounded = -(-lengths // multiple) * multiple
+    return rounded if positions is None else np.minimum(rounded, positions)
