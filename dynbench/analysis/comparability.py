@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import NOT_IDENTITY
@@ -33,8 +33,23 @@ NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
 ENVIRONMENT = ("dynbench", "python", "cpu_model", "packages.torch", "packages.transformers", "packages.numpy")
 """Facts of env.json that must agree, where both runs know them."""
 
-CIRCUMSTANCES = ("host", "platform", "cpu_governor", "cpu_cores.usable", "git.commit", "packages.triton")
-"""Facts that may differ but are worth a warning."""
+NOT_COMPARED = (
+    "collected",
+    "seed",
+    "config_digest",
+    "load_average",
+    "memory_mb.available",
+    "unknown",
+    "environment.SLURM_JOB_ID",
+    "environment.DYNBENCH_CACHE",
+    "environment.DYNBENCH_RESULTS",
+    "data.train_source",
+    "data.eval_source",
+)
+"""Facts and sections of env.json that differ between equal launches: the moment, names of places and jobs, and what
+restates the configuration. Every other fact is compared; one that differs is worth a warning."""
+
+_DECISIONS = ("decisions.", "data.decisions.")
 
 
 def forbidden_differences(a: MergedRun, b: MergedRun) -> Differences:
@@ -53,12 +68,40 @@ def forbidden_differences(a: MergedRun, b: MergedRun) -> Differences:
     return found
 
 
-def circumstances_that_differ(a: MergedRun, b: MergedRun) -> Differences:
-    """Facts of the environment that differ without forbidding a comparison."""
-    found: Differences = {}
-    for key in CIRCUMSTANCES:
-        _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
-    return found
+def environment_differences(a: MergedRun, b: MergedRun) -> Differences:
+    """Facts of env.json that differ and could move a number, `NOT_COMPARED` left out.
+
+    A fact that only one run has differs too, as a variable that only one had set. The data of runs of different seeds
+    may be another subset, and is not compared.
+    """
+    left, right = dict(_leaves(a.facts.env)), dict(_leaves(b.facts.env))
+    left_out = NOT_COMPARED if a.facts.seed == b.facts.seed else (*NOT_COMPARED, "data")
+    return {
+        f"env.{key}": (left.get(key), right.get(key))
+        for key in dict.fromkeys((*left, *right))
+        if left.get(key) != right.get(key)
+        and not any(key == listed or key.startswith(f"{listed}.") for listed in left_out)
+        and not (key.startswith(_DECISIONS) and _follows_from_the_arm(key, left, right))
+    }
+
+
+def _follows_from_the_arm(key: str, left: Mapping[str, object], right: Mapping[str, object]) -> bool:
+    """Whether a decision differs because the configurations do; one that was set in one run is in its configuration."""
+    decided, _, part = key.removeprefix("data.").removeprefix("decisions.").rpartition(".")
+    return part == "reason" or may_differ(decided) or key not in left or key not in right
+
+
+def _leaves(value: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted path and value of every fact; lists of mappings, as of ranks, by field, one value where all agree."""
+    for key, item in value.items():
+        path = f"{prefix}{key}"
+        if isinstance(item, list) and item and all(isinstance(part, Mapping) for part in item):
+            fields = {field: [part.get(field) for part in item] for field in dict.fromkeys(f for p in item for f in p)}
+            item = {field: each[0] if all(one == each[0] for one in each) else each for field, each in fields.items()}
+        if isinstance(item, Mapping):
+            yield from _leaves(item, f"{path}.")
+        else:
+            yield path, item
 
 
 def compared_settings(a: MergedRun, b: MergedRun) -> Differences:

@@ -5,8 +5,10 @@ Nothing here imports torch: the caller passes what only torch knows (devices, dr
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -22,25 +24,31 @@ from dynbench.runs.run_record import now
 from dynbench.units import mb
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "polars", "pydantic", "triton", "click", "rich")
-VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "DYNBENCH_CACHE",
-    "DYNBENCH_RESULTS",
-    "HF_HUB_OFFLINE",
-    "MKL_NUM_THREADS",
-    "NCCL_ALGO",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "SLURM_JOB_ID",
-    "SLURM_NNODES",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+VARIABLES = ("DYNBENCH_CACHE", "DYNBENCH_RESULTS", "HF_HUB_OFFLINE", "LD_PRELOAD", "SLURM_JOB_ID", "SLURM_NNODES")
+FAMILIES = (
+    "ATEN_",
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN_",
+    "DNNL_",
+    "GLOO_",
+    "GOMP_",
+    "KMP_",
+    "MALLOC_",
+    "MKL_",
+    "NCCL_",
+    "NVIDIA_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "TOKENIZERS_",
+    "TORCH_",
+    "TRITON_",
+    "UCX_",
 )
-"""The only environment variables recorded: those that change speed or results, none that hold a secret."""
+"""With `VARIABLES`, the only environment variables recorded: those that change speed or results, by name or by how
+their names begin, none that hold a secret."""
 
 _SOURCE = Path(__file__).resolve().parent.parent
 _GIT_TIMEOUT_S = 5
@@ -99,7 +107,7 @@ def _learn(key: str, learn: Callable[[], object], unknown: dict[str, str]) -> ob
 
 
 def git_state() -> dict[str, object]:
-    """Commit of the checkout that dynbench runs from, and whether it has changes.
+    """Commit of the checkout that dynbench runs from, whether it has changes, and which by their digest.
 
     Raises:
         UnknownFactError: not a checkout, or no git.
@@ -107,13 +115,28 @@ def git_state() -> dict[str, object]:
     if not (_SOURCE.parent / ".git").exists():
         raise UnknownFactError("dynbench is installed, not run from a git checkout")
     changes = _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes), "changed_files": len(changes.splitlines())}
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "commit": commit,
+        "dirty": bool(changes),
+        "changed_files": len(changes.splitlines()),
+        "changes_digest": hashlib.sha256(_git("diff", "--no-ext-diff", "--no-color", "HEAD").encode()).hexdigest()[:16]
+        if changes
+        else None,
+    }
 
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(_SOURCE.parent), "--no-optional-locks", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
     except FileNotFoundError:
         raise UnknownFactError("git is not installed") from None
     except subprocess.TimeoutExpired:
@@ -192,6 +215,27 @@ def _memory_limit_mb() -> float | None:
         return None
 
 
+def nvidia_driver() -> str:
+    """Version of the NVIDIA driver.
+
+    Raises:
+        UnknownFactError: none is loaded, or it does not say.
+    """
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise UnknownFactError("no NVIDIA driver is loaded") from None
+    found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
+    if found is None:
+        raise UnknownFactError("/proc/driver/nvidia/version names no version")
+    return found[1]
+
+
+def environment() -> dict[str, str]:
+    """The recorded environment variables that are set."""
+    return {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES or name.startswith(FAMILIES)}
+
+
 def container() -> str | None:
     """What hints at a container or a batch system; null when nothing does."""
     if Path("/.dockerenv").exists():
@@ -215,6 +259,7 @@ FACTS: dict[str, Callable[[], object]] = {
     "cpu_governor": cpu_governor,
     "load_average": lambda: list(os.getloadavg()),
     "memory_mb": memory_mb,
+    "nvidia_driver": nvidia_driver,
     "container": container,
-    "environment": lambda: {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    "environment": environment,
 }

@@ -74,8 +74,40 @@ def test_git_facts_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     state = provenance.git_state()
     assert len(str(state["commit"])) == 40
     assert (state["dirty"], state["changed_files"]) == (False, 0)
-    (package / "a.py").write_text("2")
-    assert provenance.git_state()["dirty"] is True
+    assert state["changes_digest"] is None
+    digests = set()
+    for content in (b"2", b"3", b"\xff not UTF-8"):
+        (package / "a.py").write_bytes(content)
+        state = provenance.git_state()
+        assert (state["dirty"], state["changed_files"]) == (True, 1)
+        digests.add(state["changes_digest"])
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("name", ["NCCL_ALGO", "NCCL_NEW_KNOB", "CUDA_MODULE_LOADING", "OMP_PROC_BIND", "LD_PRELOAD"])
+def test_variables_that_change_speed_are_recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv(name, raising=False)
+    assert name not in provenance.environment()
+    monkeypatch.setenv(name, "1")
+    assert provenance.environment()[name] == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n", "535.129.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build  (root@host)\n", "570.86"),
+    ],
+)
+def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch, line: str, version: str) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: line)
+    assert provenance.nvidia_driver() == version
+
+
+def test_a_driver_that_says_nothing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "nothing")
+    with pytest.raises(UnknownFactError, match="names no version"):
+        provenance.nvidia_driver()
 
 
 def test_no_git_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""Whatever env.json knows and can move a number is compared, also what is not in it yet."""
+
+from copy import deepcopy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dynbench.analysis.arms import Arm
+from dynbench.analysis.checks.environment import check
+from dynbench.analysis.comparability import environment_differences
+from dynbench.analysis.merge import merge_run
+from dynbench.config.load import load_config
+from dynbench.engine.resolve import Machine, resolve
+from dynbench.runs.atomic import jsonable
+from dynbench.runs.provenance import collect
+
+VARIABLES = ("OMP_NUM_THREADS", "NCCL_ALGO", "NCCL_NEW_KNOB", "CUDA_DEVICE_MAX_CONNECTIONS", "LD_PRELOAD")
+NAMES_OF_PLACES_AND_JOBS = ("SLURM_JOB_ID", "DYNBENCH_RESULTS", "DYNBENCH_CACHE")
+
+MAY_DIFFER = {
+    "collected",
+    "seed",
+    "config_digest",
+    "load_average",
+    "memory_mb.available",
+    "data.train_source",
+    "data.eval_source",
+    *(f"environment.{name}" for name in NAMES_OF_PLACES_AND_JOBS),
+}
+"""Leaves whose change is no finding, beside `unknown`, reasons of decisions, and decisions on what arms differ in."""
+
+
+@pytest.fixture
+def env(monkeypatch, store):
+    """A real env.json, with what a launch on two GPUs adds to it."""
+    for name in (*VARIABLES, *NAMES_OF_PLACES_AND_JOBS):
+        monkeypatch.setenv(name, "1")
+    resolved = resolve(load_config(), Machine(gpus=0, cores=2, bf16=False), store)
+    device = {"type": "cuda", "name": "X", "memory_mb": 80e3, "capability": "9.0", "cuda": "12.6", "nccl": "2.27"}
+    data = {
+        "dataset": "sst2",
+        "train_source": "a.tsv",
+        "eval_source": "b.tsv",
+        "fingerprint": "f",
+        "model": {"source": "random", "layers": 2, "dropout": {"attention": 0.0}},
+        "decisions": {"workload.tokenizer": {"value": "t", "reason": "given"}},
+    }
+    measured = {
+        "measured.torch_threads": {"value": 1, "reason": "launch.threads"},
+        "launch.comm_model": {"value": "none", "reason": "given"},
+    }
+    devices = {"ranks": [{"rank": rank, **device} for rank in range(2)]}
+    return jsonable(collect(resolved.config, {**resolved.decisions, **measured}, data, devices))
+
+
+def leaves(value, path=()):
+    """Path of every leaf, through mappings and lists of mappings."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if isinstance(item, dict) or (isinstance(item, list) and item and isinstance(item[0], dict)):
+            yield from leaves(item, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def value_at(env, path):
+    for key in path:
+        env = env[key]
+    return env
+
+
+def changed(env, path, change):
+    env = deepcopy(env)
+    change(value_at(env, path[:-1]), path[-1])
+    return env
+
+
+def flip(place, key):
+    place[key] = f"not {place[key]}"
+
+
+def remove(place, key):
+    del place[key]
+
+
+def run_with(env, label="run", seed=0, **fields):
+    facts = SimpleNamespace(env=env, seed=seed)
+    return SimpleNamespace(label=label, facts=facts, partial=False, **fields)
+
+
+def findings(*arms, pairs=()):
+    comparisons = [SimpleNamespace(pairing=SimpleNamespace(pairs=pairs))] if pairs else []
+    named = [Arm(f"arm {index}", tuple(runs)) for index, runs in enumerate(arms)]
+    runs = [run for arm in arms for run in arm]
+    return list(check(SimpleNamespace(arms=named, runs=runs, comparisons=comparisons)))
+
+
+def is_excepted(path):
+    decision = path[0] == "decisions" or path[:2] == ("data", "decisions")
+    if decision:
+        return path[-1] == "reason" or path[-2].startswith(("schedule.", "train.precision"))
+    return path[0] == "unknown" or ".".join(path[:2] if len(path) > 1 else path) in MAY_DIFFER
+
+
+@pytest.mark.parametrize("same_arm", [True, False])
+def test_every_leaf_of_a_real_environment_is_compared_but_those_listed(env, same_arm):
+    paths = list(leaves(env))
+    assert len(paths) > 60
+    missed = {
+        path
+        for path in paths
+        for one, other in [(run_with(env, "one"), run_with(changed(env, path, flip), "other"))]
+        if not findings(*([[one, other]] if same_arm else [[one], [other]]))
+    }
+    assert missed == {path for path in paths if is_excepted(path)}
+
+
+def test_a_fact_that_only_one_launch_has_differs_too(env):
+    tried = 0
+    for path in leaves(env):
+        if is_excepted(path) or "decisions" in path or value_at(env, path) is None:
+            continue
+        tried += 1
+        lacking = changed(env, path, remove)
+        for pair in [(env, lacking), (lacking, env)]:
+            assert findings(*([run_with(each)] for each in pair)), path
+    assert tried > 30
+
+
+def test_a_fact_that_env_json_gains_is_compared_without_further_ado(env):
+    (found,) = findings([run_with(env | {"new": {"fact": 1}})], [run_with(env | {"new": {"fact": 2}})])
+    assert (found.severity, "env.new.fact (1 and 2)" in found.seen) == ("warn", True)
+
+
+def test_equal_environments_and_other_moments_are_clean(env, monkeypatch):
+    later = changed(env, ("load_average",), flip) | {"collected": "later"}
+    assert findings([run_with(env), run_with(later)], [run_with(later)]) == []
+
+
+def test_ranks_are_told_together_and_apart(env):
+    newer = deepcopy(env)
+    for rank in newer["devices"]["ranks"]:
+        rank["nccl"] = "2.28"
+    (found,) = findings([run_with(env)], [run_with(newer)])
+    assert "env.devices.ranks.nccl (2.27 and 2.28)" in found.seen
+    newer["devices"]["ranks"][0]["nccl"] = "2.27"
+    (found,) = findings([run_with(env)], [run_with(newer)])
+    assert "env.devices.ranks.nccl (2.27 and ['2.27', '2.28'])" in found.seen
+
+
+def test_a_decision_that_was_set_by_hand_in_one_run_is_in_its_configuration(env):
+    by_hand = changed(env, ("decisions", "launch.nproc"), remove)
+    assert findings([run_with(env)], [run_with(by_hand)]) == []
+
+
+def test_data_follows_from_the_seed_between_launches_but_not_within_a_pair(env):
+    other = changed(env, ("data", "fingerprint"), flip)
+    base, candidate = run_with(other, "b1", seed=1), run_with(env, "c1", seed=1)
+    assert findings([run_with(env), base]) == []
+    (found,) = findings([run_with(env), base], [run_with(env), candidate], pairs=[(base, candidate)])
+    assert "b1 and c1: env.data.fingerprint" in found.seen
+
+
+def test_launches_that_differ_alike_are_told_once_and_others_each(env):
+    one, two = env | {"nvidia_driver": "550.54"}, env | {"cpu_governor": "turbo"}
+    found = findings([run_with(env), run_with(one)], [run_with(one), run_with(two)])
+    assert len(found) == 2
+
+
+def test_a_launch_that_ended_early_is_not_held_against_the_others(make_run):
+    whole, partial = (merge_run(make_run("static", **fields)) for fields in ({}, {"status": "failed"}))
+    partial = replace(partial, facts=replace(partial.facts, env={"host": "elsewhere"}))
+    assert findings([whole, partial]) == []
+    assert "env.host" in environment_differences(whole, partial)
