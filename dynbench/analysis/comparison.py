@@ -34,7 +34,8 @@ class Comparison:
         speedup: baseline's seconds per real token over the candidate's, None where nothing could be paired.
         noise: the threshold applied.
         confidence: level of the interval.
-        loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only.
+        loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only and where all
+            losses are finite.
         improvement_percent: by metric key, means over launches.
         predicted: speed-up that the probe behind a run predicted, None without one.
         recovery: share of what the baseline loses against the bound that the candidate gives back, None where there

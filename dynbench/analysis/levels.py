@@ -56,12 +56,16 @@ def largest_gap(a: MergedRun, b: MergedRun) -> int | None:
     return max(int(gaps.max()), unfinished)
 
 
-def loss_difference(pairs: Sequence[Pair]) -> float:
-    """Largest relative difference of the global loss of a step between the launches of a pair."""
+def loss_difference(pairs: Sequence[Pair]) -> float | None:
+    """Largest relative difference of the global loss of a step between the launches of a pair.
+
+    None where a loss is not finite: there is nothing to compare then.
+    """
     worst = 0.0
     for a, b in pairs:
         left, right = a.steps["loss_global"].to_numpy(), b.steps["loss_global"].to_numpy()
+        if not (np.isfinite(left).all() and np.isfinite(right).all()):
+            return None
         scale = np.maximum(np.maximum(np.abs(left), np.abs(right)), np.finfo(np.float64).tiny)
-        difference = np.abs(left - right) / scale
-        worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
+        worst = max(worst, float((np.abs(left - right) / scale).max(initial=0.0)))
     return worst

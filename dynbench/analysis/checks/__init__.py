@@ -19,6 +19,7 @@ CHECKS: tuple[str, ...] = (
     "partial_run",
     "rank_files",
     "torn_lines",
+    "nan_loss",
     "loss_parity",
     "environment",
     "few_launches",

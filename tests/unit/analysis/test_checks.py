@@ -38,7 +38,7 @@ def with_steps(run, **columns):
 def test_the_registry_holds_every_check_of_the_package():
     files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
     assert files == set(CHECKS)
-    assert len(CHECKS) == len(set(CHECKS)) == 20
+    assert len(CHECKS) == len(set(CHECKS)) == 21
 
 
 def test_healthy_launches_are_clean(merged):
@@ -89,6 +89,51 @@ def test_rank_files_and_torn_lines(make_run):
     findings = found({"a": [merge_run(run)]})
     assert "rank_2.csv is empty" in findings["rank_files"].seen
     assert "1 line dropped" in findings["torn_lines"].seen
+
+
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
+
+
+def with_loss(run, value, since=30, **columns):
+    losses = pl.when(pl.col("step") >= since).then(value).otherwise(pl.col("loss_global"))
+    return with_steps(run, loss_global=losses, **columns)
+
+
+@pytest.mark.parametrize("loss", NOT_FINITE)
+@pytest.mark.parametrize("since", [0, 30, 49])
+def test_a_loss_that_is_not_finite(merged, loss, since):
+    finding = found({"a": [with_loss(merged("static", "broken"), loss, since)]})["nan_loss"]
+    assert finding.severity == "fail"
+    assert finding.seen == f"broken: the loss is not finite in {50 - since} of 50 steps, first in step {since}"
+
+
+@pytest.mark.parametrize("loss", NOT_FINITE)
+@pytest.mark.parametrize("broken", [("static",), ("partition",), ("static", "partition")])
+def test_losses_that_are_not_finite_are_not_compared(merged, loss, broken):
+    arms = {name: [merged(name)] for name in ("static", "partition")}
+    for name in broken:
+        with_loss(arms[name][0], loss)
+    findings = found(arms)
+    assert "nan_loss" in findings and "loss_parity" not in findings
+    (comparison,) = compare_arms(named_arms(arms), Analysis())
+    assert (comparison.level, comparison.loss_max_rel_diff) == ("step", None)
+
+
+def test_a_loss_that_is_not_finite_where_the_scaler_skipped_the_step_is_information(merged):
+    run = with_loss(merged("static"), float("inf"), since=49, skipped=pl.col("step") == 49)
+    assert found({"a": [run]})["nan_loss"].severity == "info"
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_an_evaluation_loss_that_is_not_finite(make_run, loss):
+    run = make_run("static")
+    (run.path / "eval.csv").write_text(f"step,loss,accuracy,samples\n20,0.6,0.7,64\n50,{loss},0.5,64\n")
+    assert "evaluation loss" in found({"a": [merge_run(run)]})["nan_loss"].seen
+
+
+def test_a_loss_of_nan_in_the_rank_files_is_found(make_run):
+    run = make_run("static", loss_shift=float("nan"))
+    assert "in 50 of 50 steps" in found({"a": [merge_run(run)]})["nan_loss"].seen
 
 
 def test_loss_parity_is_broken(merged):

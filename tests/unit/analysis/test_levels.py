@@ -66,7 +66,8 @@ def test_loss_difference_is_the_largest_over_steps_and_pairs(merged):
     assert loss_difference([(a, b), (a, c)]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_loss_that_is_not_a_number_is_no_parity(merged):
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_not_compared(merged, loss):
     a, b = merged("static"), merged("partition")
-    object.__setattr__(b, "steps", b.steps.with_columns(loss_global=pl.lit(float("nan"))))
-    assert loss_difference([(a, b)]) == np.inf or loss_difference([(a, b)]) > 1e300
+    object.__setattr__(b, "steps", b.steps.with_columns(loss_global=pl.lit(loss)))
+    assert loss_difference([(a, b)]) is loss_difference([(b, a)]) is loss_difference([(b, b)]) is None
