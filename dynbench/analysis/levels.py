@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
@@ -27,20 +28,35 @@ def weakest(levels: Iterable[Level]) -> Level:
 
 
 def work_level(a: MergedRun, b: MergedRun) -> Level:
-    """How far two launches of the same data, seed and global batch computed the same samples."""
-    gap = largest_gap(a, b)
-    if gap == 1:
+    """How far two launches of the same data, seed and global batch computed the same samples.
+
+    `window` asks that the measured steps are whole windows: where the warm-up or the end of the run splits one, the
+    measured samples differ.
+    """
+    done = agreements(a, b)
+    if done is not None and len(done) > a.steps.height:
         return "step"
-    window = max(a.facts.window, b.facts.window)
-    return "window" if gap is not None and gap <= window else "stream"
+    if done is None or not windows_agree(a, b):
+        return "stream"
+    ends = (a.steps.height, *(int(run.steps["warmup"].sum()) for run in (a, b)))
+    return "window" if np.isin(ends, done).all() else "stream"
 
 
-def largest_gap(a: MergedRun, b: MergedRun) -> int | None:
-    """Most steps between two points up to which both launches have computed the same samples.
+def windows_agree(a: MergedRun, b: MergedRun) -> bool:
+    """Whether both launches computed the same samples in every window that they finished."""
+    done = agreements(a, b)
+    if done is None:
+        return False
+    steps = np.array([*done, a.steps.height])
+    return int(np.diff(steps).max()) <= max(a.facts.window, b.facts.window)
 
-    At such a point the sums of all work hashes so far are equal. Windows begin anew with every epoch, so the points
-    need not lie at multiples of W, but never further apart. 1 when every step agrees; None when the launches never
-    agree, do not have the same steps, or have a hole in them.
+
+def agreements(a: MergedRun, b: MergedRun) -> NDArray[np.int64] | None:
+    """Numbers of steps, from 0 on, after which both launches have computed the same samples; warm-up included.
+
+    There the sums of all work hashes so far are equal. Windows begin anew with every epoch, so these points need not
+    lie at multiples of W, but never further apart. None when the launches do not have the same steps, or have a hole in
+    them.
     """
     steps = a.steps["step"].to_numpy()
     if len(steps) == 0 or not np.array_equal(steps, np.arange(len(steps))) or b.steps.height != len(steps):
@@ -48,12 +64,7 @@ def largest_gap(a: MergedRun, b: MergedRun) -> int | None:
     if not np.array_equal(steps, b.steps["step"].to_numpy()):
         return None
     ahead = np.cumsum(a.steps["work_hash"].to_numpy() - b.steps["work_hash"].to_numpy(), dtype=np.uint64)
-    agreements = np.flatnonzero(ahead == 0)
-    if not len(agreements):
-        return None
-    gaps = np.diff(np.concatenate(([-1], agreements)))
-    unfinished = len(steps) - int(agreements[-1])
-    return max(int(gaps.max()), unfinished)
+    return np.concatenate(([0], np.flatnonzero(ahead == 0) + 1))
 
 
 def loss_difference(pairs: Sequence[Pair]) -> float | None:

@@ -5,15 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.levels import windows_agree
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     """One finding per comparison at level `stream`."""
     for comparison in evidence.comparisons:
-        if comparison.level == "stream" and not comparison.forbidden:
+        if comparison.level != "stream" or comparison.forbidden:
+            continue
+        arms = f"{comparison.baseline.label} and {comparison.candidate.label}"
+        pairs = comparison.pairing.pairs
+        if all(windows_agree(*pair) for pair in pairs):
+            facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
             yield Finding(
                 "info",
-                f"{comparison.baseline.label} and {comparison.candidate.label} compute different samples per step",
+                f"{arms} compute the same samples per window of {facts.window} steps, but the measured steps split one",
+                "level step or window",
+                "Let the measured steps be whole windows: "
+                f"--warmup-steps {_whole(facts.number('train.warmup_steps'), facts.window)} "
+                f"--steps {_whole(facts.steps, facts.window)}, within one epoch.",
+            )
+        else:
+            yield Finding(
+                "info",
+                f"{arms} compute different samples per step",
                 "level step or window",
                 "The effect is time per real token; over few steps the samples drawn add to the noise.",
             )
+
+
+def _whole(steps: int, window: int) -> int:
+    return -(-steps // window) * window

@@ -289,6 +289,15 @@ def test_different_samples(merged):
     assert finding.severity == "info"
 
 
+def test_different_samples_where_the_measured_steps_split_a_window(merged):
+    finding = found({"static": [merged("static")], "window": [merged("window", window=8)]})["different_samples"]
+    assert "the same samples per window of 8 steps" in finding.seen
+    assert "--warmup-steps 16 --steps 40" in finding.hint
+    whole = {"warmup_steps": 16, "steps": 40}
+    arms = {"static": [merged("static", **whole)], "window": [merged("window", window=8, **whole)]}
+    assert "different_samples" not in found(arms)
+
+
 def test_virtual_ranks(merged):
     run = merged("static", overrides=("launch.launcher=virtual", "launch.world_size=2", "launch.comm_model=none"))
     assert "2 virtual ranks, communication model none" in found({"a": [run]})["virtual_ranks"].seen

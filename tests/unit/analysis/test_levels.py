@@ -2,7 +2,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.analysis.levels import comparison_level, largest_gap, loss_difference, work_level
+from dynbench.analysis.levels import agreements, comparison_level, loss_difference, windows_agree, work_level
 from dynbench.analysis.merge import merge_run
 
 
@@ -19,21 +19,54 @@ def test_static_and_prefix_share_the_data_only(merged):
     assert work_level(merged("static"), merged("prefix")) == "stream"
 
 
+def gaps(a, b):
+    return np.diff(agreements(a, b)).tolist()
+
+
 @pytest.mark.parametrize("window", [2, 4, 8])
-def test_a_window_policy_agrees_with_static_every_window(merged, window):
-    static, dealt = merged("static"), merged("window", window=window)
+@pytest.mark.parametrize("warm_up", [0, 1, 2])
+@pytest.mark.parametrize("measured", [1, 2, 3])
+def test_a_window_policy_agrees_with_static_every_window(merged, window, warm_up, measured):
+    fields = {"warmup_steps": warm_up * window, "steps": measured * window}
+    static, dealt = merged("static", **fields), merged("window", window=window, **fields)
     assert work_level(static, dealt) == "window"
-    assert largest_gap(static, dealt) == window
+    assert gaps(static, dealt) == [window] * (warm_up + measured)
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "steps"), [(10, 40), (10, 38), (7, 8), (9, 8), (8, 41), (8, 7), (0, 17), (1, 7)]
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_window_that_the_warm_up_or_the_end_splits_is_not_the_same_work(merged, warmup_steps, steps, order):
+    fields = {"warmup_steps": warmup_steps, "steps": steps}
+    pair = (merged("static", **fields), merged("window", window=8, **fields))[::order]
+    assert work_level(*pair) == "stream"
+    assert windows_agree(*pair)
+    if warmup_steps != 0 and (warmup_steps + steps) % 8 == 0:
+        assert len({run.measured["real_tokens"].sum() for run in pair}) == 2
+
+
+def test_the_boundary_may_lie_elsewhere_where_the_samples_agree_there(merged):
+    """Of windows of 4 a run of W=8 may begin its measured steps after 4, because its own windows agree there."""
+    fields = {"warmup_steps": 4, "steps": 12}
+    static, dealt = merged("static", **fields), merged("window", window=4, **fields)
+    object.__setattr__(dealt.facts, "config", dict(dealt.facts.config) | {"schedule.window": 8})
+    assert work_level(static, dealt) == "window"
 
 
 def test_windows_that_begin_anew_with_every_epoch_still_agree(merged):
     """125 batches per epoch: the last window of an epoch has one step and the next epoch's windows are shifted."""
-    static, dealt = merged("static", steps=300), merged("window", window=4, steps=300)
+    fields = {"warmup_steps": 4, "steps": 246}
+    static, dealt = merged("static", **fields), merged("window", window=4, **fields)
     assert work_level(static, dealt) == "window"
+    fields = {"warmup_steps": 4, "steps": 244}
+    assert work_level(merged("static", **fields), merged("window", window=4, **fields)) == "stream"
 
 
 def test_the_stated_window_is_the_limit(merged):
-    static, dealt = merged("static"), merged("window", window=8)
+    fields = {"warmup_steps": 8, "steps": 16}
+    static, dealt = merged("static", **fields), merged("window", window=8, **fields)
+    assert work_level(static, dealt) == "window"
     config = dict(dealt.facts.config) | {"schedule.window": 4}
     object.__setattr__(dealt.facts, "config", config)
     assert work_level(static, dealt) == "stream"
@@ -43,15 +76,15 @@ def test_one_changed_hash_is_noticed(merged):
     static, dealt = merged("static"), merged("partition")
     changed = dealt.steps.with_columns(work_hash=pl.col("work_hash") + (pl.col("step") == 17).cast(pl.UInt64))
     object.__setattr__(dealt, "steps", changed)
-    assert largest_gap(static, dealt) == 34
+    assert agreements(static, dealt).tolist() == list(range(18))
     assert work_level(static, dealt) == "stream"
 
 
 def test_runs_with_holes_or_other_steps_never_agree(merged):
     static, dealt = merged("static"), merged("partition")
     object.__setattr__(dealt, "steps", dealt.steps.filter(pl.col("step") != 5))
-    assert largest_gap(static, dealt) is None
-    assert largest_gap(dealt, dealt) is None
+    assert agreements(static, dealt) is None
+    assert agreements(dealt, dealt) is None
 
 
 def test_the_weakest_pair_decides(merged):

@@ -45,6 +45,14 @@ def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_the_measured_steps_of_shipped_recipes_are_whole_windows(name: str) -> None:
+    for config in load_recipe(find_recipe(name)).arms.values():
+        if config.schedule.policy_name == "window":
+            assert config.train.warmup_steps % config.schedule.window == 0
+            assert config.train.steps % config.schedule.window == 0
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(name: str) -> None:
     path = find_recipe(name)
 
