@@ -76,6 +76,7 @@ class Comparison:
             "confidence": self.confidence,
             "predicted_speedup": self.predicted,
             "bound_speedup": self.recovery.bound_speedup if self.recovery else None,
+            "bound_within_steps": self.recovery.within_steps if self.recovery else None,
             "recovered_share": self.recovery.share if self.recovery else None,
             "overhead_share": self.recovery.overhead_share if self.recovery else None,
             "noise_threshold": self.noise,
@@ -155,7 +156,7 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
         loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
         improvement_percent=_improvements(pairs),
         predicted=predicted_speedup(*pairs[0]),
-        recovery=None if aa else recovery(pairs),
+        recovery=None if aa else recovery(pairs, level),
         compared=compared_settings(*pairs[0]),
         forbidden=forbidden,
     )

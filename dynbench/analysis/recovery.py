@@ -1,4 +1,4 @@
-"""How much of the time that the baseline loses a candidate gives back, against the least that any plan could take."""
+"""How much of the time that the baseline loses a candidate gives back, against the least that its plans could take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dynbench.analysis.levels import Level
 from dynbench.analysis.merge import PARQUET, MergedRun
 from dynbench.analysis.pairing import Pair
 
@@ -29,7 +30,9 @@ class Recovery:
     """A candidate between the baseline and the bound.
 
     Attributes:
-        bound_speedup: baseline's time over that of the bound on its own steps.
+        bound_speedup: baseline's time over that of the bound.
+        within_steps: the bound is on plans that keep the samples of every step; else on plans that move them between
+            steps, which it is never above.
         share: (baseline - candidate) / (baseline - bound), each in seconds per real token; None where the baseline
             loses next to nothing.
         overhead_share: part of the baseline's slowest rank's compute that does not grow with its tokens (alpha, once
@@ -37,12 +40,14 @@ class Recovery:
     """
 
     bound_speedup: float
+    within_steps: bool
     share: float | None
     overhead_share: float
 
     def sentence(self, baseline: str) -> str:
         """For people, without a full stop."""
-        bound = f"the bound on {baseline}'s steps is {self.bound_speedup:.3f} times as fast"
+        what = f"{baseline}'s steps" if self.within_steps else f"{baseline}'s samples in any of its steps"
+        bound = f"the bound on {what} is {self.bound_speedup:.3f} times as fast"
         if self.share is None:
             return f"{bound}: next to nothing is lost"
         if self.share < NO_SHARE:
@@ -50,20 +55,29 @@ class Recovery:
         return f"{100 * self.share:.0f} % of what {baseline} loses is recovered; {bound}"
 
 
-def recovery(pairs: Sequence[Pair]) -> Recovery | None:
+def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
     """What the candidates of the pairs recover together.
 
     The bound leaves everything of a step as the baseline measured it but the slowest rank's compute, which becomes the
-    least that a plan of the same samples could reach with one micro-batch per rank and no padding (DESIGN, `measured`
+    least that a plan of the step's samples could reach with one micro-batch per rank and no padding (DESIGN, `measured`
     bound): max((G*alpha + beta*sum(L)) / sum(speed), (alpha + beta*Lmax) / fastest). Alpha and beta are fitted to the
     baseline's own rows, its ranks brought to full speed.
+
+    A plan that moves samples between steps, as a window does, may pass that: it can put long samples side by side, so
+    that fewer steps wait for one. What no plan of the same samples in as many steps passes is the mean over ranks, the
+    first term, summed over the steps.
+
+    Args:
+        pairs: launches of the baseline and of the candidate.
+        level: how far they did the same work; below `step` the candidate moved samples between steps.
 
     Returns:
         None where times do not grow with padded tokens, or the arms' ranks were slowed differently.
     """
+    within_steps = level == "step"
     baseline = candidate = bound = overhead = 0.0
     for base, other in pairs:
-        found = _bound(base, other)
+        found = _bound(base, other, within_steps)
         if found is None:
             return None
         bound_ms, overhead_share = found
@@ -74,10 +88,10 @@ def recovery(pairs: Sequence[Pair]) -> Recovery | None:
         overhead += overhead_share / len(pairs)
     lost = baseline - bound
     share = (baseline - candidate) / lost if lost > LEAST_LOSS * baseline else None
-    return Recovery(baseline / bound, share, overhead)
+    return Recovery(baseline / bound, within_steps, share, overhead)
 
 
-def _bound(base: MergedRun, other: MergedRun) -> tuple[float, float] | None:
+def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float, float] | None:
     """Time of the baseline's measured steps, ms, were their compute as short as it can be; and its overhead's share."""
     if base.facts.config["launch.slowdown"] != other.facts.config["launch.slowdown"]:
         return None
@@ -89,9 +103,13 @@ def _bound(base: MergedRun, other: MergedRun) -> tuple[float, float] | None:
     steps = base.measured
     tokens, longest = (steps[name].to_numpy().astype(np.float64) for name in ("real_tokens", "longest"))
     ranks = len(speeds)
-    least = np.maximum((ranks * alpha + beta * tokens) / speeds.sum(), (alpha + beta * longest) / speeds.max())
+    least = (ranks * alpha + beta * tokens) / speeds.sum()
     slowest = steps["compute_ms_max"].to_numpy().astype(np.float64)
-    bound_ms = base.time_ms - float(np.maximum(slowest - least, 0.0).sum())
+    if within_steps:
+        least = np.maximum(least, (alpha + beta * longest) / speeds.max())
+        bound_ms = base.time_ms - float(np.maximum(slowest - least, 0.0).sum())
+    else:
+        bound_ms = base.time_ms - max(float((slowest - least).sum()), 0.0)
     return bound_ms, float(min(1.0, alpha * micro_batches / slowest.mean()))
 
 

@@ -22,8 +22,8 @@ def draw(source: Run) -> style.Drawing | None:
     figure, panels = style.new_figure(
         "Predicted speedup over static, and planning time",
         f"{describe(source, table)} Ratio of summed maximum cost per real token. The bound is that of static's own "
-        "batches: no way of dealing them anew is faster; policies that choose other samples may pass it. Planning time "
-        "is the median over steps, in one process.",
+        "batches: no way of dealing each of them anew is faster; policies that move samples between steps, or choose "
+        "others, may pass it. Planning time is the median over steps, in one process.",
         rows=2,
         columns=len(names),
         width_in=2.0 + 3.2 * len(names),

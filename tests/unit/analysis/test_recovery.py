@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 
+from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.recovery import recovery, relative_speeds
+from dynbench.config.schema import Analysis
 
 SLOWED = ("launch.slowdown={1: 2.0}",)
 
@@ -73,11 +79,62 @@ def test_ranks_slowed_differently_are_not_held_against_one_bound(make_run):
 
 
 def test_a_comparison_states_bound_and_share(make_run, store):
-    from dynbench.analysis.analyze import analyze_runs
-    from dynbench.config.schema import Analysis
-
     report = analyze_runs([make_run("static"), make_run("partition")], store, Analysis())
     stated = report.as_dict()["comparison"]
     assert stated["bound_speedup"] > 1
     assert 0 < stated["recovered_share"] < 1
     assert "of what static loses is recovered" in (report.folder.path / "summary.md").read_text()
+
+
+LENGTHS = [100, *[10] * 7]
+"""Of every step, over 4 ranks: the bound of a step is the long sample's time."""
+DEALT = {
+    "static": [[[100, 10], [10, 10], [10, 10], [10, 10]]] * 2,
+    "partition": [[[100], [10, 10, 10], [10, 10], [10, 10]]] * 2,
+    "window": [[[100], [100], [10] * 3, [10] * 3], [[10, 10]] * 4],
+}
+
+
+def dealt(make_run, policy, compute=lambda padded: 1 + 0.1 * padded):
+    """A run whose steps are those of `DEALT` in turn; a step takes 1 ms beside compute."""
+    window = 2 if policy == "window" else 1
+    run = make_run(policy, world_size=4, global_batch=8, warmup_steps=2, steps=8, window=window)
+    (run.path / "eval.csv").unlink()
+    for path in run.ranks_dir.glob("rank_*.csv"):
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            step = DEALT[policy][int(row["step"]) % 2]
+            share = step[int(row["rank"])]
+            padded = [len(each) * max(each) for each in step]
+            row["local_batch"], row["real_tokens"], row["max_seq_len_in_batch"] = len(share), sum(share), max(share)
+            row["padded_tokens"], row["compute_ms"] = len(share) * max(share), compute(len(share) * max(share))
+            row["step_time_ms"] = compute(max(padded)) + 1
+        with path.open("w") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return merge_run(run)
+
+
+def test_a_window_passes_the_bound_of_steps_and_is_held_against_that_of_all_steps_together(make_run):
+    static, partition, window = (dealt(make_run, policy) for policy in DEALT)
+    exact = recovery([(static, partition)], "step")
+    assert (exact.within_steps, exact.share) == (True, pytest.approx(1))
+    assert exact.bound_speedup == pytest.approx(22 / 12)
+    assert recovery([(static, window)], "step").share > 1
+    moved = recovery([(static, window)], "window")
+    assert moved.bound_speedup == pytest.approx(22 / (2 + 0.1 * sum(LENGTHS) / 4))
+    assert moved.share == pytest.approx((44 - 16) / (44 - 2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert "the bound on static's samples in any of its steps is" in moved.sentence("static")
+
+
+@pytest.mark.parametrize("policy", ["partition", "window", "prefix"])
+def test_a_comparison_uses_the_bound_of_its_level(make_run, policy):
+    fields = {"world_size": 4, "warmup_steps": 8, "window": 4 if policy == "window" else 1}
+    static, other = merge_run(make_run("static", world_size=4, warmup_steps=8)), merge_run(make_run(policy, **fields))
+    (found,) = compare_arms(named_arms({"static": [static], policy: [other]}), Analysis())
+    stated = found.as_dict()
+    assert stated["bound_within_steps"] is (stated["level"] == "step") is (policy == "partition")
+    assert stated["bound_speedup"] == pytest.approx(recovery([(static, other)], found.level).bound_speedup)
+    assert recovery([(static, other)], "window").bound_speedup >= recovery([(static, other)], "step").bound_speedup
