@@ -10,7 +10,8 @@ from dataclasses import replace as changed
 
 from dynbench.config.schema import Config
 from dynbench.engine.exchange import broadcast_text, wait_for_all
-from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, record_failure, root_cause
+from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, root_cause
+from dynbench.engine.hearsay import tell_failure
 from dynbench.engine.launch import create_run, finish
 from dynbench.engine.process import RankContext, StopFlag, process_group, set_threads
 from dynbench.engine.rank_warnings import keep_warnings
@@ -75,7 +76,7 @@ def _join(config: Config, store: RunStore, name: str | None, replace: bool, argv
             train(run, resolved.config, context, stop)
             wait_for_all()
         except BaseException as error:
-            record_failure(run, context.rank, error)
+            tell_failure(run, context.rank, error)
             if not context.is_first:
                 if is_out_of_memory(error):
                     *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing

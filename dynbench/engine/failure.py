@@ -73,9 +73,8 @@ def failure_file(run: Run, rank: int) -> Path:
     return run.ranks_dir / f"failure_{rank}.json"
 
 
-def record_failure(run: Run, rank: int, error: BaseException) -> None:
-    """Write why this rank ends, also on a disk that is full by now."""
-    release(run.path)
+def record_failure(run: Run, rank: int, error: BaseException) -> RankFailure:
+    """Write why this rank ends, also on a disk that is full by now; its first word stays."""
     failure = RankFailure(
         rank=rank,
         time_ns=time.time_ns(),
@@ -85,7 +84,15 @@ def record_failure(run: Run, rank: int, error: BaseException) -> None:
         message=_message(error),
         hint=_hint(error),
     )
-    write_json(failure_file(run, rank), asdict(failure))
+    keep_failure(run, failure)
+    return failure
+
+
+def keep_failure(run: Run, failure: RankFailure) -> None:
+    """Write what a rank said, unless its word is there."""
+    release(run.path)
+    if not failure_file(run, failure.rank).exists():
+        write_json(failure_file(run, failure.rank), asdict(failure))
 
 
 def read_failures(run: Run) -> list[RankFailure]:
@@ -96,15 +103,17 @@ def read_failures(run: Run) -> list[RankFailure]:
     return sorted(found, key=lambda failure: failure.time_ns)
 
 
-def root_cause(run: Run, exit_codes: Mapping[int, int]) -> DynbenchError:
+def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None = None) -> DynbenchError:
     """The error to report for a launch whose ranks ended badly.
 
     A rank's own record of a cause comes first, the earliest of several; then a rank that died without a word (those
-    that torchrun terminated last); what ranks say about each other's end comes last.
+    that torchrun terminated last); then that the nodes lost each other; what ranks say about each other's end comes
+    last.
 
     Args:
-        run: the run.
-        exit_codes: rank to exit code, negative for a signal, of the ranks that failed.
+        run: the run that all nodes write into, or this node's part of it.
+        exit_codes: rank to exit code, negative for a signal, of this node's ranks that failed.
+        lost: what torchrun says of the nodes, where it says anything.
     """
     failures = read_failures(run)
     causes = [failure for failure in failures if failure.is_cause]
@@ -114,6 +123,8 @@ def root_cause(run: Run, exit_codes: Mapping[int, int]) -> DynbenchError:
     silent = sorted(exit_codes.keys() - told, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, rank))
     if silent:
         return _silent_death(run, silent[0], exit_codes[silent[0]])
+    if lost is not None:
+        return lost
     if failures:
         return _as_error(run, failures[0])
     return WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
@@ -159,6 +170,8 @@ def _message(error: BaseException) -> str:
 def _hint(error: BaseException) -> str:
     if isinstance(error, DynbenchError):
         return error.hint
+    if is_aftermath(error):
+        return "Another rank ended first; where it ran on another node, that node's part of the run says why."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space, or name another --results folder; the rows until then are kept."
     return ""
@@ -170,7 +183,9 @@ def _where(error: BaseException) -> str:
 
 
 def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
-    log = log_file(run, failure.rank)
+    log = str(log_file(run, failure.rank))
+    if failure.host != socket.gethostname():
+        log += f" on {failure.host}"
     if failure.kind == ConfigError.kind:
         return ConfigError(failure.message.splitlines(), failure.hint)
     if failure.kind == NothingFits.kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,19 +106,20 @@ def launch_training(
     """
     plan = plan_launch(config, store, name=name, replace=replace)
     run = create_run(plan.resolved, store, name=name, replace=replace, argv=argv)
+    ended = RanksEnded({})
     error: DynbenchError | None = None
     try:
         with _signals_raise():
             run.update(status=Status.RUNNING)
-            error = run_ranks(run, plan.resolved, on_progress)
+            ended = run_ranks(run, plan.resolved, on_progress)
     except SignalException as stopped:
         error = Interrupted(f"stopped by {stopped.sigval.name}", _KEPT, signum=int(stopped.sigval))
-    except WorkerFailed as ended:
-        error = ended
     except BaseException as unexpected:
         finish(run, DynbenchError(f"{type(unexpected).__name__}: {unexpected}"))
         raise
     settled = settle(run)
+    if ended.badly:
+        error = root_cause(settled.run, ended.exit_codes, ended.lost)
     if settled.ours:
         for warning in read_warnings(settled.run):
             _log.warning(warning)
@@ -150,24 +151,39 @@ def create_run(
     return run
 
 
-def run_ranks(run: Run, resolved: Resolved, on_progress: OnProgress | None) -> DynbenchError | None:
-    """Run all ranks to their end and return what went wrong, if anything.
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """How this node's ranks ended."""
+
+    exit_codes: Mapping[int, int]
+    """Of those that failed, by rank, negative for a signal."""
+    lost: WorkerFailed | None = None
+    """Set where torchrun gave up by itself."""
+
+    @property
+    def badly(self) -> bool:
+        """Whether anything went wrong."""
+        return bool(self.exit_codes) or self.lost is not None
+
+
+def run_ranks(run: Run, resolved: Resolved, on_progress: OnProgress | None) -> RanksEnded:
+    """Run this node's ranks to their end.
 
     Raises:
         SignalException: a signal stopped the run.
-        WorkerFailed: the nodes did not meet.
     """
     config = resolved.config
     total_steps = config.train.warmup_steps + config.train.steps
     try:
         ranks = range(resolved.world_size if config.launch.nnodes == 1 else 1)
         with ProgressReader(run, ranks, total_steps, on_progress):
-            exit_codes = run_torchrun(torchrun_argv(config, run.path), worker_environment(config.launch))
+            return RanksEnded(run_torchrun(torchrun_argv(config, run.path), worker_environment(config.launch)))
+    except WorkerFailed as error:
+        return RanksEnded({}, error)
     finally:
         with _signals_ignored():
             stop_leftover_workers(run)
             collect_logs(run)
-    return root_cause(run, exit_codes) if exit_codes else None
 
 
 def finish(run: Run, error: DynbenchError | None) -> None:

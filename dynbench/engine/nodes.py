@@ -14,6 +14,7 @@ from dynbench.engine.exchange import gather_objects
 from dynbench.engine.process import RankContext
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 
 _MET_FILE = "met.json"
 
@@ -21,7 +22,9 @@ _MET_FILE = "met.json"
 def meet(run: Run, context: RankContext) -> Run:
     """The run that this rank writes into: rank 0's where this node can see it; a collective.
 
-    The name was given to the first node's run, and rank 0 need not be there: torchrun numbers the nodes by itself.
+    The name was given to the first node's run, and rank 0 need not be there: torchrun numbers the nodes by itself. A
+    node that cannot see that run notes its name; another finds it in its record at the end, where it may be gone by
+    then.
 
     Args:
         run: the folder that this node's launcher made.
@@ -31,8 +34,10 @@ def meet(run: Run, context: RankContext) -> Run:
     joined = Run(run.path.parent / ids[0])
     shared = joined.record_file.exists()
     if context.local_rank == 0:
-        name = next((name for name in names if name is not None), None)
-        write_json(run.path / _MET_FILE, {"id": joined.id, "name": name, "shared": shared})
+        named = next(((run_id, name) for run_id, name in zip(ids, names, strict=True) if name is not None), None)
+        beyond = named is not None and not Run(run.path.parent / named[0]).record_file.exists()
+        met = {"id": joined.id, "name": named[1] if named and beyond else None, "shared": shared}
+        write_json(run.path / _MET_FILE, met)
     return joined if shared else run
 
 
@@ -55,15 +60,16 @@ def settle(run: Run) -> Settled:
         return Settled(run, ours=True)
     met = json.loads(met_file.read_text(encoding="utf-8"))
     met_file.unlink()
-    joined = Run(run.path.parent / met["id"])
-    if joined.path == run.path:
-        run.update(name=met["name"])
-        return Settled(run, ours=True)
-    if met["shared"]:
+    store, joined = RunStore(run.path.parent), Run(run.path.parent / met["id"])
+    if joined.path != run.path and met["shared"]:
         for log in run.logs_dir.glob("*.log"):
             log.replace(joined.logs_dir / log.name)
+        store.pass_name(run, joined)
         shutil.rmtree(run.path)
         return Settled(joined, ours=False)
-    run.update(id=met["id"], name=met["name"])
-    run.path.rename(joined.path)
+    if met["name"] is not None:
+        store.give_name(run, met["name"])
+    if joined.path != run.path:
+        run.update(id=met["id"])
+        run.path.rename(joined.path)
     return Settled(joined, ours=True)

@@ -15,6 +15,7 @@ from dynbench.engine.agreement import check_same_config, check_same_data
 from dynbench.engine.exchange import wait_for_all
 from dynbench.engine.facts import write_facts
 from dynbench.engine.failure import log_file, record_failure
+from dynbench.engine.hearsay import tell_failure
 from dynbench.engine.memory import memory_meter
 from dynbench.engine.nodes import meet
 from dynbench.engine.process import (
@@ -60,7 +61,12 @@ def run_rank(run: Run, context: RankContext, stop: StopFlag) -> None:
         keep_warnings(run, context)
         set_threads(config.launch)
         with process_group(context, config.launch):
-            train(meet(run, context) if config.launch.nnodes > 1 else run, config, context, stop)
+            try:
+                run = meet(run, context) if config.launch.nnodes > 1 else run
+                train(run, config, context, stop)
+            except BaseException as error:
+                tell_failure(run, context.rank, error)
+                raise
     except BaseException as error:
         record_failure(run, context.rank, error)
         raise

@@ -140,6 +140,22 @@ class RunStore:
                 "Choose another name, or give --replace: the older run keeps its id and loses the name.",
             )
 
+    def give_name(self, run: Run, name: str) -> None:
+        """Name a run that has none, unless another took the name meanwhile."""
+        with locked(self.root / _LOCK):
+            if holders := self._named(name):
+                _log.warning("%s: is not named %s, which is run %s", run.id, name, holders[0].id)
+            else:
+                run.update(name=name)
+
+    def pass_name(self, older: Run, run: Run) -> None:
+        """Give a run the name that another has, if it still has one."""
+        with locked(self.root / _LOCK):
+            name = older.name
+            if name is not None:
+                older.update(name=None)
+                run.update(name=name)
+
     def list(self) -> Runs:
         """All runs whose record can be read, oldest first; the others are warned about."""
         return [run for run, _ in self.entries()]

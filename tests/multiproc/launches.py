@@ -59,11 +59,11 @@ def environment(results: Path, **changes: str) -> dict[str, str]:
     return {**os.environ, "DYNBENCH_RESULTS": str(results), **changes}
 
 
-def start(results: Path, *arguments: str, settings: Sequence[str] = TINY) -> subprocess.Popen[str]:
+def start(results: Path, *arguments: str, settings: Sequence[str] = TINY, **variables: str) -> subprocess.Popen[str]:
     """`dynbench` in a process of its own, as a user starts it."""
     return subprocess.Popen(
         command(*arguments, settings=settings),
-        env=environment(results),
+        env=environment(results, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -33,10 +33,10 @@ def lines_written(results: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in results.glob("*/ranks/rank_*.csv"))
 
 
-def start_node(results: Path, node: int, port: int, *more: str) -> subprocess.Popen[str]:
+def start_node(results: Path, node: int, port: int, *more: str, **variables: str) -> subprocess.Popen[str]:
     rendezvous = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "t")
     named = ("--name", "both")
-    return start(results, "train", "--json", "--nproc", "1", *named, *rendezvous, *more, settings=ONE_RANK)
+    return start(results, "train", "--json", "--nproc", "1", *named, *rendezvous, *more, settings=ONE_RANK, **variables)
 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
@@ -71,6 +71,49 @@ def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
     outputs = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2], outputs
     assert "nodes disagree in config: train.seed" in json.loads(outputs[0][0])["error"]["message"]
+
+
+FAULT = """
+import os, sys
+if "dynbench.engine.worker" in sys.orig_argv:
+    import torch
+    from dynbench.workloads.text_classification import TextClassification
+    loss, calls = TextClassification.loss, []
+
+    def faulty(self, model, batch):
+        calls.append(batch)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("planted") if os.environ["FAULT"] == "memory" else ValueError("planted")
+        return loss(self, model, batch)
+
+    TextClassification.loss = faulty
+"""
+"""Python runs it at the start of every process of the node: its rank fails in its fourth step."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "shared", "status", "exit_code"),
+    [("memory", True, Status.OOM, 4), ("memory", False, Status.OOM, 4), ("worker", True, Status.FAILED, 3)],
+)
+def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
+    tmp_path: Path, fault: str, shared: bool, status: Status, exit_code: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAULT)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    stores = [RunStore(tmp_path / ("results" if shared else str(node))) for node in (0, 1)]
+    port = free_port()
+    nodes = [
+        start_node(stores[0].root, 0, port),
+        start_node(stores[1].root, 1, port, PYTHONPATH=path, FAULT=fault),
+    ]
+    outputs = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [exit_code, exit_code], outputs
+    for store, (stdout, _) in zip(stores, outputs, strict=True):
+        assert "planted" in json.loads(stdout)["error"]["message"]
+        (run,) = store.list()
+        failure = run.record().failure
+        assert failure is not None and (run.status, failure.kind) == (status, fault)
+        assert "planted" in failure.message
 
 
 def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from dynbench.engine.failure import failure_file, is_aftermath, read_failures, record_failure, root_cause
+from dynbench.engine.failure import (
+    RankFailure,
+    failure_file,
+    is_aftermath,
+    keep_failure,
+    read_failures,
+    record_failure,
+    root_cause,
+)
+from dynbench.engine.hearsay import exchange_cause
 from dynbench.errors import ConfigError, DataError, NothingFits, UsageError, WorkerFailed
 from dynbench.runs.reserve import reserve
 from dynbench.runs.run import Run
@@ -60,6 +72,53 @@ def test_the_earlier_of_two_causes(run: Run) -> None:
     record_failure(run, 0, raised(KeyError("second")))
     assert [failure.rank for failure in read_failures(run)] == [1, 0]
     assert "first" in root_cause(run, {0: 1, 1: 1}).message
+
+
+@pytest.mark.parametrize("node_error", [None, WorkerFailed("the nodes lost each other")])
+@pytest.mark.parametrize("exit_code", [1, -signal.SIGKILL, -signal.SIGTERM])
+@pytest.mark.parametrize("words", list(product(["memory", "worker", "aftermath", "stopped", None], repeat=2)))
+def test_whatever_the_ranks_of_two_nodes_said(
+    run: Run, words: tuple[str | None, str | None], exit_code: int, node_error: WorkerFailed | None
+) -> None:
+    """Rank 0 is this node's and ended with `exit_code`; rank 1 is another node's, of which its word is all there is."""
+    for rank, kind in enumerate(words):
+        if kind is not None:
+            keep_failure(run, RankFailure(rank, rank, "host", kind, "E", f"{kind} of {rank}", ""))
+    found = root_cause(run, {0: exit_code}, node_error)
+    told = [rank for rank, kind in enumerate(words) if kind is not None]
+    causes = [rank for rank in told if words[rank] in ("memory", "worker")]
+    if causes:
+        assert f"{words[causes[0]]} of {causes[0]}" in found.message
+        assert found.exit_code == (4 if words[causes[0]] == "memory" else 3)
+    elif words[0] is None:
+        assert found.message.startswith("rank 0 ") and found.exit_code == 3
+    elif node_error is not None:
+        assert found is node_error
+    else:
+        assert f"{words[told[0]]} of {told[0]}" in found.message and found.exit_code == 3
+
+
+def test_the_first_word_of_a_rank_stays(run: Run) -> None:
+    record_failure(run, 0, raised(KeyError("first")))
+    record_failure(run, 0, raised(CLOSED))
+    assert "first" in root_cause(run, {0: 1}).message
+
+
+def test_aftermath_sends_to_the_other_node(run: Run) -> None:
+    record_failure(run, 0, raised(CLOSED))
+    assert "another node" in root_cause(run, {0: 1}).hint
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_cause_reaches_the_ranks_that_cannot_see_its_file(tmp_path: Path, order: tuple[int, int]) -> None:
+    """Two ranks that fail by themselves and one that only notices, each with a folder of its own."""
+    store = dist.HashStore()
+    failures = [RankFailure(rank, rank, "host", "memory", "E", f"full {rank}", "") for rank in range(2)]
+    noticed = RankFailure(2, 2, "host", "aftermath", "E", "closed", "")
+    assert exchange_cause(store, noticed) is None
+    first = failures[order[0]]
+    assert [exchange_cause(store, failures[rank]) for rank in order] == [first, first]
+    assert exchange_cause(store, noticed) == first
 
 
 @pytest.mark.parametrize(
