@@ -6,7 +6,6 @@ Adding one: a function from a `Settings` to a `Finding`, and one line in `CHECKS
 from __future__ import annotations
 
 import locale
-import math
 import os
 import shutil
 import tempfile
@@ -125,8 +124,9 @@ def memory(settings: Settings) -> Finding:
         facts = provenance.memory_mb()
     except (OSError, provenance.UnknownFactError) as reason:
         return Finding(True, f"the system does not say: {reason}")
-    available = min(facts[key] or math.inf for key in ("available", "limit"))
-    seen = f"{format_bytes(available * 1e6)} available, {format_bytes(LEAST_MEMORY_MB * 1e6)} needed"
+    available, limit = facts["available"] or 0.0, facts["limit"]
+    within = "" if limit is None else f" within the container's {format_bytes(limit * 1e6)}"
+    seen = f"{format_bytes(available * 1e6)} available{within}, {format_bytes(LEAST_MEMORY_MB * 1e6)} needed"
     if available < LEAST_MEMORY_MB:
         return Finding(False, seen, "Free some, or use fewer ranks (--nproc 2).")
     return Finding(True, seen)

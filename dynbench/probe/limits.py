@@ -5,17 +5,27 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+from dynbench.runs.cgroup import ROOT
+from dynbench.runs.provenance import memory_mb
+from dynbench.units import BYTES_PER_MB
+
 RESERVE = 0.15
 """Part of a CPU host's available memory that the default budget leaves alone."""
 
 
-def default_cpu_limit_bytes(world_size: int) -> int:
-    """An equal share, per rank, of the memory that is available now, less a reserve."""
-    pages = {
-        key: int(value.split()[0]) * 1024
-        for key, _, value in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    }
-    return int(pages["MemAvailable"] * (1 - RESERVE) / world_size)
+def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:
+    """An equal share, per rank, of the memory that is available now within the container's limit, less a reserve.
+
+    Args:
+        world_size: ranks (G).
+        root: where `/proc` and `/sys` are.
+
+    Raises:
+        UnknownFactError: the system does not say.
+    """
+    available = memory_mb(root)["available"]
+    assert available is not None
+    return int(available * BYTES_PER_MB * (1 - RESERVE) / world_size)
 
 
 def data_bytes() -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from dynbench import __version__
 from dynbench.config.digest import config_digest
 from dynbench.config.schema import Config
+from dynbench.runs.cgroup import ROOT, cpu_quota, memory_available_bytes, memory_limit_bytes
 from dynbench.runs.process import host_name
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run_record import now
@@ -179,40 +180,32 @@ def usable_cores() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def cpu_quota() -> float | None:
-    """Cores' worth of CPU time that the container allows (cgroup v2 `cpu.max`); None when there is no limit."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else int(limit) / int(period)
-
-
 def cpu_governor() -> str:
     """How the first core's clock is set."""
     return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
 
 
-def memory_mb() -> dict[str, float | None]:
-    """Total and available memory, and the container's limit where it has one (cgroup v2 `memory.max`), MB.
+def memory_mb(root: Path = ROOT) -> dict[str, float | None]:
+    """Total memory, what is available within the container's limit, and that limit where it has one, MB.
+
+    Args:
+        root: where `/proc` and `/sys` are.
 
     Raises:
         UnknownFactError: the system does not say.
     """
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
     try:
-        total, available = mb(kib["MemTotal"] * 1024), mb(kib["MemAvailable"] * 1024)
+        total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
     except KeyError as missing:
         raise UnknownFactError(f"/proc/meminfo has no {missing}") from None
-    return {"total": total, "available": available, "limit": _memory_limit_mb()}
-
-
-def _memory_limit_mb() -> float | None:
-    try:
-        return mb(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return None
+    limit, allowed = memory_limit_bytes(root), memory_available_bytes(root)
+    return {
+        "total": mb(total),
+        "available": mb(free if allowed is None else min(free, allowed)),
+        "limit": None if limit is None else mb(limit),
+    }
 
 
 def nvidia_driver() -> str:

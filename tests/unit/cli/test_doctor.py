@@ -73,6 +73,9 @@ def test_too_few_cores_and_a_busy_machine_warn(settings: Settings, monkeypatch: 
 def test_little_memory_and_disk_warn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "memory_mb", lambda: {"total": 4000.0, "available": 100.0, "limit": None})
     assert not health.memory(settings).ok
+    monkeypatch.setattr(provenance, "memory_mb", lambda: {"total": 9e3, "available": 0.0, "limit": 8e3})
+    full = health.memory(settings)
+    assert not full.ok and "within the container's 8" in full.seen
     monkeypatch.setattr(health, "LEAST_DISK_BYTES", 10**18)
     assert not health.disk(settings).ok
 
