@@ -70,9 +70,15 @@ def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     """As given; without any, those that a comparison was made with."""
+    from dynbench.cli.output import show_warnings
+    from dynbench.config.effects import unread
+    from dynbench.config.situation import Situation
+
     given = settings.config_path is not None or settings.overrides or settings.flags
     if again is None or given or not again.config_file.is_file():
-        return settings.config().analysis
+        config = settings.config()
+        show_warnings(unread([Situation("analyze", config, config)]))
+        return config.analysis
     return again.config().analysis
 
 

@@ -54,10 +54,12 @@ def command(
         comparison = store.resolve(resume)
     else:
         loaded = _load(recipe, launches, settings)
+        warnings = _warnings(loaded, store)
         if dry_run:
-            _show_plan(loaded, settings)
+            _show_plan(loaded, warnings, settings)
             return
         comparison = _start(loaded, store, name, replace)
+        comparison.update(warnings=warnings)
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
         _show(outcome)
@@ -79,6 +81,15 @@ def _start(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace
     from dynbench.experiment.cells import start_cells
 
     return start_cells(recipes, store, name=name, replace=replace)
+
+
+def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
+    from dynbench.cli.output import show_warnings
+    from dynbench.experiment.recipe_warnings import recipe_warnings
+
+    warnings = recipe_warnings(recipes, store)
+    show_warnings(warnings)
+    return warnings
 
 
 def _load(reference: str | None, launches: int | None, settings: Settings) -> list[Recipe]:
@@ -127,7 +138,7 @@ def _run_one(comparison: Run, store: RunStore, settings: Settings) -> Outcome:
         return run_comparison(comparison, store, display.on_progress, display.on_stage)
 
 
-def _show_plan(recipes: Sequence[Recipe], settings: Settings) -> None:
+def _show_plan(recipes: Sequence[Recipe], warnings: Sequence[str], settings: Settings) -> None:
     from dynbench.cli.output import print_json, print_line
     from dynbench.config.recipes import dump_recipe
     from dynbench.experiment.order import abba_order
@@ -143,7 +154,7 @@ def _show_plan(recipes: Sequence[Recipe], settings: Settings) -> None:
             print_line(f"\n{len(order)} launches: {' '.join(launch.arm for launch in order)}")
     if settings.as_json:
         content = plans[0] if len(plans) == 1 else {"cells": plans}
-        print_json({"schema_version": 1, "command": "compare", "dry_run": True, **content})
+        print_json({"schema_version": 1, "command": "compare", "dry_run": True, **content, "warnings": warnings})
 
 
 def _show(outcome: Outcome | CellsOutcome) -> None:

@@ -73,6 +73,12 @@ def print_pairs(title: str, pairs: Mapping[str, object]) -> None:
         print_line(f"  {key:<{width}}  {value}")
 
 
+def show_warnings(warnings: Iterable[str]) -> None:
+    """Say on stderr what was found before anything ran, a line each; nothing under `-q`."""
+    for warning in warnings:
+        logging.getLogger(__name__).warning("%s", warning)
+
+
 def brief(value: object) -> str:
     """A nested value on one line; mappings within mappings stand in parentheses."""
     if isinstance(value, dict):

@@ -32,7 +32,8 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     from dynbench.runs.store import results_option
 
     with _progress(settings) as report:
-        run = run_probe(settings.config(), settings.store(), report=report, name=name, replace=replace)
+        config = settings.config()
+        run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
         report("drawing figures")
         figures = draw_figures("probe", run, run.figures_dir)
     record = read_probe(run.path)

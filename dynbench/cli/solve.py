@@ -12,6 +12,7 @@ import click
 from dynbench.cli.options import Settings, common_options, config_options, name_options
 
 if TYPE_CHECKING:
+    from dynbench.config.schema import Config
     from dynbench.experiment.solving import Solution
     from dynbench.schedule.traces import Trace
 
@@ -99,16 +100,21 @@ def command(
     """
     if list_only:
         return _list_policies(settings)
+    from dynbench.cli.output import show_warnings
     from dynbench.experiment.solving import SolveOptions, run_solve
     from dynbench.schedule.solve import DEFAULT_WINDOW
 
+    config = settings.config()
+    if windows is None and "window" in config.schedule.model_fields_set:
+        windows = (config.schedule.window,)
+    policies = _with_window(policies, windows)
     loaded = _load(settings, traces, column, from_run, max_length)
     if write_trace is not None:
         _write_trace(loaded, write_trace)
     options = SolveOptions(
         traces=loaded,
         world_sizes=world_sizes or DEFAULT_WORLD_SIZES,
-        policies=_with_window(policies, windows),
+        policies=policies,
         windows=windows or (DEFAULT_WINDOW,),
         batch_per_rank=batch_per_rank,
         global_batch=global_batch,
@@ -118,14 +124,17 @@ def command(
     )
     from dynbench.cli.solve_view import Progress
 
+    warnings = _unread(settings, config, traces, policies)
+    show_warnings(warnings)
     with Progress(enabled=settings.shows_progress) as progress:
         solution = run_solve(
-            settings.config(),
+            config,
             options,
             settings.store(),
             name=name,
             replace_name=replace,
             on_outcome=progress.update,
+            warnings=warnings,
         )
     if csv_path is not None:
         _write_csv(solution, csv_path)
@@ -143,7 +152,7 @@ def _load(
         _dataset(settings, max_length, {"workload.dataset": spec}) if spec in DATASETS else load_trace(spec, column)
         for spec in specs
     ]
-    if any(key.startswith("workload.") for key in settings.flags) and not set(specs) & set(DATASETS):
+    if _names_data(settings) and not set(specs) & set(DATASETS):
         loaded.append(_dataset(settings, max_length, {}))
     if from_run is not None:
         from dynbench.experiment.trace_sources import run_trace
@@ -158,6 +167,31 @@ def _load(
         renamed = trace if count == 1 else replace(trace, name=f"{trace.name}#{count}")
         named.append(renamed.cut(max_length))
     return named
+
+
+def _names_data(settings: Settings) -> bool:
+    """Whether a flag describes the data set to plan."""
+    return any(key.startswith("workload.") for key in settings.flags)
+
+
+def _unread(settings: Settings, config: Config, specs: Sequence[str], policies: Sequence[str] | None) -> list[str]:
+    """A line for every setting that was changed and that nothing here reads."""
+    from dynbench.config.effects import unread
+    from dynbench.config.situation import Situation
+    from dynbench.schedule.policy import REGISTRY
+
+    built_in = [spec for spec in specs if spec in DATASETS]
+    planned = config
+    if built_in:
+        planned = config.model_copy(update={"workload": config.workload.model_copy(update={"dataset": built_in[0]})})
+    situation = Situation(
+        "solve",
+        config,
+        planned,
+        policies=tuple(policies or REGISTRY),
+        plans_data=bool(built_in) or _names_data(settings),
+    )
+    return unread([situation])
 
 
 def _with_window(policies: tuple[str, ...] | None, windows: tuple[int, ...] | None) -> tuple[str, ...] | None:

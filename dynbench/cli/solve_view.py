@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dynbench.cli import output
 from dynbench.schedule.policy import REGISTRY
-from dynbench.schedule.solve import Line, Skipped
+from dynbench.schedule.solve import LINE_LIMIT_S, Line, Skipped
 from dynbench.schedule.traces import Trace, describe
 from dynbench.units import format_count
 
@@ -74,7 +74,7 @@ def print_solution(solution: Solution, traces: Sequence[Trace], figures: Sequenc
         output.print_line(_describe(trace))
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     output.stdout.print(_table(results))
-    for note in (*_greedy_notes(results), *_notes(results)):
+    for note in (*_greedy_notes(results), *_steps_notes(results, solution.steps), *_notes(results)):
         output.print_line(note)
     for text in _left_out(solution.skipped):
         output.stderr.print(text, soft_wrap=True)
@@ -130,13 +130,12 @@ def _counts(result: Mapping[str, Any]) -> bool:
 
 def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list[str]:
     local, spread, speedup = result["local_batch"], result["step_length_spread"], result["speedup_vs_static"]
-    window = f" W={result['window']}" if result["window"] > 1 else ""
     violations = f" ({result['capacity_violations']:,} over capacity)" if result["capacity_violations"] else ""
     return [
         str(result["trace"]),
         str(result["world_size"]),
         f"{result['global_batch']:,}",
-        f"{result['policy']}{window}{' *' if _is_best(result, results) else ''}",
+        f"{result['policy']}{_window(result)}{' *' if _is_best(result, results) else ''}",
         format_count(round(result["mean_max_cost"], 3)),
         "-" if speedup is None else f"{speedup:.2f}x",
         format_count(round(result["mean_bound"], 3)),
@@ -165,6 +164,23 @@ def _greedy_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
             f"+{gap['max_cost']['max']:.2%} at worst, variance {variance}; naive maximum: {', '.join(naive)}"
         )
     return notes
+
+
+def _steps_notes(results: Sequence[Mapping[str, Any]], asked: int) -> list[str]:
+    """Over how many steps the means are taken, and which lines were cut short."""
+    places: dict[str, list[str]] = {}
+    for result in results:
+        if result["steps"] < asked:
+            line = f"{result['policy']}{_window(result)} {result['steps']}"
+            places.setdefault(f"{result['trace']} G={result['world_size']}", []).append(line)
+    if not places:
+        return [f"means over {asked} steps"]
+    cut = "; ".join(f"{place}: {', '.join(lines)}" for place, lines in places.items())
+    return [f"means over {asked} steps, fewer where planning took {LINE_LIMIT_S:g} s (--steps N plans N): {cut}"]
+
+
+def _window(result: Mapping[str, Any]) -> str:
+    return f" W={result['window']}" if result["window"] > 1 else ""
 
 
 def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:

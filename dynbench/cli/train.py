@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +11,7 @@ from dynbench.cli.options import Settings, common_options, config_options, name_
 
 if TYPE_CHECKING:
     from dynbench.engine.launch import LaunchPlan
+    from dynbench.experiment.training import TrainingResult
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
 
@@ -25,30 +25,34 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 )
 @name_options
 @click.option("--dry-run", is_flag=True, help="Print settings, torchrun line and run folder; do nothing.")
+@click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(*_SECTIONS)
 @common_options
-def command(settings: Settings, name: str | None, replace: bool, dry_run: bool) -> None:
+def command(settings: Settings, name: str | None, replace: bool, dry_run: bool, no_figures: bool) -> None:
     """Train a model on several ranks and record where every step's time goes."""
     config, store = settings.config(), settings.store()
     if dry_run:
         from dynbench.engine.launch import plan_launch
 
-        _show_plan(plan_launch(config, store, name=name, replace=replace), settings)
+        _show_plan(plan_launch(config, store, name=name, replace=replace, asked=config), settings)
         return
 
     from dynbench.cli.progress import progress_display
     from dynbench.experiment.training import run_training
 
     with progress_display(settings.shows_progress) as on_progress:
-        result = run_training(config, store, name=name, replace=replace, on_progress=on_progress)
+        result = run_training(
+            config, store, name=name, replace=replace, on_progress=on_progress, figures=not no_figures
+        )
     if result is not None:
-        _show_result(result.run, result.summary, store, settings)
+        _show_result(result, store, settings)
 
 
 def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
-    from dynbench.cli.output import print_json, print_line
+    from dynbench.cli.output import print_json, print_line, show_warnings
     from dynbench.config.dump import dump_config
 
+    show_warnings(plan.warnings)
     config = plan.resolved.config
     environment = [f"{key}={value}" for key, value in plan.environment.items()]
     if settings.as_json:
@@ -62,6 +66,7 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
                 "torchrun": list(plan.command),
                 "environment": plan.environment,
                 "run_path": plan.run_path,
+                "warnings": plan.warnings,
             }
         )
         return
@@ -73,22 +78,25 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     print_line(f"run       {plan.run_path}")
 
 
-def _show_result(run: Run, summary: Mapping[str, object] | None, store: RunStore, settings: Settings) -> None:
+def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
     from dynbench.cli.output import print_json, print_line, print_table
     from dynbench.runs.store import results_option
 
-    record = run.record()
+    run, summary = result.run, result.summary
+    record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
     if settings.as_json:
         shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
-        print_json({"schema_version": 1, "command": "train", "run": shown, "summary": summary})
+        print_json({"schema_version": 1, "command": "train", "run": shown, "summary": summary, "figures": figures})
         return
     if summary is not None:
         header, cells = readable(summary_rows({run.label: summary}))
         print_table(header, cells)
         print_line(f"\n{LEGEND}{_virtual_note(run)}\n")
-    print_line(f"run   {run.path}")
-    print_line(f"next  {next_command(run, store)}{results_option(store.root)}")
+    print_line(f"run      {run.path}")
+    if figures:
+        print_line(f"figures  {len(figures)} in {run.figures_dir}")
+    print_line(f"next     {next_command(run, store)}{results_option(store.root)}")
 
 
 def _virtual_note(run: Run) -> str:

@@ -6,13 +6,14 @@ here: they are `NothingFits`, found when the plan is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.schema import Compress, Config, Schedule, Section, Sync
+from dynbench.config.effects import unread
+from dynbench.config.schema import Compress, Config, Schedule, Sync
+from dynbench.config.situation import FILE_DATASETS, Situation
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
-FILE_DATASETS = ("tsv", "jsonl")
 UNREAD = {
     "embedded": ("data_path", "eval_path", "tokenizer"),
     "lognormal": ("data_path", "eval_path", "tokenizer"),
@@ -53,8 +54,17 @@ def buffer_size(config: Config, world_size: int) -> int:
     return max(32, config.train.global_batch - world_size + 1)
 
 
-def rule_warnings(config: Config, world_size: int) -> list[str]:
-    """What can run but says less than it seems; one line each."""
+def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | None = None) -> list[str]:
+    """What can run but says less than it seems; one line each.
+
+    Args:
+        config: resolved settings.
+        world_size: ranks (G).
+        asked: what the settings were given for, to name those that nothing reads; None is training with `config`,
+            and empty leaves them out.
+    """
+    if asked is None:
+        asked = (Situation("train", config, config, world_size),)
     warnings = []
     batch = config.train.global_batch
     if config.schedule.policy_name == "prefix":
@@ -69,29 +79,18 @@ def rule_warnings(config: Config, world_size: int) -> list[str]:
         warnings.append(
             "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
         )
-    return [*warnings, *_without_effect(config)]
+    return [*warnings, *unread(asked)]
 
 
-def _without_effect(config: Config) -> Iterator[str]:
-    """Settings that were changed and decide nothing."""
-    pretrained, policy = config.workload.weights == "pretrained", config.schedule.policy_name
-    for key, in_use, reason in (
-        ("workload.size", not pretrained, "pretrained weights bring their own shape"),
-        ("workload.model", pretrained, "weights are random, their shape is workload.size; set weights to pretrained"),
-        ("schedule.solver", policy == "prefix", f"policy {policy!r} has one of its own"),
-        ("schedule.buffer", policy == "prefix", f"policy {policy!r} holds no samples back"),
-        (
-            "schedule.replan_steps",
-            config.schedule.speeds == "auto",
-            "speeds are not estimated (schedule.speeds=auto)",
-        ),
-        ("schedule.window", policy == "window", f"policy {policy!r} plans one batch at a time"),
-    ):
-        section, _, name = key.partition(".")
-        values: Section = getattr(config, section)
-        value = getattr(values, name)
-        if not in_use and value != type(values).model_fields[name].default:
-            yield f"{key}: {value!r} has no effect: {reason}"
+def makes_probe(config: Config, *, on_gpus: bool) -> bool:
+    """Whether a probe comes first: asked for, or dynamic scheduling on GPUs with nothing known about their memory.
+
+    Never by itself on several nodes, where every node would make one of its own.
+    """
+    if config.probe.run is not None:
+        return config.probe.run == "auto"
+    by_itself = on_gpus and config.launch.nnodes == 1
+    return by_itself and config.schedule.mode == "dynamic" and config.schedule.capacity is None
 
 
 def _data_files(config: Config) -> Iterator[str]:

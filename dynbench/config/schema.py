@@ -165,8 +165,8 @@ class Train(Section):
     """Seed of data order, initialisation, subset and dropout (each a stream of its own)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16, else fp16 with a loss scaler, on GPUs; fp32 on CPU."""
-    learning_rate: PositiveFloat = 5e-4
-    """AdamW's step size; constant."""
+    learning_rate: PositiveFloat | Auto = "auto"
+    """AdamW's step size, constant; auto is 5e-4 for random weights and 2e-5 for pretrained ones."""
     weight_decay: NonNegativeFloat = 0.01
     """AdamW's decoupled weight decay."""
     eval_every: NonNegativeInt = 0

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace as changed
 
 from dynbench.config.schema import Config
+from dynbench.engine.asked import launch_warnings
 from dynbench.engine.exchange import broadcast_text, wait_for_all
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, root_cause
 from dynbench.engine.hearsay import tell_failure
@@ -42,6 +43,7 @@ def join_training(
     name: str | None = None,
     replace: bool = False,
     argv: Sequence[str] | None = None,
+    asked: Config | None = None,
 ) -> Run | None:
     """Train as the rank that the environment names; rank 0 makes the run folder and finishes it.
 
@@ -53,7 +55,7 @@ def join_training(
     """
     os.environ.update(slurm_as_torchrun(os.environ))
     try:
-        return _join(config, store, name, replace, argv)
+        return _join(config, store, name, replace, argv, asked)
     except RuntimeError as error:
         if not is_aftermath(error):
             raise
@@ -62,7 +64,14 @@ def join_training(
         ) from error
 
 
-def _join(config: Config, store: RunStore, name: str | None, replace: bool, argv: Sequence[str] | None) -> Run | None:
+def _join(
+    config: Config,
+    store: RunStore,
+    name: str | None,
+    replace: bool,
+    argv: Sequence[str] | None,
+    asked: Config | None,
+) -> Run | None:
     stop = StopFlag()
     resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
     context = RankContext.from_environment(resolved.config.launch.device)
@@ -70,7 +79,7 @@ def _join(config: Config, store: RunStore, name: str | None, replace: bool, argv
         logging.getLogger("dynbench").setLevel(logging.WARNING)
     set_threads(resolved.config.launch)
     with process_group(context, resolved.config.launch):
-        run = _agree_on_run(resolved, context, store, name, replace, argv)
+        run = _agree_on_run(resolved, context, store, name, replace, argv, asked)
         try:
             keep_warnings(run, context)
             train(run, resolved.config, context, stop)
@@ -130,10 +139,12 @@ def _agree_on_run(
     name: str | None,
     replace: bool,
     argv: Sequence[str] | None,
+    asked: Config | None,
 ) -> Run:
     run = None
     if context.is_first:
-        run = create_run(resolved, store, name=name, replace=replace, argv=argv)
+        warnings = launch_warnings(asked, resolved, attached=True)
+        run = create_run(resolved, store, name=name, replace=replace, argv=argv, warnings=warnings)
         run.update(status=Status.RUNNING)
     return Run(store.root / broadcast_text(run.id if run else None))
 

@@ -104,7 +104,7 @@ def build_comm_model(text: str | None, root: Path) -> CommModel:
 
 
 def charged_ms(text: str | None, gradient_mb: float, world_size: int, root: Path) -> float:
-    """What a step of virtual ranks is charged for the all-reduce of its gradient, ms; a prediction of it charges the same.
+    """What a step of virtual ranks is charged for the all-reduce of its gradient, ms, and a prediction of it too.
 
     Args:
         text: `launch.comm_model`.

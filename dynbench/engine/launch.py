@@ -14,8 +14,8 @@ from typing import NoReturn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dynbench.config.dump import dump_config
-from dynbench.config.rules import rule_warnings
 from dynbench.config.schema import Config
+from dynbench.engine.asked import launch_warnings
 from dynbench.engine.capacity_check import check_capacity
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.facts import merge_facts
@@ -53,10 +53,18 @@ class LaunchPlan:
     """The torchrun command line."""
     environment: dict[str, str]
     """Variables that the ranks start with."""
+    warnings: tuple[str, ...]
+    """What can run but says less than it seems, and settings that nothing reads."""
 
 
 def plan_launch(
-    config: Config, store: RunStore, *, name: str | None = None, replace: bool = False, machine: Machine | None = None
+    config: Config,
+    store: RunStore,
+    *,
+    name: str | None = None,
+    replace: bool = False,
+    machine: Machine | None = None,
+    asked: Config | None = None,
 ) -> LaunchPlan:
     """What `launch_training` would do with the same arguments.
 
@@ -73,7 +81,8 @@ def plan_launch(
         build_comm_model(resolved.config.launch.comm_model, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
     command = ("torchrun", *torchrun_argv(resolved.config, run_path))
-    return LaunchPlan(resolved, run_path, command, worker_environment(resolved.config.launch))
+    environment = worker_environment(resolved.config.launch)
+    return LaunchPlan(resolved, run_path, command, environment, tuple(launch_warnings(asked, resolved)))
 
 
 def launch_training(
@@ -84,6 +93,7 @@ def launch_training(
     replace: bool = False,
     argv: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
+    asked: Config | None = None,
 ) -> Run:
     """Train under torchrun and return the finished run.
 
@@ -94,6 +104,7 @@ def launch_training(
         replace: take the name over from an older run.
         argv: the command line to record.
         on_progress: called from a thread when steps were completed.
+        asked: the settings as asked for, to warn of those that nothing reads; None where that has been done.
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
@@ -104,8 +115,8 @@ def launch_training(
 
     The last three, when there is a run folder, come after its record is finished and carry it as `run_path`.
     """
-    plan = plan_launch(config, store, name=name, replace=replace)
-    run = create_run(plan.resolved, store, name=name, replace=replace, argv=argv)
+    plan = plan_launch(config, store, name=name, replace=replace, asked=asked)
+    run = create_run(plan.resolved, store, name=name, replace=replace, argv=argv, warnings=plan.warnings)
     ended = RanksEnded({})
     error: DynbenchError | None = None
     try:
@@ -131,9 +142,15 @@ def launch_training(
 
 
 def create_run(
-    resolved: Resolved, store: RunStore, *, name: str | None, replace: bool, argv: Sequence[str] | None
+    resolved: Resolved,
+    store: RunStore,
+    *,
+    name: str | None,
+    replace: bool,
+    argv: Sequence[str] | None,
+    warnings: Sequence[str],
 ) -> Run:
-    """The run's folder with its configuration and provenance; of several nodes, the first has the name.
+    """The run's folder with its configuration, provenance and warnings; of several nodes, the first has the name.
 
     Raises:
         RunLookupError: the name is in use.
@@ -144,10 +161,9 @@ def create_run(
     run = store.create("train", config.schedule.policy_name, name=ours, replace=replace, argv=argv)
     write_text(run.config_file, dump_config(config))
     write_json(run.env_file, collect(config, resolved.decisions, data={}))
-    warnings = rule_warnings(config, resolved.world_size)
     for warning in warnings:
         _log.warning(warning)
-    run.update(warnings=warnings)
+    run.update(warnings=list(warnings))
     return run
 
 

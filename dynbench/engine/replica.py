@@ -120,6 +120,7 @@ class Replica:
 
 def build_optimizer(module: nn.Module, settings: Train) -> Optimizer:
     """AdamW with one fused kernel over all parameters."""
+    assert settings.learning_rate != "auto", "resolved before the launch"
     return torch.optim.AdamW(
         module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )

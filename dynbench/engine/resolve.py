@@ -14,6 +14,7 @@ import torch
 
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
 from dynbench.config.schema import Config
+from dynbench.engine.learning_rate import decide_learning_rate
 from dynbench.engine.planning import default_cost_type, load_probe, names_a_probe, probe_speeds
 from dynbench.errors import ConfigError, RunLookupError, UsageError
 from dynbench.runs.provenance import usable_cores
@@ -81,7 +82,10 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         "world_size": world_size if launcher == "virtual" else None,
         "threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
     }
-    train = {"precision": _precision(config, machine, device, decisions)}
+    train = {
+        "precision": _precision(config, machine, device, decisions),
+        "learning_rate": decide_learning_rate(config, decisions),
+    }
     workload = {"pad_to_multiple_of": _pad_multiple(config, device, decisions)}
     probe = _probe(config, store)
     schedule = _schedule(config, world_size, store, decisions)

@@ -17,6 +17,7 @@ from dynbench.config.digest import differences
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, dump_recipe, load_recipe
 from dynbench.engine.attach import started_as_rank
+from dynbench.engine.resolve import resolve, this_machine
 from dynbench.errors import DynbenchError, NotComparable, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.order import abba_order
@@ -84,11 +85,11 @@ def start_comparison(
         RunLookupError: the name is in use.
         UsageError: the results folder cannot be written, or this process is itself a rank.
     """
-    _check_comparable(recipe)
     if started_as_rank(recipe.arms[recipe.baseline]):
         raise UsageError(
             "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
         )
+    _check_comparable(recipe, store)
     first = recipe.arms[recipe.baseline].launch.node_rank == 0  # of several nodes, the first has the name
     comparison = store.create("compare", recipe.name, name=name if first else None, replace=replace, argv=argv)
     write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
@@ -160,10 +161,14 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     return analyze_runs((), store, settings, arms=arms, into=comparison, on_progress=on_stage)
 
 
-def _check_comparable(recipe: Recipe) -> None:
-    """Refuse, before anything is launched, what the analysis would refuse after it."""
-    baseline = recipe.arms[recipe.baseline]
-    for name, config in recipe.arms.items():
+def _check_comparable(recipe: Recipe, store: RunStore) -> None:
+    """Refuse, before anything is launched, what the analysis would refuse after it.
+
+    It will see the settings resolved: `auto` and the value that it means are the same.
+    """
+    arms = {name: resolve(config, this_machine(), store).config for name, config in recipe.arms.items()}
+    baseline = arms[recipe.baseline]
+    for name, config in arms.items():
         forbidden = {
             key: values
             for key, values in differences(baseline, config).items()

@@ -96,6 +96,7 @@ def _launch(
             name=name,
             replace=True,
             argv=comparison.record().argv,
+            warn_unread=False,
             on_progress=lambda progress: on_step(progress.steps_done, progress.total_steps),
         )
     except DynbenchError as error:

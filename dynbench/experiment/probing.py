@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.engine.resolve import this_machine
 from dynbench.probe.prober import run_probe
@@ -14,14 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def wants_probe(config: Config) -> bool:
-    """Whether a probe comes first: asked for, or dynamic scheduling on GPUs with nothing known about their memory.
-
-    Never by itself on several nodes, where every node would make one of its own.
-    """
-    if config.probe.run is not None:
-        return config.probe.run == "auto"
-    on_gpus = config.launch.device != "cpu" and config.launch.nnodes == 1 and this_machine().gpus > 0
-    return on_gpus and config.schedule.mode == "dynamic" and config.schedule.capacity is None
+    """Whether a probe comes first, see `makes_probe`."""
+    return makes_probe(config, on_gpus=config.launch.device != "cpu" and this_machine().gpus > 0)
 
 
 def with_probe(config: Config, store: RunStore, report: Callable[[str], None] = log.info) -> Config:

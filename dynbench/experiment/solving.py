@@ -63,11 +63,12 @@ class SolveOptions:
 
 @dataclass(frozen=True)
 class Solution:
-    """A finished `solve`: its run, its lines and what could not run."""
+    """A finished `solve`: its run, its lines, what could not run, and the steps of a line that was not cut short."""
 
     run: Run
     lines: Sequence[Line]
     skipped: Sequence[Skipped]
+    steps: int
 
 
 def run_solve(
@@ -79,6 +80,7 @@ def run_solve(
     replace_name: bool = False,
     argv: Sequence[str] | None = None,
     on_outcome: OnOutcome | None = None,
+    warnings: Sequence[str] = (),
 ) -> Solution:
     """Solve and keep the results in the registry.
 
@@ -90,6 +92,7 @@ def run_solve(
         replace_name: take the name over from an older run.
         argv: the command line to record.
         on_outcome: called with every line as it is found.
+        warnings: what the run's record says beside the results.
 
     Raises:
         UsageError: settings that cannot work; nothing was made.
@@ -100,7 +103,7 @@ def run_solve(
     run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
     write_text(run.config_file, dump_config(config))
     write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in request.traces]}))
-    run.update(status=Status.RUNNING)
+    run.update(status=Status.RUNNING, warnings=list(warnings))
     try:
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
@@ -108,7 +111,7 @@ def run_solve(
         run.update(**_ending(error))
         raise
     run.update(status=Status.COMPLETED, exit_code=EXIT_OK)
-    return Solution(run, lines, skipped)
+    return Solution(run, lines, skipped, request.steps_per_line)
 
 
 def solve_request(config: Config, options: SolveOptions, root: Path) -> SolveRequest:

@@ -8,8 +8,10 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from dynbench.analysis.summary import summarise
+from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.summary import summarise, write_summary
 from dynbench.config.schema import Config
 from dynbench.engine.attach import join_training, started_as_rank
 from dynbench.engine.launch import launch_training, plan_launch
@@ -29,6 +31,8 @@ class TrainingResult:
     run: Run
     summary: Mapping[str, object] | None
     """As in summary.json; None where another node's launcher writes it."""
+    figures: Sequence[Path] = ()
+    """Files drawn: pictures, each with the numbers in it."""
 
 
 def run_training(
@@ -39,12 +43,24 @@ def run_training(
     replace: bool = False,
     argv: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
+    warn_unread: bool = True,
+    figures: bool = False,
 ) -> TrainingResult | None:
-    """Probe where the configuration asks for it, train, merge and summarise.
+    """Probe where the configuration asks for it, train, merge, summarise and draw.
 
     Inside torchrun or srun: train as the rank that was started.
 
     A run that ended early is merged and summarised too, as partial, before its error is raised.
+
+    Args:
+        config: what to train; `auto` is decided here.
+        store: registry that the run is put into.
+        name: name of the run.
+        replace: take the name over.
+        argv: the command line to record.
+        on_progress: told how far it is.
+        warn_unread: name the settings that were changed and that nothing reads; a comparison does so for all its arms.
+        figures: draw the run's figures; where that fails, a warning says why, and the run is complete all the same.
 
     Returns:
         The result; None on ranks other than 0 that torchrun or srun started.
@@ -52,27 +68,30 @@ def run_training(
     Raises:
         DynbenchError: as `launch_training`.
     """
-    attached = started_as_rank(config)
+    attached, asked = started_as_rank(config), config if warn_unread else None
     if not attached and wants_probe(config):
         plan_launch(config, store, name=name, replace=replace)  # what cannot work is told before minutes of probing
         config = with_probe(config, store)
     try:
         if attached:
-            run = join_training(config, store, name=name, replace=replace, argv=argv)
+            run = join_training(config, store, name=name, replace=replace, argv=argv, asked=asked)
         else:
-            run = launch_training(config, store, name=name, replace=replace, argv=argv, on_progress=on_progress)
+            run = launch_training(
+                config, store, name=name, replace=replace, argv=argv, on_progress=on_progress, asked=asked
+            )
     except DynbenchError as error:
         if error.run_path is not None and not isinstance(error, UsageError):
             summarise_partial(Run(error.run_path))
         raise
     if run is None:
         return None
-    return TrainingResult(run, _summary(run) if run.record().pid == os.getpid() else None)
+    return _finished(run, figures) if run.record().pid == os.getpid() else TrainingResult(run, None)
 
 
-def _summary(run: Run) -> Mapping[str, object]:
+def _finished(run: Run, figures: bool) -> TrainingResult:
     try:
-        return summarise(run)
+        merged = merge_run(run)
+        return TrainingResult(run, write_summary(merged), _drawn(merged) if figures else ())
     except KeyboardInterrupt:
         error = Interrupted(
             "interrupted while summarising; the run itself is complete",
@@ -81,6 +100,20 @@ def _summary(run: Run) -> Mapping[str, object]:
         )
         error.run_path = run.path
         raise error from None
+
+
+def _drawn(merged: MergedRun) -> Sequence[Path]:
+    """The files of the run's figures; none, and a warning, where something is in the way."""
+    _log.info("drawing figures")
+    try:
+        from dynbench.analysis.figures import draw_figures
+        from dynbench.analysis.figures.views import ArmView
+
+        return draw_figures("train", [ArmView(merged.label, (merged,))], merged.run.figures_dir)
+    except Exception as error:  # whatever it is, what was measured is on disk and must not look failed
+        again = f"dynbench analyze {shlex.quote(merged.run.label)}"
+        _log.warning("no figures: %s: %s; %s draws them", type(error).__name__, error, again)
+        return ()
 
 
 def summarise_partial(run: Run) -> None:

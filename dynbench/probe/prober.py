@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from dynbench.config.dump import dump_config
+from dynbench.config.effects import unread
 from dynbench.config.schema import Config
+from dynbench.engine.asked import situation
 from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.resolve import Resolved, resolve, this_machine
 from dynbench.errors import NothingFits, UsageError
@@ -50,6 +52,7 @@ def run_probe(
     name: str | None = None,
     replace: bool = False,
     argv: Sequence[str] | None = None,
+    asked: Config | None = None,
 ) -> Run:
     """Probe this machine for a configuration and keep the record.
 
@@ -60,6 +63,7 @@ def run_probe(
         name: of the run.
         replace: take the name over.
         argv: the command line, for the record.
+        asked: the settings, to warn of those that no probe reads; None where they are those of a training run.
 
     Raises:
         UsageError: lengths beyond what the model takes, a limit that is no size.
@@ -70,7 +74,11 @@ def run_probe(
     prober = Prober(resolved, _length_grid(resolved.config), _memory_limit_bytes(resolved))
     if prober.virtual:
         build_comm_model(resolved.config.launch.comm_model, store.root)
+    warnings = [] if asked is None else unread([situation("probe", asked, resolved)])
+    for warning in warnings:
+        log.warning("%s", warning)
     run = store.create("probe", "probe", name, replace, argv)
+    run.update(warnings=warnings)
     write_text(run.config_file, dump_config(resolved.config))
     write_json(run.env_file, collect(resolved.config, resolved.decisions, {}))
     with record_ending(run):

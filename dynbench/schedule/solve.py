@@ -27,7 +27,7 @@ from dynbench.schedule.traces import Trace
 
 DEFAULT_STEPS = 100
 DEFAULT_WINDOW = 8
-_LINE_LIMIT_S = 0.5
+LINE_LIMIT_S = 0.5
 """Without a number of steps, a line ends after this many seconds."""
 _GAP_STEPS = 100
 """Steps over which `prefix`'s greedy gap is sampled."""
@@ -54,6 +54,17 @@ class SolveRequest:
     windows: Sequence[int] = (DEFAULT_WINDOW,)
     steps: int | None = None
     max_length: int | None = None
+
+    @property
+    def steps_per_line(self) -> int:
+        """Steps of a line that is not cut short."""
+        longest = max(self.windows)
+        return -(-DEFAULT_STEPS // longest) * longest if self.steps is None else self.steps
+
+    @property
+    def line_limit_s(self) -> float | None:
+        """Seconds after which a line is cut short; None where the number of steps was asked for."""
+        return LINE_LIMIT_S if self.steps is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,7 @@ class _Setting:
 
 def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterator[Line | Skipped]:
     """The lines of one trace at one world size; `static` is always run, as the baseline."""
-    steps, limit_s = _steps(request)
+    steps, limit_s = request.steps_per_line, request.line_limit_s
     # With `auto`, it is the capacities that make static split its shares.
     uncapped = replace(problem, capacity=Capacity()) if problem.micro_batches != "auto" else problem
     baseline = None
@@ -188,14 +199,6 @@ def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
         yield _line(setting, policy, series)
 
 
-def _steps(request: SolveRequest) -> tuple[int, float | None]:
-    """Steps of each line, and the seconds after which a slow one ends early."""
-    if request.steps is not None:
-        return request.steps, None
-    longest = max(request.windows)
-    return -(-DEFAULT_STEPS // longest) * longest, _LINE_LIMIT_S
-
-
 def _too_slow(name: str, problem: Problem) -> str | None:
     """Why `all` leaves a policy out at this size."""
     limit = REGISTRY[name].slow_above
@@ -219,7 +222,7 @@ def _check_fits(problem: Problem, trace: Trace) -> None:
 
 def _line(setting: _Setting, policy: Policy, series: Series) -> Line:
     trace, problem, baseline = setting.trace, setting.problem, setting.baseline
-    gap = greedy_gap(policy, min(len(series), _GAP_STEPS), _LINE_LIMIT_S) if isinstance(policy, Prefix) else None
+    gap = greedy_gap(policy, min(len(series), _GAP_STEPS), LINE_LIMIT_S) if isinstance(policy, Prefix) else None
     counts = series.local_batches
     mean_max, mean_bound = float(series.max_cost.mean()), float(series.bound.mean())
     speedup = None

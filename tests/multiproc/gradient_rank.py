@@ -87,7 +87,7 @@ def full_gradient(toy: Toy, ids: np.ndarray) -> Tensor:
 def main(rank: int, world_size: int, file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
-    config = load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32"])
+    config = load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=5e-4"])
     toy, timer = Toy(), StepTimer(torch.device("cpu"))
     replica = Replica(
         config, toy, torch.device("cpu"), timer, lambda model, ready: build_strategy(model, config.sync, ready)

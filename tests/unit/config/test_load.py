@@ -149,9 +149,9 @@ def test_a_repaired_value_is_no_mistake(tmp_path: Path) -> None:
     [
         ("train.steps", "1.5", "a whole number > 0"),
         ("train.steps", "true", "a whole number > 0"),
-        ("train.learning_rate", ".inf", "a number > 0"),
-        ("train.learning_rate", ".nan", "a number > 0"),
-        ("train.learning_rate", "fast", "a number > 0"),
+        ("train.learning_rate", ".inf", "a number > 0 or auto"),
+        ("train.learning_rate", ".nan", "a number > 0 or auto"),
+        ("train.learning_rate", "fast", "a number > 0 or auto"),
         ("workload.dropout", "1", "a number >= 0 and < 1 or null"),
         ("workload.max_length", "513", "a whole number >= 2 and <= 512"),
         ("compress.error_feedback", "yes", "true or false"),

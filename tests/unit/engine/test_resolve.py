@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.digest import flatten
+from dynbench.config.digest import config_digest, flatten
 from dynbench.config.load import load_config
 from dynbench.engine.resolve import Machine, Resolved, ranks_from_environment, resolve
 from dynbench.errors import ConfigError, RunLookupError, UsageError
@@ -52,6 +52,18 @@ def test_defaults(
 def test_what_is_given_is_kept() -> None:
     config = decide(SERVER, "launch.nproc=8", "launch.threads=3", "workload.pad_to_multiple_of=4").config
     assert (config.launch.nproc, config.launch.threads, config.workload.pad_to_multiple_of) == (8, 3, 4)
+
+
+@pytest.mark.parametrize(("weights", "rate"), [("random", 5e-4), ("pretrained", 2e-5)])
+def test_the_step_size_fits_the_weights_unless_it_is_given(weights: str, rate: float) -> None:
+    decided = decide(LAPTOP, f"workload.weights={weights}")
+    assert decided.config.train.learning_rate == rate
+    assert decided.decisions["train.learning_rate"]["value"] == rate
+    given = decide(LAPTOP, f"workload.weights={weights}", "train.learning_rate=0.01")
+    assert given.config.train.learning_rate == 0.01
+    assert "train.learning_rate" not in given.decisions
+    same = decide(LAPTOP, f"workload.weights={weights}", f"train.learning_rate={rate}")
+    assert config_digest(same.config) == config_digest(decided.config)
 
 
 def test_policy_of_a_mode() -> None:

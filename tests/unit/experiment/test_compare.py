@@ -212,6 +212,15 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     assert store.list() == []
 
 
+def test_auto_and_the_value_that_it_means_can_be_compared(store: RunStore, recipe: Callable[..., Recipe]) -> None:
+    def start(rate: str) -> None:
+        start_comparison(recipe("schedule.policy: partition", f"train.learning_rate: {rate}"), store)
+
+    start("5.0e-4")
+    with pytest.raises(NotComparable, match=r"train\.learning_rate \(0\.0005 and 0\.001\)"):
+        start("1.0e-3")
+
+
 def test_arms_of_equal_configuration_stay_two_arms(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:

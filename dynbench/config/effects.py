@@ -1,0 +1,281 @@
+"""When each setting is read, and a warning for one that was changed and that nothing reads.
+
+Every field of the schema has a line in `EFFECTS`: the commands that look at it, and, where it is not always read, the
+condition and what to say where that is not met. What cannot work at all is refused by `rules.py` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dynbench.config.describe import field_of
+from dynbench.config.schema import Config
+from dynbench.config.situation import CAPPED_POLICIES, FILE_DATASETS, GENERATED_DATASETS, Situation
+
+
+def _always(_: Situation) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """When a setting is read.
+
+    Args:
+        commands: names, parted by spaces; `data` is a `solve` that plans a data set.
+        when: the condition within those commands.
+        otherwise: why it is not read where the condition is not met; may name `{policy}`, `{dataset}`, `{ranks}`.
+    """
+
+    commands: str
+    when: Callable[[Situation], bool] = _always
+    otherwise: str = ""
+
+    def in_scope(self, situation: Situation) -> bool:
+        """Whether the command looks at the setting at all."""
+        return bool(situation.readers & set(self.commands.split()))
+
+    def is_read(self, situation: Situation) -> bool:
+        """Whether the setting decides anything."""
+        return self.in_scope(situation) and self.when(situation)
+
+
+def _has_texts(s: Situation) -> bool:
+    return s.config.workload.dataset not in GENERATED_DATASETS
+
+
+def _has_columns(s: Situation) -> bool:
+    return s.config.workload.dataset in FILE_DATASETS
+
+
+def _random(s: Situation) -> bool:
+    return s.config.workload.weights == "random"
+
+
+def _model_is_read(s: Situation) -> bool:
+    return not _random(s) or (_has_texts(s) and s.config.workload.tokenizer is None)
+
+
+def _prefix(s: Situation) -> bool:
+    return s.plans_with("prefix")
+
+
+def _window(s: Situation) -> bool:
+    return s.plans_with("window")
+
+
+def _splitting_pays(s: Situation) -> bool:
+    """`auto` means one micro-batch unless capacities ask for more, or a measured cost weighs them against padding."""
+    if s.given.schedule.micro_batches != "auto":
+        return True
+    capped = s.config.schedule.capacity is not None or s.probes
+    planned = s.plans_with("partition", "window")
+    return (capped and (planned or s.plans_with("static"))) or (planned and s.cost_is_measured)
+
+
+def _ranks_are_launched_here(s: Situation) -> bool:
+    return not s.attached
+
+
+def _nproc_is_read(s: Situation) -> bool:
+    return not s.attached and (s.real_ranks or s.given.launch.nproc in (1, s.world_size))
+
+
+def _world_size_is_read(s: Situation) -> bool:
+    return s.config.launch.launcher != "torchrun" or s.given.launch.world_size == s.world_size
+
+
+def _nodes_meet(s: Situation) -> bool:
+    return not s.attached and s.real_ranks
+
+
+def _ranks_wait(s: Situation) -> bool:
+    return s.command == "probe" or s.probes or s.real_ranks
+
+
+def _probes(s: Situation) -> bool:
+    return s.command == "probe" or s.probes
+
+
+_NO_COLUMNS = "dataset '{dataset}' has no columns to name"
+_NO_TEXTS = "dataset '{dataset}' is not tokenised"
+_NO_COST = "policy '{policy}' plans without a predicted cost"
+_NO_PROBE = "no probe is made (probe.run=auto)"
+_NO_MEETING = "the ranks need no meeting point here"
+
+EFFECTS: dict[str, Effect] = {
+    "workload.name": Effect("train probe data"),
+    "workload.dataset": Effect(
+        "train probe data",
+        lambda s: s.given.workload.dataset == s.config.workload.dataset,
+        "the trace that is named is dataset '{dataset}'",
+    ),
+    "workload.data_path": Effect("train probe data"),  # rules.py refuses these two where no file is read
+    "workload.eval_path": Effect("train probe data"),
+    "workload.text_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
+    "workload.label_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
+    "workload.tokenizer": Effect("train probe data"),  # refused where no text is tokenised
+    "workload.model": Effect(
+        "train probe data",
+        _model_is_read,
+        "weights are random, their shape is workload.size; set weights to pretrained",
+    ),
+    "workload.weights": Effect("train probe data"),
+    "workload.size": Effect("train probe", _random, "pretrained weights bring their own shape"),
+    "workload.dropout": Effect("train probe"),
+    "workload.max_length": Effect("train probe"),
+    "workload.subset": Effect("train probe data"),
+    "workload.pad_to_multiple_of": Effect("train probe solve"),
+    "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),
+    "schedule.mode": Effect("train"),
+    "schedule.policy": Effect("train"),
+    "schedule.solver": Effect("train solve", _prefix, "policy '{policy}' has one of its own"),
+    "schedule.cost_type": Effect("train solve", lambda s: s.plans_with_cost, _NO_COST),
+    "schedule.attention_a": Effect(
+        "train probe solve",
+        lambda s: _probes(s) or (s.plans_with_cost and s.config.schedule.cost_type == "attention"),
+        "no plan is made with the attention cost (schedule.cost_type, schedule.policy)",
+    ),
+    "schedule.cost_coefficients": Effect(
+        "train solve",
+        lambda s: s.plans_with_cost and s.cost_is_measured,
+        "no plan is made with the measured cost (schedule.cost_type, schedule.policy)",
+    ),
+    "schedule.buffer": Effect("train solve", _prefix, "policy '{policy}' holds no samples back"),
+    "schedule.window": Effect("train solve", _window, "policy '{policy}' plans one batch at a time"),
+    "schedule.micro_batches": Effect(
+        "train solve", _splitting_pays, "without a capacity or a measured cost to plan with, auto is one micro-batch"
+    ),
+    "schedule.exchange": Effect("train"),  # refused where costs cannot be gathered
+    "schedule.capacity": Effect(
+        "train solve",
+        lambda s: s.command == "solve" or s.plans_with(*CAPPED_POLICIES),
+        "policy '{policy}' obeys no capacities",
+    ),
+    "schedule.speeds": Effect(
+        "train solve",
+        lambda s: s.plans_with_speeds and (s.command != "solve" or s.config.schedule.speeds != "auto"),
+        "no plan of '{policy}' uses them",
+    ),
+    "schedule.replan_steps": Effect(
+        "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
+    ),
+    "sync.name": Effect("train"),  # refused for virtual ranks
+    "sync.bucket_mb": Effect("train", lambda s: s.real_ranks, "virtual ranks send no gradients"),
+    "compress.name": Effect("train"),
+    "compress.error_feedback": Effect(
+        "train", lambda s: s.config.compress.name != "none", "nothing is compressed (compress.name)"
+    ),
+    "train.steps": Effect("train"),
+    "train.warmup_steps": Effect("train"),
+    "train.global_batch": Effect("train probe"),
+    "train.seed": Effect("train probe solve"),
+    "train.precision": Effect("train probe"),
+    "train.learning_rate": Effect("train"),
+    "train.weight_decay": Effect("train"),
+    "train.eval_every": Effect(
+        "train", lambda s: s.config.train.eval_samples > 0, "evaluation is off (train.eval_samples is 0)"
+    ),
+    "train.eval_samples": Effect("train"),
+    "launch.launcher": Effect("train probe"),
+    "launch.nproc": Effect("train probe", _nproc_is_read, "{ranks}"),
+    "launch.world_size": Effect("train probe", _world_size_is_read, "{ranks}"),
+    "launch.threads": Effect("train probe"),
+    "launch.slowdown": Effect("train probe"),
+    "launch.comm_model": Effect(
+        "train probe", lambda s: s.config.launch.launcher != "torchrun", "real ranks communicate in earnest"
+    ),
+    "launch.device": Effect("train probe"),
+    "launch.nnodes": Effect("train probe", _ranks_are_launched_here, "{ranks}"),
+    "launch.node_rank": Effect("train", _ranks_are_launched_here, "{ranks}"),
+    "launch.rdzv_endpoint": Effect(
+        "train probe", lambda s: _nodes_meet(s) and (s.command != "probe" or s.config.launch.nnodes > 1), _NO_MEETING
+    ),
+    "launch.rdzv_id": Effect(
+        "train", lambda s: _nodes_meet(s) and s.config.launch.rdzv_endpoint is not None, _NO_MEETING
+    ),
+    "launch.timeout_s": Effect("train probe", _ranks_wait, "virtual ranks wait for nobody"),
+    "probe.run": Effect("train solve"),
+    "probe.lengths": Effect("train probe", _probes, _NO_PROBE),
+    "probe.memory_fraction": Effect(
+        "train probe", lambda s: _probes(s) and s.config.launch.device != "cpu", "no probe is made on a GPU"
+    ),
+    "probe.memory_limit": Effect(
+        "train probe", lambda s: _probes(s) and s.config.launch.device != "cuda", "no probe is made on a CPU"
+    ),
+    "probe.margin": Effect("train probe", _probes, _NO_PROBE),
+    "probe.gap": Effect("train probe", _probes, _NO_PROBE),
+    "probe.trials": Effect("train probe", _probes, _NO_PROBE),
+    "probe.repeats": Effect("train probe", _probes, _NO_PROBE),
+    "probe.soak_steps": Effect("train probe", _probes, _NO_PROBE),
+    "analysis.noise_threshold": Effect(
+        "train compare probe analyze", lambda s: s.command != "train" or s.probes, "nothing is compared here"
+    ),
+    "analysis.confidence": Effect("compare analyze"),
+    "analysis.loss_tolerance": Effect("compare analyze"),
+}
+
+INSTEAD = {
+    "solve": {
+        "workload.max_length": "--max-length",
+        "schedule.mode": "--policy",
+        "schedule.policy": "--policy",
+        "train.steps": "--steps",
+        "train.global_batch": "--global-batch or --batch-per-rank",
+        "launch.world_size": "--world-size",
+    }
+}
+"""Options of a command that say what a setting says elsewhere."""
+
+
+def unread(situations: Sequence[Situation]) -> list[str]:
+    """A line for every setting that was changed and that decides nothing; those beyond a command's scope share one.
+
+    Args:
+        situations: of one command. A value counts as read where it is read in any situation that has it, so that arms
+            may share what only some of them need.
+    """
+    lines, beyond = [], []
+    for key, effect in EFFECTS.items():
+        default = _default(key)
+        for value in _distinct([_value(s.given, key) for s in situations]):
+            having = [s for s in situations if _value(s.given, key) == value]
+            if value == default or any(effect.is_read(s) for s in having):
+                continue
+            first = having[0]
+            if effect.in_scope(first):
+                policies = ", ".join(dict.fromkeys(s.planned for s in having))
+                facts = {"policy": policies, "dataset": first.config.workload.dataset, "ranks": first.ranks}
+                lines.append(f"{key}: {value!r} has no effect: {effect.otherwise.format_map(facts)}")
+            else:
+                beyond.append(f"{key}{_instead(first, key)}")
+    if beyond:
+        lines.append(f"{', '.join(beyond)}: no effect on `dynbench {situations[0].command}`, which does not read this")
+    return lines
+
+
+def _instead(situation: Situation, key: str) -> str:
+    option = INSTEAD.get(situation.command, {}).get(key)
+    if option is None and situation.command == "solve" and "data" in EFFECTS[key].commands.split():
+        option = "name a data set, --dataset"
+    return f" ({option})" if option else ""
+
+
+def _value(config: Config, key: str) -> object:
+    """What was asked for; a mode that only follows from a policy was not."""
+    if key == "schedule.mode" and config.schedule.policy is not None:
+        return _default(key)
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _default(key: str) -> object:
+    found = field_of(key)
+    assert found is not None, "every line of EFFECTS is a field"
+    return found[0].get_default(call_default_factory=True)
+
+
+def _distinct(values: Sequence[object]) -> list[object]:
+    """The values, each once; mappings are among them, which no set holds."""
+    return [value for index, value in enumerate(values) if value not in values[:index]]
