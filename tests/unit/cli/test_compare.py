@@ -30,6 +30,21 @@ def test_dry_run_shows_launches_and_settings_and_touches_nothing(
     assert "12 launches: static prefix partition partition" in capsys.readouterr().out
 
 
+def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
+    for_none = ["--window", "16", "--set", "launch.rdzv_id=q", "--set", "analysis.confidence=0.9"]
+    dry = ["compare", "--dry-run", "--json", "--results", str(tmp_path / "results")]
+
+    assert main([*dry, *for_some]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*dry, *for_some, *for_none]) == 0
+
+    printed = capsys.readouterr()
+    warnings = json.loads(printed.out)["warnings"]
+    assert [line.partition(":")[0] for line in warnings] == ["schedule.window", "launch.rdzv_id"]
+    assert printed.err.splitlines() == [f"warning: {line}" for line in warnings]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -13,6 +13,7 @@ import pytest
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
 from dynbench.runs.store import RunStore
+from dynbench.schedule import solve as solve_module
 from dynbench.schedule.policy import REGISTRY
 from dynbench.schedule.solve import Skipped
 
@@ -106,6 +107,55 @@ def test_asking_for_a_window_adds_the_policy_that_plans_it(store, trace, capsys)
     assert planned("--policy", "partition", "--window", "4") == [("partition", 1), ("window", 4)]
     assert planned("--policy", "partition", "--window", "1") == [("partition", 1)]
     assert planned("--policy", "partition,window") == [("partition", 1), ("window", 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "windows"),
+    [
+        ((), [8]),
+        (("--set", "schedule.window=3"), [3]),
+        (("--set", "schedule.window=1"), [1]),
+        (("--set", "schedule.window=3", "--window", "2,4"), [2, 4]),
+    ],
+)
+def test_a_window_that_is_set_is_planned(store, trace, capsys, arguments, windows):
+    found = solved(capsys, trace, "--world-size", "2", "--policy", "window", "--steps", "4", "--no-figures", *arguments)
+    assert [r["window"] for r in found["results"]] == windows
+    added = solved(capsys, trace, *QUICK, "--no-figures", *arguments)["results"]
+    assert ("window" in {r["policy"] for r in added}) == bool(arguments and max(windows) > 1)
+
+
+def test_what_is_not_read_is_said_and_kept(store, trace, capsys):
+    unread = ("schedule.replan_steps=3", "train.steps=7", "launch.nproc=2", "probe.gap=0.3", "schedule.policy=prefix")
+    sets = [word for text in unread for word in ("--set", text)]
+    found, err = run(capsys, trace, "--policy", "static", "--world-size", "2", "--steps", "2", "--no-figures",
+                     "--solver", "greedy", *sets, "--json", "--name", "a")  # fmt: skip
+    warnings = store.resolve("a").record().warnings
+    assert err.splitlines() == [f"warning: {line}" for line in warnings]
+    assert warnings[0].startswith("schedule.solver: 'greedy' has no effect: policy 'static'")
+    for key in ("schedule.policy (--policy)", "schedule.replan_steps", "train.steps (--steps)", "launch.nproc"):
+        assert warnings[1].count(key) == 1
+    assert "no effect on `dynbench solve`" in warnings[1]
+    assert len(json.loads(found)["results"]) == 1
+
+
+def test_flags_that_describe_a_data_set_are_read(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    _, err = run(capsys, "--dataset", "lognormal", "--subset", "300", *QUICK, "--no-figures")
+    assert err == ""
+    _, err = run(capsys, "sst2", *QUICK, "--no-figures", "--set", "workload.subset=300")
+    assert err.startswith("warning: workload.subset (name a data set, --dataset): no effect on `dynbench solve`")
+
+
+def test_the_number_of_steps_is_shown_with_the_lines_that_were_cut(store, trace, capsys, monkeypatch):
+    few = (trace, "--world-size", "2", "--policy", "static,window", "--window", "3", "--no-figures")
+    assert "means over 6 steps\n" in run(capsys, *few, "--steps", "6")[0]
+    monkeypatch.setattr(solve_module, "LINE_LIMIT_S", 0.0)
+    out = run(capsys, *few)[0]
+    (note,) = [line for line in out.splitlines() if line.startswith("means over")]
+    assert note.startswith("means over 102 steps, fewer where planning took")
+    assert note.endswith("some G=2: static 1, window W=3 3")
+    assert [r["steps"] for r in solved(capsys, *few)["results"]] == [1, 3]
 
 
 def test_settings_reach_the_problem(store, trace, capsys):

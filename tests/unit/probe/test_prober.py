@@ -74,6 +74,19 @@ def probed(store: RunStore, *overrides: str) -> ProbeRecord:
     )
 
 
+def test_what_no_probe_reads_is_named_where_it_was_asked_for(store: RunStore) -> None:
+    config = load_config(
+        None,
+        ["launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0", "train.steps=7",
+         "schedule.policy=prefix", "probe.run=off", "launch.comm_model=none", *REAL],
+    )  # fmt: skip
+    warnings = run_probe(config, store, report=lambda _: None, asked=config).record().warnings
+    assert [line.partition(":")[0] for line in warnings] == [
+        "launch.comm_model", "schedule.policy, train.steps, probe.run",
+    ]  # fmt: skip
+    assert run_probe(config, store, report=lambda _: None).record().warnings == []
+
+
 def test_real_ranks_pay_what_was_measured(store: RunStore) -> None:
     record = probed(store, *REAL)
     assert record.overhead_ms == REDUCE_MS
