@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
-
-IntArray = NDArray[np.int64]
+from numpy.typing import ArrayLike, NDArray
 
 
-def padded_lengths(lengths: IntArray, multiple: int, positions: int | None) -> IntArray:
+def padded_lengths(lengths: ArrayLike, multiple: int, positions: int | None) -> NDArray[np.int64]:
     """Lengths rounded up to a multiple, but never above what the model takes, tokens; same shape.
 
     Args:
@@ -16,5 +14,5 @@ def padded_lengths(lengths: IntArray, multiple: int, positions: int | None) -> I
         multiple: `workload.pad_to_multiple_of`, tokens.
         positions: longest padded sample that the model takes, tokens; None for any.
     """
-    rounded = -(-lengths // multiple) * multiple
+    rounded = -(-np.asarray(lengths, dtype=np.int64) // multiple) * multiple
     return rounded if positions is None else np.minimum(rounded, positions)

@@ -117,6 +117,8 @@ def _show_cost(record: ProbeRecord) -> None:
         f"step time: {cost.alpha_ms:.3g} ms + {1e3 * cost.beta_ms_per_token:.3g} us per padded token"
         f" + {1e6 * cost.gamma_ms_per_token2:.3g} ns per padded token and token of length"
     )
+    if cost.further_ms is not None:
+        print_line(f"every micro-batch of a step after its first: {cost.further_ms:.3g} ms in place of the first term")
     print_table(
         ("cost type", "error on unseen points", "rank correlation"),
         [

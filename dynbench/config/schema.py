@@ -97,6 +97,9 @@ class Schedule(Section):
     cost_coefficients: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     """alpha (ms), beta (ms per padded token), gamma (ms per padded token and token of length) of the `measured`
     cost; null takes them from `probe.run`."""
+    further_ms: NonNegativeFloat | None = None
+    """With the `measured` cost, what every micro-batch of a rank after its first pays in place of alpha (ms): its
+    launch, and adding up gradients; null takes it from `probe.run`, else alpha."""
     buffer: PositiveInt | Auto = "auto"
     """Samples that each rank of `prefix` holds to choose from (K); auto is max(32, B - G + 1)."""
     window: PositiveInt = 1

@@ -49,7 +49,12 @@ class ReplicatedPlans:
 
 
 def build_problem(
-    config: Config, lengths: IntArray, world_size: int, pad_to_multiple_of: int, root: Path | None = None
+    config: Config,
+    lengths: IntArray,
+    world_size: int,
+    pad_to_multiple_of: int,
+    root: Path | None = None,
+    positions: int | None = None,
 ) -> Problem:
     """The planning problem of a configuration.
 
@@ -59,6 +64,7 @@ def build_problem(
         world_size: ranks (G).
         pad_to_multiple_of: padded lengths are multiples of this, tokens.
         root: results folder in which a probe run is looked up.
+        positions: longest padded sample that the model takes, tokens; None for any.
 
     Raises:
         UsageError: settings that no plan can meet, or a probe run that is missing or was made for other ranks.
@@ -69,7 +75,7 @@ def build_problem(
         lengths=np.asarray(lengths, dtype=np.int64),
         world_size=world_size,
         global_batch=config.train.global_batch,
-        cost=build_cost(config, pad_to_multiple_of, root),
+        cost=build_cost(config, pad_to_multiple_of, root, positions),
         capacity=build_capacity(config, world_size, root),
         speeds=build_speeds(config),
         seed=config.train.seed,
@@ -80,12 +86,24 @@ def build_problem(
     )
 
 
-def build_cost(config: Config, pad_to_multiple_of: int, root: Path | None = None) -> CostModel:
-    """The cost model of `schedule.cost_type`, with its coefficients from the configuration or the probe run."""
+def build_cost(
+    config: Config, pad_to_multiple_of: int, root: Path | None = None, positions: int | None = None
+) -> CostModel:
+    """The cost model of `schedule.cost_type`, with its coefficients from the configuration or the probe run.
+
+    Raises:
+        UsageError: a probe run that is missing, or holds no cost model that plans could be told apart by.
+    """
     schedule = config.schedule
     cost_type = default_cost_type(config)[0] if schedule.cost_type == "auto" else schedule.cost_type
     if cost_type != "measured":
-        return CostModel(cost_type, attention_a=schedule.attention_a, pad_to_multiple_of=pad_to_multiple_of)
+        return CostModel(
+            cost_type,
+            attention_a=schedule.attention_a,
+            pad_to_multiple_of=pad_to_multiple_of,
+            positions=positions,
+        )
+    further = schedule.further_ms
     if schedule.cost_coefficients is not None:
         alpha, beta, gamma = schedule.cost_coefficients
     else:
@@ -95,8 +113,22 @@ def build_cost(config: Config, pad_to_multiple_of: int, root: Path | None = None
                 f"probe.run: {config.probe.run!r} holds no cost model",
                 "Probe again, or set schedule.cost_coefficients.",
             )
+        if fit.beta_ms_per_token == fit.gamma_ms_per_token2 == 0:
+            raise UsageError(
+                f"probe.run: {config.probe.run!r} found the same step time at every length, so that no plan is better",
+                "Probe again with longer samples (workload.max_length), or set schedule.cost_coefficients.",
+            )
         alpha, beta, gamma = fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2
-    return CostModel("measured", alpha=alpha, beta=beta, gamma=gamma, pad_to_multiple_of=pad_to_multiple_of)
+        further = fit.further_ms if further is None else further
+    return CostModel(
+        "measured",
+        alpha=alpha,
+        beta=beta,
+        gamma=gamma,
+        further=further,
+        pad_to_multiple_of=pad_to_multiple_of,
+        positions=positions,
+    )
 
 
 def default_cost_type(config: Config) -> tuple[CostType, str]:

@@ -32,7 +32,7 @@ def real_loop(
     multiple = config.workload.pad_to_multiple_of
     assert isinstance(multiple, int), "resolved before the launch"
     lengths = workload.train.lengths
-    problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent)
+    problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent, workload.positions)
     timer = StepTimer(context.device)
     replica = Replica(
         config,
@@ -51,7 +51,7 @@ def real_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths, multiple),
+            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths, problem.padded_lengths),
             writer=writer,
             evaluator=Evaluator(
                 config,

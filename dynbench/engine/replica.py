@@ -143,7 +143,7 @@ def seed_dropout(seed: int, rank: int, step: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(mixed)
 
 
-def padded_tokens(share: Share, lengths: IntArray, pad_to_multiple_of: int) -> tuple[int, int]:
+def padded_tokens(share: Share, padded_lengths: IntArray) -> tuple[int, int]:
     """Padded tokens of a share, summed over its micro-batches, and its longest padded length."""
-    widths = [-(-int(lengths[ids].max()) // pad_to_multiple_of) * pad_to_multiple_of for ids in share]
+    widths = [int(padded_lengths[ids].max()) for ids in share]
     return sum(len(ids) * width for ids, width in zip(share, widths, strict=True)), max(widths)

@@ -22,14 +22,14 @@ class RowBuilder:
         policy: name of the policy.
         warmup_steps: steps before measuring.
         lengths: tokens of every training sample, shape [N].
-        pad_to_multiple_of: padded lengths are multiples of this, tokens.
+        padded_lengths: tokens of every training sample padded by itself, shape [N].
     """
 
     rank: int
     policy: str
     warmup_steps: int
     lengths: IntArray
-    pad_to_multiple_of: int
+    padded_lengths: IntArray
 
     def row(
         self,
@@ -46,7 +46,7 @@ class RowBuilder:
         """The row of one step; `phases` and `step_ms` in milliseconds, `loss` the mean over the share's samples."""
         ids = np.concatenate(share)
         lengths = self.lengths[ids]
-        padded, longest = padded_tokens(share, self.lengths, self.pad_to_multiple_of)
+        padded, longest = padded_tokens(share, self.padded_lengths)
         return StepRow(
             step=step,
             rank=self.rank,

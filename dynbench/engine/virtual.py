@@ -136,7 +136,7 @@ def virtual_loop(
     multiple, world_size = config.workload.pad_to_multiple_of, config.launch.world_size
     assert isinstance(multiple, int) and world_size is not None, "resolved before the launch"
     lengths, policy = workload.train.lengths, config.schedule.policy_name
-    problem = build_problem(config, lengths, world_size, multiple, run.path.parent)
+    problem = build_problem(config, lengths, world_size, multiple, run.path.parent, workload.positions)
     timer = StepTimer(context.device)
     replica = Replica(
         config, workload, context.device, timer, lambda model, on_ready: Local(model, config.sync, on_ready)
@@ -148,7 +148,10 @@ def virtual_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=[RowBuilder(rank, policy, config.train.warmup_steps, lengths, multiple) for rank in range(world_size)],
+            rows=[
+                RowBuilder(rank, policy, config.train.warmup_steps, lengths, problem.padded_lengths)
+                for rank in range(world_size)
+            ],
             writers=[files.enter_context(RowWriter(run.rank_file(rank))) for rank in range(world_size)],
             evaluator=Evaluator(
                 config,

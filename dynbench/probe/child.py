@@ -75,6 +75,8 @@ def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
         return {"fits": fits, "peak_mem_mb": peak}
     if kind == "time":
         return {"ms": step.timed(request["n"], request["length"], request["repeats"])}
+    if kind == "further":
+        return {"ms": step.further(request["n"], request["length"], request["repeats"])}
     if kind == "reduce":
         return {"ms": step.reduce(request["repeats"])}
     return _soak(step, request["micro_batches"])

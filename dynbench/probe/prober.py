@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dynbench.config.dump import dump_config
 from dynbench.config.effects import unread
 from dynbench.config.schema import Config
@@ -16,6 +14,7 @@ from dynbench.engine.asked import situation
 from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.resolve import Resolved, resolve, this_machine
 from dynbench.errors import NothingFits, UsageError
+from dynbench.padding import padded_lengths
 from dynbench.probe.capacity import Findings, Report, find_capacities
 from dynbench.probe.children import Children
 from dynbench.probe.limits import default_cpu_limit_bytes
@@ -23,7 +22,15 @@ from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
 from dynbench.probe.search import length_grid
 from dynbench.probe.soak import soak
 from dynbench.probe.tables import capacity_tables, memory_model_of
-from dynbench.probe.timing import at_full_speed, fit_cost, grid, rank_speeds, time_grid, timing_rows
+from dynbench.probe.timing import (
+    at_full_speed,
+    fit_cost,
+    further_at_full_speed,
+    grid,
+    rank_speeds,
+    time_grid,
+    timing_rows,
+)
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.ending import record_ending
 from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, MemoryFit, ProbeRecord
@@ -32,10 +39,10 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.speeds import distinct_speeds
 from dynbench.units import mb, parse_bytes
+from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload
 
 log = logging.getLogger(__name__)
@@ -119,7 +126,8 @@ class Prober:
         config, world_size = self.resolved.config, self.resolved.world_size
         settings, seed = config.probe, config.train.seed
         ceiling = config.train.global_batch - world_size + 1
-        data_lengths = build_workload(config).train.lengths
+        workload = build_workload(config)
+        lengths = _within(self.lengths, workload.positions)
 
         def for_search() -> Children:
             return self._children(run, tidy=True)
@@ -130,9 +138,9 @@ class Prober:
         def for_soak() -> Children:
             return self._children(run)
 
-        found = find_capacities(for_search, self.lengths, self.processes, ceiling, settings, report)
+        found = find_capacities(for_search, lengths, self.processes, ceiling, settings, report)
         memory = memory_model_of(found.trials)
-        measured, allreduce = time_grid(
+        timings = time_grid(
             for_timing,
             grid(found.tables(self.processes), ceiling),
             settings.repeats,
@@ -140,16 +148,18 @@ class Prober:
             report,
             config.launch.slowdown,
         )
-        overhead_ms = self._overhead_ms(allreduce, run.path.parent)
+        overhead_ms = self._overhead_ms(timings.allreduce, run.path.parent)
         ranks = world_size if self.virtual else self.processes
-        speeds = rank_speeds(measured, ranks, config.launch.slowdown)
-        cost = fit_cost(at_full_speed(measured, distinct_speeds(speeds)), seed, config.schedule.attention_a)
-        problem = self._problem(data_lengths, cost, speeds)
+        speeds = rank_speeds(timings.points, ranks, config.launch.slowdown)
+        classes = distinct_speeds(speeds)
+        further_ms = further_at_full_speed(timings.further, classes)
+        cost = fit_cost(at_full_speed(timings.points, classes), seed, config.schedule.attention_a, further_ms)
+        problem = self._problem(workload, cost, speeds)
         soaked = None
         if settings.soak_steps and all(row.max_batch for row in found.rows):
             soaked, found.rows = soak(for_soak, problem, found.rows, memory, settings.soak_steps, report)
         report("predicting what scheduling gains")
-        problem = self._problem(data_lengths, cost, speeds, found)
+        problem = self._problem(workload, cost, speeds, found)
         break_even = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
         return ProbeRecord(
             device=str(config.launch.device),
@@ -162,11 +172,11 @@ class Prober:
             capacity=found.rows,
             tables=capacity_tables(found.rows, memory, self.processes),
             trials=found.trials,
-            timings=timing_rows(measured, seed),
+            timings=timing_rows(timings.points, seed),
             cost_model=cost,
             memory_model=None if memory is None else MemoryFit.model_validate(memory, from_attributes=True),
             speeds=speeds,
-            allreduce=None if self.virtual else allreduce,
+            allreduce=None if self.virtual else timings.allreduce,
             overhead_ms=overhead_ms,
             soak=soaked,
             predicted_speedup=predicted_speedups(problem, overhead_ms),
@@ -195,14 +205,14 @@ class Prober:
         return Children(spec, self.processes, config.launch.threads, run.logs_dir, config.launch.timeout_s, tidy=tidy)
 
     def _problem(
-        self, data_lengths: IntArray, cost: CostFit, speeds: Sequence[float], found: Findings | None = None
+        self, workload: Workload, cost: CostFit, speeds: Sequence[float], found: Findings | None = None
     ) -> Problem:
         config = self.resolved.config
         multiple = config.workload.pad_to_multiple_of
         assert isinstance(multiple, int), "resolved"
         usable = found is not None and all(row.max_batch for row in found.rows)
         return Problem(
-            lengths=np.asarray(data_lengths, dtype=np.int64),
+            lengths=workload.train.lengths,
             world_size=self.resolved.world_size,
             global_batch=config.train.global_batch,
             cost=CostModel(
@@ -210,7 +220,9 @@ class Prober:
                 alpha=cost.alpha_ms,
                 beta=cost.beta_ms_per_token,
                 gamma=cost.gamma_ms_per_token2,
+                further=cost.further_ms,
                 pad_to_multiple_of=multiple,
+                positions=workload.positions,
             ),
             capacity=Capacity.table(capacity_tables(found.rows, memory_model_of(found.trials), self.processes))
             if usable and found is not None
@@ -220,10 +232,15 @@ class Prober:
         )
 
 
+def _within(lengths: Sequence[int], positions: int | None) -> tuple[int, ...]:
+    """Lengths as the model takes them: what is beyond its positions is padded to these."""
+    return tuple(sorted({int(padded_lengths(length, 1, positions)) for length in lengths}))
+
+
 def _length_grid(config: Config) -> tuple[int, ...]:
     multiple = config.workload.pad_to_multiple_of
     assert isinstance(multiple, int), "resolved"
-    longest = -(-config.workload.max_length // multiple) * multiple
+    longest = int(padded_lengths(config.workload.max_length, multiple, None))
     lengths = length_grid(longest, config.probe.lengths)
     if lengths[-1] > longest:
         raise UsageError(

@@ -5,18 +5,33 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from dynbench.errors import WorkerFailed
 from dynbench.probe.capacity import StartChildren
-from dynbench.probe.children import Reply
+from dynbench.probe.children import Children, Reply
 from dynbench.probe.fit import Accuracy, GridPoint, fit_measured, judge, split
 from dynbench.runs.probe_record import AccuracyRow, AllReduce, CostFit, TimingRow
 from dynbench.schedule.plan import FloatArray
 from dynbench.units import mb
 
 REDUCE_REPEATS = 7
+FURTHER_REPEATS = 9
+FURTHER_SAMPLES = 4
+"""Samples of the micro-batches that splitting is timed with: the smaller they are, the better its price shows."""
+
+
+class Timings(NamedTuple):
+    """What the ranks were timed at."""
+
+    points: list[tuple[int, GridPoint]]
+    """Median step time, by rank."""
+    further: list[float] | None
+    """What every micro-batch of a step after its first costs beside its samples, ms, shape [G]; None where too few
+    samples fit to tell."""
+    allreduce: AllReduce
 
 
 def grid(tables: Sequence[Sequence[tuple[int, int]]], ceiling: int) -> list[tuple[int, int]]:
@@ -37,10 +52,10 @@ def time_grid(
     seed: int,
     report: Callable[[str], None],
     slowdown: Mapping[int, float],
-) -> tuple[list[tuple[int, GridPoint]], AllReduce]:
-    """Median step time of every rank at every point, ms, stretched by `slowdown`, and the gradient's all-reduce.
+) -> Timings:
+    """Times of every rank, stretched by `slowdown`, and of the gradient's all-reduce.
 
-    The order is shuffled, so that a machine that slows down over time does not bend the fit.
+    The order of the points is shuffled, so that a machine that slows down over time does not bend the fit.
 
     Raises:
         WorkerFailed: a trial process ended without an answer.
@@ -55,9 +70,23 @@ def time_grid(
             ):
                 ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
+        further = _time_further(children, points, report, slowdown)
         replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS})
     reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
-    return measured, AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
+    allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
+    return Timings(measured, further, allreduce)
+
+
+def _time_further(
+    children: Children, points: Sequence[tuple[int, int]], report: Callable[[str], None], slowdown: Mapping[int, float]
+) -> list[float] | None:
+    length = min((length for _, length in points), default=0)
+    n = min(FURTHER_SAMPLES, max((n for n, at in points if at == length), default=0) // 3)
+    if n == 0:
+        return None
+    report(f"timing steps of several micro-batches of {n} samples x {length} tokens")
+    replies = children.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS})
+    return [_numbers(reply, rank)[0] * slowdown.get(rank, 1.0) for rank, reply in enumerate(replies)]
 
 
 def _numbers(reply: Reply | None, rank: int) -> list[float]:
@@ -99,6 +128,13 @@ def at_full_speed(measured: Sequence[tuple[int, GridPoint]], speeds: FloatArray 
     return [(rank, GridPoint(p.n, p.length, p.ms * float(speeds[rank]))) for rank, p in measured]
 
 
+def further_at_full_speed(further: Sequence[float] | None, speeds: FloatArray | None) -> float | None:
+    """The price of further micro-batches as the fastest rank would have had it, ms: the median over ranks timed."""
+    if further is None:
+        return None
+    return max(0.0, float(np.median(np.array(further) * (1.0 if speeds is None else speeds[: len(further)]))))
+
+
 def over_ranks(measured: Sequence[tuple[int, GridPoint]]) -> list[GridPoint]:
     """One point per shape: the median over ranks."""
     by_shape: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -117,7 +153,9 @@ def timing_rows(measured: Sequence[tuple[int, GridPoint]], seed: int) -> list[Ti
     ]
 
 
-def fit_cost(measured: Sequence[tuple[int, GridPoint]], seed: int, attention_a: float) -> CostFit:
+def fit_cost(
+    measured: Sequence[tuple[int, GridPoint]], seed: int, attention_a: float, further_ms: float | None = None
+) -> CostFit:
     """The cost model of all points, and every model's accuracy on the points held out of a second fit."""
     points = over_ranks(measured)
     model = fit_measured(points)
@@ -131,5 +169,6 @@ def fit_cost(measured: Sequence[tuple[int, GridPoint]], seed: int, attention_a: 
         alpha_ms=model.alpha,
         beta_ms_per_token=model.beta,
         gamma_ms_per_token2=model.gamma,
+        further_ms=further_ms,
         heldout={name: row(accuracy) for name, accuracy in judge(points, seed, attention_a).items()},
     )

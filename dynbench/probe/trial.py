@@ -54,14 +54,15 @@ class TrialStep:
         labels = np.resize(self._workload.train.labels, n)
         return TokenisedData(tokens, np.arange(n + 1, dtype=np.int64) * real, labels, "probe")
 
-    def step(self, n: int, length: int) -> None:
-        """Forward, backward and optimizer step of one micro-batch; ends with the device idle."""
+    def step(self, n: int, length: int, micro_batches: int = 1) -> None:
+        """Forward and backward of micro-batches of one shape, then optimizer step; ends with the device idle."""
         data = self.batch(n, length)
-        host = self._workload.collate(data, np.arange(n, dtype=np.int64), length)
-        inputs = {key: value.to(self.device) for key, value in host.items()}
-        with self._precision.autocast():
-            loss = self._workload.loss(self._model, inputs)
-        self._precision.backward(loss)
+        for _ in range(micro_batches):
+            host = self._workload.collate(data, np.arange(n, dtype=np.int64), length)
+            inputs = {key: value.to(self.device) for key, value in host.items()}
+            with self._precision.autocast():
+                loss = self._workload.loss(self._model, inputs)
+            self._precision.backward(loss)
         self._precision.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -96,12 +97,26 @@ class TrialStep:
     def timed(self, n: int, length: int, repeats: int) -> list[float]:
         """Milliseconds of `repeats` steps after one to warm up."""
         self.step(n, length)
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            self.step(n, length)
-            times.append((time.perf_counter() - start) * 1e3)
-        return times
+        return [self._ms(n, length) for _ in range(repeats)]
+
+    def _ms(self, n: int, length: int, micro_batches: int = 1) -> float:
+        start = time.perf_counter()
+        self.step(n, length, micro_batches)
+        return (time.perf_counter() - start) * 1e3
+
+    def further(self, n: int, length: int, repeats: int) -> float:
+        """Milliseconds that a split costs per micro-batch after the first: its launch, and adding up gradients.
+
+        A step of two or three micro-batches of `n` samples less the step of one with all of them, median of all such
+        pairs; the two follow each other, so that a drift of the machine falls on both.
+        """
+        prices = []
+        for repeat in range(repeats + 1):
+            for parts in (2, 3):
+                apart, together = self._ms(n, length, parts), self._ms(parts * n, length)
+                if repeat:  # the first ones warm up
+                    prices.append((apart - together) / (parts - 1))
+        return statistics.median(prices)
 
     def reduce(self, repeats: int) -> float:
         """Median milliseconds of an all-reduce of the gradient buckets."""

@@ -70,6 +70,8 @@ class CostFit(Record):
     alpha_ms: float
     beta_ms_per_token: float
     gamma_ms_per_token2: float
+    further_ms: float | None = None
+    """What a micro-batch after a step's first pays in place of alpha; null in records that did not measure it."""
     heldout: dict[str, AccuracyRow | None]
 
 

@@ -63,7 +63,7 @@ class CostModel:
 
     def padded(self, lengths: ArrayLike) -> IntArray:
         """Lengths as they are padded, tokens; same shape."""
-        return padded_lengths(np.asarray(lengths, dtype=np.int64), self.pad_to_multiple_of, self.positions)
+        return padded_lengths(lengths, self.pad_to_multiple_of, self.positions)
 
     def cost(self, n: ArrayLike, length: ArrayLike) -> FloatArray:
         """Cost of micro-batches of `n` samples whose longest has `length` tokens; both broadcast. Zero where n is 0."""

@@ -118,7 +118,9 @@ class MicroBatchPlanner:
         if len(lengths) <= EVERY_NUMBER:  # else looking for a better bound takes longer than it saves
             work = least_work(numbers, weights, limits, price=cost.alpha + cost.surcharge)
         fixed = cost.of_rank(numbers * cost.alpha, numbers - len(speeds) + 1)
-        return np.maximum((fixed + work) / speeds.sum(), (cost.alpha + weights[0]) / speeds.max())
+        longest = float(cost.alpha + weights[0]) / float(speeds.max())
+        bounds: FloatArray = np.maximum((fixed + work) / float(speeds.sum()), longest)
+        return bounds
 
     def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> _Deal:
         """The best deal of `number` micro-batches over the ranks."""

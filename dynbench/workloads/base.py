@@ -16,6 +16,8 @@ class Workload(Protocol):
     """Training samples, after the subset was drawn."""
     eval: TokenisedData | None
     """Held-out samples; None where the data has none."""
+    positions: int | None
+    """Longest padded sample that the model takes, tokens; None for any."""
     facts: dict[str, object]
     """Sources, sizes, fingerprints and decisions with their reasons, ready for JSON."""
 
@@ -24,7 +26,7 @@ class Workload(Protocol):
         ...
 
     def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
-        """The samples `ids`, shape [n], as one padded batch of CPU tensors, n first."""
+        """The samples `ids`, shape [n], as one batch of CPU tensors, n first, padded as `dynbench.padding` says."""
         ...
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

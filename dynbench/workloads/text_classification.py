@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
+from dynbench.padding import padded_lengths
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.model import model_source
@@ -30,6 +31,7 @@ class TextClassification:
         settings = config.workload
         samples = prepare_samples(load_dataset(settings), settings, config.train.seed)
         self._source = model_source(settings, samples.vocab_size, samples.pad_id, samples.num_labels)
+        self.positions: int | None = self._source.positions
         _fit_to_model(samples, settings.max_length, self._source.positions)
         self._pad_id = samples.pad_id
         self.train: TokenisedData = samples.train
@@ -54,8 +56,7 @@ class TextClassification:
 
         L is the longest sample rounded up to `pad_to_multiple_of`, but never above what the model can take.
         """
-        longest = int(data.lengths[ids].max())
-        width = min(-(-longest // pad_to_multiple_of) * pad_to_multiple_of, self._source.positions)
+        width = int(padded_lengths(data.lengths[ids].max(), pad_to_multiple_of, self.positions))
         rows, valid = data.padded(ids, width, self._pad_id)
         return {
             "input_ids": torch.from_numpy(rows),

@@ -45,7 +45,7 @@ class Toy:
         random = np.random.default_rng(0)
         samples = [random.integers(0, VOCABULARY, size=n).tolist() for n in random.integers(1, 40, size=SAMPLES)]
         self.train = TokenisedData.from_samples(samples, random.integers(0, CLASSES, size=SAMPLES))
-        self.eval = None
+        self.eval = self.positions = None
         self.facts: dict[str, object] = {}
 
     def build_model(self, seed: int) -> nn.Module:

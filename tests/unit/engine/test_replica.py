@@ -17,6 +17,7 @@ from torch import nn
 from dynbench.config.schema import Sync
 from dynbench.engine.precision import Precision
 from dynbench.engine.replica import Replica, padded_tokens, seed_dropout
+from dynbench.padding import padded_lengths
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
 from dynbench.sync.registry import build_strategy
@@ -44,8 +45,9 @@ def test_dropout_streams_differ_by_seed_rank_and_step() -> None:
 def test_padded_tokens_are_summed_over_micro_batches() -> None:
     lengths = np.array([3, 9, 5, 1])
     share = (np.array([0, 1]), np.array([2, 3]))
-    assert padded_tokens(share, lengths, 1) == (2 * 9 + 2 * 5, 9)
-    assert padded_tokens(share, lengths, 8) == (2 * 16 + 2 * 8, 16)
+    assert padded_tokens(share, padded_lengths(lengths, 1, None)) == (2 * 9 + 2 * 5, 9)
+    assert padded_tokens(share, padded_lengths(lengths, 8, None)) == (2 * 16 + 2 * 8, 16)
+    assert padded_tokens(share, padded_lengths(lengths, 8, 10)) == (2 * 10 + 2 * 8, 10)
 
 
 @pytest.mark.usefixtures("alone")

@@ -33,7 +33,7 @@ def test_everyone_waits_for_the_slowest() -> None:
         replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False)),
         timer=None,
         memory=None,
-        rows=[RowBuilder(rank, "static", 0, lengths, 1) for rank in (0, 1)],
+        rows=[RowBuilder(rank, "static", 0, lengths, lengths) for rank in (0, 1)],
         writers=files,
         evaluator=None,
         comm_ms=4.0,

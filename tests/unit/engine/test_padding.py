@@ -1,0 +1,71 @@
+"""Plans, rows and tensors agree on how long a padded batch is, also where rounding up passes the model's positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynbench.config.load import load_config
+from dynbench.engine.planning import build_problem
+from dynbench.engine.rows import RowBuilder
+from dynbench.probe.prober import _length_grid, _within
+from dynbench.probe.soak import planned_shapes
+from dynbench.schedule.evaluate import step_facts
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import REGISTRY, missing_package
+from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import build_workload
+
+POSITIONS, STEPS = 512, 4
+MULTIPLE = 48
+"""500 tokens are rounded up to 528."""
+PHASES = dict.fromkeys(("plan", "data", "forward", "backward", "sync", "optimizer"), 0.0)
+SETTINGS = (
+    "workload.dataset=lognormal",
+    "workload.max_length=500",
+    f"workload.pad_to_multiple_of={MULTIPLE}",
+    "train.global_batch=16",
+)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return build_workload(load_config(None, SETTINGS))
+
+
+@pytest.mark.parametrize("cost_type", ["tokens", "attention"])
+@pytest.mark.parametrize("policy", [name for name, entry in REGISTRY.items() if entry.in_train])
+def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type: str) -> None:
+    if reason := missing_package(policy):
+        pytest.skip(f"{policy} {reason}")
+    window = ["schedule.window=2"] if policy == "window" else []
+    config = load_config(None, [*SETTINGS, f"schedule.policy={policy}", f"schedule.cost_type={cost_type}", *window])
+    problem = build_problem(config, workload.train.lengths, 2, MULTIPLE, positions=workload.positions)
+    rows = [RowBuilder(rank, policy, 0, problem.lengths, problem.padded_lengths) for rank in (0, 1)]
+    planner, widths = Planner(policy, problem), []
+    for step in range(STEPS):
+        plan = planner.plan(step)
+        planned = step_facts(plan, problem)
+        for rank, share in enumerate(plan.shares):
+            shapes = [workload.collate(workload.train, ids, MULTIPLE)["input_ids"].shape for ids in share]
+            row = rows[rank].row(
+                step, share, PHASES, step_ms=0.0, peak_mem_mb=0.0, reserved_mem_mb=0.0, loss=0.0, skipped=False
+            )
+            assert row.padded_tokens == planned.padded_tokens[rank] == sum(n * width for n, width in shapes)
+            assert row.max_seq_len_in_batch == max(width for _, width in shapes)
+            costs = sum(float(problem.cost.cost_padded(n, width)) for n, width in shapes)
+            assert planned.costs[rank] == pytest.approx(costs)
+            widths += [width for _, width in shapes]
+    assert max(widths) == POSITIONS and len(set(widths)) > 1
+
+
+def test_a_probe_measures_the_lengths_that_plans_ask_for(workload: Workload) -> None:
+    config = load_config(None, SETTINGS)
+    lengths = _within(_length_grid(config), workload.positions)
+    assert lengths == (32, 64, 128, 256, POSITIONS)
+    problem = build_problem(config, workload.train.lengths, 2, MULTIPLE, Path("nowhere"), workload.positions)
+    shapes = [shape for rank in planned_shapes(problem, STEPS) for shape in rank]
+    assert max(length for _, length in shapes) == lengths[-1]
+    assert np.array_equal(problem.padded_lengths.max(), POSITIONS)
