@@ -159,6 +159,15 @@ def _measured_cost_has_a_source(config: Config) -> Iterator[str]:
         )
 
 
+def _cost_tells_plans_apart(config: Config) -> Iterator[str]:
+    coefficients = config.schedule.cost_coefficients
+    if coefficients is not None and coefficients[1] == coefficients[2] == 0:
+        yield (
+            f"schedule.cost_coefficients: {list(coefficients)} costs the same for any samples, so that no plan is "
+            "better; set beta or gamma, its second and third value, above 0"
+        )
+
+
 def _nodes_agree(config: Config) -> Iterator[str]:
     launch = config.launch
     if launch.launcher == "virtual" and launch.nnodes > 1:
@@ -249,6 +258,7 @@ RULES: tuple[Rule, ...] = (
     _virtual_ranks_send_nothing,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,
+    _cost_tells_plans_apart,
     _nodes_agree,
     _memory_limit_is_a_size,
 )

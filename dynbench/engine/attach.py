@@ -14,6 +14,7 @@ from dynbench.engine.exchange import broadcast_text, wait_for_all
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, root_cause
 from dynbench.engine.hearsay import tell_failure
 from dynbench.engine.launch import create_run, finish
+from dynbench.engine.plan_check import check_plan
 from dynbench.engine.process import RankContext, StopFlag, process_group, set_threads
 from dynbench.engine.rank_warnings import keep_warnings
 from dynbench.engine.resolve import Resolved, ranks_from_environment, resolve, this_machine
@@ -74,6 +75,7 @@ def _join(
 ) -> Run | None:
     stop = StopFlag()
     resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
+    check_plan(resolved.config, resolved.world_size, store.root)
     context = RankContext.from_environment(resolved.config.launch.device)
     if not context.is_first:
         logging.getLogger("dynbench").setLevel(logging.WARNING)

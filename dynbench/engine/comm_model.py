@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,9 +157,10 @@ def _from_probe(reference: str, root: Path) -> Measured:
 
 
 def _measured(source: str, points: Sequence[tuple[float, float]], world_size: int) -> Measured:
-    if not points or points[0][0] <= 0 or min(ms for _, ms in points) <= 0 or world_size < 2:
+    numbers = [number for point in points for number in point]
+    if not points or not all(0 < number < math.inf for number in numbers) or world_size < 2:
         raise UsageError(
-            f"launch.comm_model: {source}: sizes and times must be above 0, from at least two ranks", _FILE_HINT
+            f"launch.comm_model: {source}: sizes and times must be numbers above 0, from at least two ranks", _FILE_HINT
         )
     if len(points) == 1:
         points = [(0.0, 0.0), *points]
@@ -174,8 +176,11 @@ def _number_pair(text: str) -> tuple[float, float] | None:
         alpha, beta = float(parts[0]), float(parts[1])
     except ValueError:
         return None
-    if alpha < 0 or beta < 0:
-        raise UsageError(f"launch.comm_model: {text!r} is negative", "Give ALPHA_MS,BETA_MS_PER_MB, both at least 0.")
+    if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
+        raise UsageError(
+            f"launch.comm_model: {text!r} holds a number that is negative or no finite time",
+            "Give ALPHA_MS,BETA_MS_PER_MB, both at least 0.",
+        )
     return alpha, beta
 
 

@@ -16,13 +16,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
 from dynbench.engine.asked import launch_warnings
-from dynbench.engine.capacity_check import check_capacity
-from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.facts import merge_facts
 from dynbench.engine.failure import log_file, root_cause
 from dynbench.engine.leftovers import stop_leftover_workers
 from dynbench.engine.logs import collect_logs
 from dynbench.engine.nodes import settle
+from dynbench.engine.plan_check import check_plan
 from dynbench.engine.progress import OnProgress, ProgressReader
 from dynbench.engine.rank_warnings import read_warnings
 from dynbench.engine.resolve import Machine, Resolved, resolve, this_machine
@@ -76,9 +75,7 @@ def plan_launch(
         store.check_name(name, replace)
     check_files(config.workload)
     resolved = resolve(config, machine or this_machine(), store)
-    check_capacity(resolved.config, resolved.world_size, store.root)
-    if resolved.config.launch.launcher == "virtual":
-        build_comm_model(resolved.config.launch.comm_model, store.root)
+    check_plan(resolved.config, resolved.world_size, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
     command = ("torchrun", *torchrun_argv(resolved.config, run_path))
     environment = worker_environment(resolved.config.launch)

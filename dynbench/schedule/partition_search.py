@@ -114,7 +114,7 @@ def _search_reals(weights: FloatArray, ranks: int, limits: IntArray | None, floo
     cells, size = np.ascontiguousarray(weights).data, len(weights)
     caps = None if limits is None else _cells(limits)
     low, high = floor, floor
-    if caps is None and cells[size - 1] > 0:
+    if caps is None and cells[size - 1] > np.finfo(np.float64).tiny:
         low, high = _narrow(1.0 / weights, ranks, floor)
     stride = max(floor / 32, float(weights[0]) / 32)
     while True:

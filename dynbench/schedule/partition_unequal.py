@@ -90,12 +90,13 @@ class UnequalRanks:
         high = times.peak(best)
         while low < high:
             middle = (low + high) / 2
-            takes, following = times.within(middle if middle < high else low)
+            threshold = middle if middle < high else low
+            takes, following = times.within(threshold)
             path = self._path(takes)
             if path is None:
                 low = following
             else:
-                best, high = path, times.peak(path)
+                best, high = path, min(times.peak(path), threshold)
         return best
 
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
@@ -126,7 +127,7 @@ class _Times:
 
     def __init__(self, cost: CostModel, lengths: IntArray, speeds: FloatArray, limits: IntArray) -> None:
         self._cost, self._lengths, self._speeds, self._limits = cost, lengths, speeds[:, None], limits
-        self._weights = np.maximum(cost.per_sample(lengths), np.finfo(np.float64).tiny)
+        self._weights = cost.per_sample(lengths)
 
     def _time(self, counts: IntArray) -> FloatArray:
         """Time of `counts` samples at every position, shape [C, B]."""
@@ -138,9 +139,11 @@ class _Times:
         if self._cost.cost_type == "tokens_sq":
             budget = np.sqrt(budget)
         elif self._cost.cost_type == "measured":
-            budget = np.maximum(budget - self._cost.alpha, 0.0)
-        with np.errstate(over="ignore"):
-            counts = np.minimum(np.floor(budget / self._weights), self._limits).astype(np.int64)
+            budget = budget - self._cost.alpha
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            counts = np.minimum(np.floor(budget / self._weights), self._limits)
+        # Samples without weight: as many as can be where a group is within the threshold at all.
+        counts = np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)).astype(np.int64)
         # The quotient is rounded; the times decide.
         counts -= (counts > 0) & (self._time(counts) > threshold)
         more = self._time(counts + 1)
@@ -148,7 +151,8 @@ class _Times:
         counts += grow
         more = np.where(grow, self._time(counts + 1), more)
         open_ = more[counts < self._limits]
-        return counts, float(open_.min()) if open_.size else np.inf
+        # Beyond the threshold, also where its rounding leaves a count too small.
+        return counts, max(float(open_.min()), np.nextafter(threshold, np.inf)) if open_.size else np.inf
 
     def peak(self, path: Sequence[tuple[int, int]]) -> float:
         """The slowest group's time."""

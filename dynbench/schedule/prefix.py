@@ -13,6 +13,7 @@ from dynbench.errors import UsageError
 from dynbench.schedule import fits
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import Policy, Problem
+from dynbench.schedule.prefix_enumerate import check_enumerable
 from dynbench.schedule.prefix_solvers import PrefixSolution, solve_counts
 from dynbench.schedule.streams import RankStream, buffer_size, prefix_costs, prefix_limits
 
@@ -40,7 +41,7 @@ class Prefix(Policy):
     """Exact least maximum over the counts, then least variance; see `prefix_solvers`.
 
     Raises:
-        UsageError: the buffers together hold less than the global batch.
+        UsageError: the buffers together hold less than the global batch, or too many plans for `enumerate`.
         NothingFits: the capacities cannot hold the samples at the front of the streams.
     """
 
@@ -55,8 +56,16 @@ class Prefix(Policy):
                 f"schedule.buffer: {ranks} ranks of {buffer} samples hold less than train.global_batch {batch}",
                 f"Use a buffer of at least {-(-batch // ranks)}, or a global batch of at most {ranks * buffer}.",
             )
+        if problem.solver == "enumerate":
+            least = [problem.capacity.row(rank)[-1][1] for rank in range(ranks)]
+            check_enumerable(np.clip(least, 1, min(buffer, batch)), batch)
         every_count = buffer > batch - ranks
-        if ranks * buffer < 2 * batch and not every_count:
+        self._little_choice = ranks * buffer < 2 * batch and not every_count
+
+    def _warn_of_little_choice(self) -> None:
+        if self._little_choice:
+            self._little_choice = False
+            buffer, ranks, batch = buffer_size(self.problem), self.problem.world_size, self.problem.global_batch
             logger.warning(
                 "schedule.buffer: %d ranks of %d samples are less than twice the global batch of %d, which leaves "
                 "little to choose; use at least %d",
@@ -69,6 +78,7 @@ class Prefix(Policy):
 
     def steps(self, start: int = 0) -> Iterator[PrefixStep]:
         """As `plans`, with the costs that each was solved from."""
+        self._warn_of_little_choice()
         problem = self.problem
         streams = [RankStream(problem, rank) for rank in range(problem.world_size)]
         for step in count():

@@ -45,6 +45,24 @@ def costs_of(costs: FloatArray, counts: IntArray) -> FloatArray:
     return costs[np.arange(costs.shape[0]), counts - 1]
 
 
+def check_enumerable(most: IntArray, global_batch: int) -> None:
+    """Refuse more plans than `enumerate` tries.
+
+    Args:
+        most: samples that each rank may take, at least 1, shape [G].
+        global_batch: samples in all (B).
+
+    Raises:
+        UsageError: more than `REFERENCE_LIMIT`.
+    """
+    number = number_of_counts(np.ones_like(most), most, global_batch)
+    if number > REFERENCE_LIMIT:
+        raise UsageError(
+            f"schedule.solver: enumerate would try {number:.3g} plans, at most {REFERENCE_LIMIT:,}",
+            "Use solver=exact, or fewer ranks, a smaller global batch or buffer.",
+        )
+
+
 def least_by_enumeration(allowed: FloatArray, global_batch: int) -> IntArray:
     """Counts of least maximum, then least variance, among all, shape [G].
 
@@ -57,12 +75,7 @@ def least_by_enumeration(allowed: FloatArray, global_batch: int) -> IntArray:
     """
     lower = np.ones(len(allowed), dtype=np.int64)
     upper = np.minimum(np.isfinite(allowed).sum(axis=1), global_batch)
-    number = number_of_counts(lower, upper, global_batch)
-    if number > REFERENCE_LIMIT:
-        raise UsageError(
-            f"schedule.solver: enumerate would try {number:.3g} plans, at most {REFERENCE_LIMIT:,}",
-            "Use solver=exact, or fewer ranks, a smaller global batch or buffer.",
-        )
+    check_enumerable(upper, global_batch)
     counts = all_counts(lower, upper, global_batch)
     costs = costs_of(allowed, counts)
     slowest = costs.max(axis=1)

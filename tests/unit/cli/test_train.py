@@ -78,6 +78,42 @@ def test_mistakes_are_found_before_anything_is_made(
 
 
 @pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["policy=partition", "micro_batches=auto", f"capacity={[20] * 7 + [9]}"], "unequal capacity"),
+        (["policy=window", "window=2", "micro_batches=2"], "schedule.window 2"),
+        (["policy=prefix", "micro_batches=2"], "with policy 'prefix'"),
+        (["policy=prefix", "solver=enumerate"], "enumerate would try"),
+        (["policy=prefix", "solver=enumerate", "exchange=gather"], "enumerate would try"),
+        (["policy=group_by_length", "micro_batches=3"], "not a multiple of the 8 ranks times 3"),
+        (["policy=token_budget", "micro_batches=auto"], "with policy 'token_budget'"),
+        (["cost_type=measured", "cost_coefficients=[0.0, 0.0, 0.0]"], "schedule.cost_coefficients"),
+        (["policy=partition", "cost_coefficients=[3.0, 0.0, 0.0]"], "schedule.cost_coefficients"),
+    ],
+)
+@pytest.mark.parametrize("start", ["torchrun", "virtual", "dry torchrun", "dry virtual", "attached"])
+def test_what_no_plan_can_meet_is_found_before_anything_is_made(
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, settings: list[str], said: str, start: str
+) -> None:
+    def met(*_: object) -> None:
+        raise AssertionError("ranks have met")
+
+    refuse_launches(monkeypatch)
+    monkeypatch.setattr("dynbench.engine.attach.process_group", met)
+    ranks = ["--set", "launch.launcher=virtual", "--world-size", "8"] if "virtual" in start else ["--nproc", "8"]
+    if start == "attached":
+        ranks = []
+        for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
+            monkeypatch.setenv(key, value)
+    words = [word for setting in settings for word in ("--set", f"schedule.{setting}")]
+    dry = ["--dry-run"] if "dry" in start else []
+    assert main(["train", "--device", "cpu", "--json", *ranks, *dry, *words]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert said in error["message"] + error["hint"]
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
     ("content", "arguments", "said"),
     [
         (None, [], "train.tsv"),

@@ -49,6 +49,8 @@ def config_of(text: str) -> Config:
             None,
             "schedule.exchange: 'gather' needs real ranks",
         ),
+        ("schedule: {cost_coefficients: [0.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [0.0, 0.0, 0.0] costs"),
+        ("schedule: {cost_coefficients: [2.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [2.0, 0.0, 0.0] costs"),
         ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
         ("launch: {nnodes: 2}", None, "launch.rdzv_endpoint: null, but 2 nodes"),
         ("launch: {node_rank: 1}", None, "launch.node_rank: 1 is not below launch.nnodes 1"),
@@ -112,6 +114,7 @@ def test_uneven_batches_are_fine_when_dynamic() -> None:
 def test_measured_cost_with_a_source_is_fine() -> None:
     assert check_rules(config_of("schedule: {cost_type: measured, cost_coefficients: [1.0, 1.0, 0.0]}"), 2) == []
     assert check_rules(config_of("schedule: {cost_type: measured}\nprobe: {run: auto}"), 2) == []
+    assert check_rules(config_of("schedule: {cost_coefficients: [0.0, 0.0, 1.0]}"), 2) == []
     assert check_rules(config_of("schedule: {cost_type: measured}\nprobe: {run: 'off'}"), 2) != []
 
 

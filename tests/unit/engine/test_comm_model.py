@@ -55,6 +55,10 @@ def test_one_point_is_proportional(tmp_path: Path) -> None:
         {"allreduce": []},
         {"allreduce": [{"size": 3}]},
         {"allreduce": [{"megabytes": 1, "ms": -1}]},
+        {"allreduce": [{"megabytes": 1, "ms": float("nan")}]},
+        {"allreduce": [{"megabytes": 1, "ms": 1}, {"megabytes": float("nan"), "ms": 1}]},
+        {"allreduce": [{"megabytes": 1, "ms": 1}, {"megabytes": float("inf"), "ms": 1}]},
+        {"allreduce": [{"megabytes": 1, "ms": 1}, {"megabytes": 2, "ms": float("inf")}]},
         {"world_size": 1},
         {"allreduce": 7},
     ],
@@ -62,6 +66,13 @@ def test_one_point_is_proportional(tmp_path: Path) -> None:
 def test_other_schemas_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"launch\.comm_model"):
         build_comm_model(comm_file(tmp_path, **changes), tmp_path)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "-1", "1e999"])
+@pytest.mark.parametrize("place", ["{},0.5", "0.5,{}"])
+def test_numbers_that_are_no_time_are_refused(tmp_path: Path, place: str, bad: str) -> None:
+    with pytest.raises(UsageError, match=r"launch\.comm_model: .* negative or no finite"):
+        build_comm_model(place.format(bad), tmp_path)
 
 
 def test_not_json_negative_or_missing(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Costs that hardly tell plans apart, or not at all: every solver ends, and its plans keep the rules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import check_plan
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import REGISTRY, Problem, missing_package, policy_class
+
+COEFFICIENTS = [
+    (0.0, 0.0, 0.0),
+    (5.0, 0.0, 0.0),
+    (5.0, 1e-300, 0.0),
+    (0.0, 1e-320, 0.0),
+    (1e300, 1e-9, 0.0),
+    (1e6, 1e-18, 1e-30),
+    (0.3, 0.0, 1e-17),
+]
+RANKS = 4
+KINDS = ("equal", "speeds", "capacities", "classes")
+TIMEOUT_S = 100
+
+
+def problem_of(coefficients: tuple[float, float, float], kind: str, **changes: object) -> Problem:
+    alpha, beta, gamma = coefficients
+    unequal = {
+        "equal": {},
+        "speeds": {"speeds": np.array([1.0, 0.7, 1.0, 0.3])},
+        "capacities": {"capacity": Capacity.per_rank([8, 5, 4, 12])},
+        "classes": {"speeds": np.linspace(0.3, 1, RANKS), "capacity": Capacity.table([[(40, 9), (400, 5)]])},
+    }
+    lengths = np.clip(np.random.default_rng(0).lognormal(3.2, 0.8, 160).astype(int), 1, 300)
+    cost = CostModel("measured", alpha=alpha, beta=beta, gamma=gamma)
+    return Problem(lengths, RANKS, 16, cost=cost, **(unequal[kind] | changes))
+
+
+def plan_all(policy: str) -> None:
+    """Plans of every cost and kind of ranks."""
+    for coefficients in COEFFICIENTS:
+        for kind in KINDS:
+            variants: list[dict[str, object]] = [{"window": 2 if policy == "window" else 1}]
+            if policy_class(policy).splits and policy != "window" and kind in ("equal", "speeds"):
+                variants += [{"micro_batches": "auto"}, {"micro_batches": 2}]
+            if policy == "prefix":
+                variants += [{"solver": "enumerate"}, {"solver": "greedy"}]
+            for changes in variants:
+                problem = problem_of(coefficients, kind, **changes)
+                planner = Planner(policy, problem)
+                for step in range(3):
+                    plan = planner.plan(step)
+                    kept = type(planner.policy)
+                    check_plan(plan, problem, fixed_batch=kept.fixed_batch, capped=kept.capped)
+
+
+@pytest.mark.parametrize("policy", list(REGISTRY))
+def test_every_policy_ends(policy: str) -> None:
+    if reason := missing_package(policy):
+        pytest.skip(f"{policy} {reason}")
+    # In a process of its own: what does not end is stopped.
+    done = subprocess.run([sys.executable, __file__, policy], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    plan_all(sys.argv[1])
