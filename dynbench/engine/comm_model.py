@@ -178,7 +178,7 @@ def _number_pair(text: str) -> tuple[float, float] | None:
         return None
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         raise UsageError(
-            f"launch.comm_model: {text!r} holds a number that is negative or no finite time",
+            f"launch.comm_model: {text!r} is negative or not finite",
             "Give ALPHA_MS,BETA_MS_PER_MB, both at least 0.",
         )
     return alpha, beta

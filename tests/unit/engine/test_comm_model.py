@@ -71,7 +71,7 @@ def test_other_schemas_are_refused(tmp_path: Path, changes: dict[str, object]) -
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "-1", "1e999"])
 @pytest.mark.parametrize("place", ["{},0.5", "0.5,{}"])
 def test_numbers_that_are_no_time_are_refused(tmp_path: Path, place: str, bad: str) -> None:
-    with pytest.raises(UsageError, match=r"launch\.comm_model: .* negative or no finite"):
+    with pytest.raises(UsageError, match=r"launch\.comm_model: .* is negative or not finite"):
         build_comm_model(place.format(bad), tmp_path)
 
 
