@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dynbench.config.rules import makes_probe, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.situation import Command, Situation
+from dynbench.engine.probe_use import probe_warnings
 from dynbench.engine.resolve import Resolved
 
 
@@ -22,13 +25,17 @@ def situation(command: Command, given: Config, resolved: Resolved, *, attached: 
     return Situation(command, given, config, resolved.world_size, attached=attached, probes=probes)
 
 
-def launch_warnings(asked: Config | None, resolved: Resolved, *, attached: bool = False) -> list[str]:
+def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, attached: bool = False) -> list[str]:
     """What a training run is warned about.
 
     Args:
         asked: the settings as asked for, to name those that nothing reads; None where that has been done.
         resolved: what they were decided to mean.
+        root: results folder in which a probe run is looked up.
         attached: torchrun or srun has started the ranks.
     """
     situations = [] if asked is None else [situation("train", asked, resolved, attached=attached)]
-    return rule_warnings(resolved.config, resolved.world_size, situations)
+    return [
+        *rule_warnings(resolved.config, resolved.world_size, situations),
+        *probe_warnings(resolved.config, resolved.world_size, root),
+    ]

@@ -145,7 +145,7 @@ def _agree_on_run(
 ) -> Run:
     run = None
     if context.is_first:
-        warnings = launch_warnings(asked, resolved, attached=True)
+        warnings = launch_warnings(asked, resolved, store.root, attached=True)
         run = create_run(resolved, store, name=name, replace=replace, argv=argv, warnings=warnings)
         run.update(status=Status.RUNNING)
     return Run(store.root / broadcast_text(run.id if run else None))

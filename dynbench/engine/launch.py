@@ -79,7 +79,7 @@ def plan_launch(
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
     command = ("torchrun", *torchrun_argv(resolved.config, run_path))
     environment = worker_environment(resolved.config.launch)
-    return LaunchPlan(resolved, run_path, command, environment, tuple(launch_warnings(asked, resolved)))
+    return LaunchPlan(resolved, run_path, command, environment, tuple(launch_warnings(asked, resolved, store.root)))
 
 
 def launch_training(

@@ -10,8 +10,9 @@ import numpy as np
 from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.speeds import StepPlans
-from dynbench.errors import UsageError
+from dynbench.errors import RunLookupError, UsageError
 from dynbench.runs.probe_record import ProbeRecord, read_probe
+from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel, CostType
@@ -183,6 +184,18 @@ def probe_capacity(probe: ProbeRecord, world_size: int) -> Capacity:
     return Capacity.table(tables)
 
 
+def find_run(store: RunStore, key: str, reference: str) -> Run:
+    """The run that a setting means.
+
+    Raises:
+        RunLookupError: nothing is meant, or more than one; names the setting.
+    """
+    try:
+        return store.resolve(reference)
+    except RunLookupError as error:
+        raise RunLookupError(f"{key}: {error.message}", error.hint) from None
+
+
 def load_probe(reference: str | None, key: str, root: Path | None) -> ProbeRecord:
     """The record of the probe run that `key` names.
 
@@ -192,4 +205,4 @@ def load_probe(reference: str | None, key: str, root: Path | None) -> ProbeRecor
     """
     if reference is None or reference in ("auto", "off"):
         raise UsageError(f"{key}: {reference!r} names no probe run", "Name one: dynbench runs ls.")
-    return read_probe(RunStore(root or default_root()).resolve(reference).path)
+    return read_probe(find_run(RunStore(root or default_root()), key, reference).path)

@@ -15,10 +15,10 @@ import torch
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
 from dynbench.config.schema import Config
 from dynbench.engine.learning_rate import decide_learning_rate
-from dynbench.engine.planning import default_cost_type, load_probe, names_a_probe, probe_speeds
-from dynbench.errors import ConfigError, RunLookupError, UsageError
+from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
+from dynbench.engine.probe_use import PROBE_AGAIN, device_name, probe_problems
+from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.provenance import usable_cores
-from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import check_trainable, policy_class
 
@@ -48,6 +48,8 @@ class Machine:
     """(ranks on this node, ranks in all) where torchrun or srun has started the ranks already."""
     gpu_fault: str | None = None
     """Why the GPUs that the driver lists cannot be used."""
+    gpu_names: tuple[str, ...] = ()
+    """One per GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,18 @@ class Resolved:
     """Ranks (G), virtual ones counted."""
     decisions: Mapping[str, Decision]
     """Dotted key to value and reason, of every `auto` or null that was decided."""
+    device_name: str | None = None
+    """The accelerators, or the processor of a run on the CPU."""
 
 
 def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     """Decide what the configuration leaves open, then check the rules that need the number of ranks.
 
     Raises:
-        ConfigError: every broken rule.
+        ConfigError: every broken rule, and every setting that differs from those of a probe that is named.
         UsageError: a GPU is asked for where there is none, or a policy that cannot train.
         RunLookupError: a probe run that is not in the registry.
+        RecordError: a run that is named as a probe and is none.
     """
     check_trainable(config.schedule.policy_name)
     decisions: dict[str, Decision] = {}
@@ -99,9 +104,15 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         }
     )
     problems = check_rules(resolved if machine.ranks_given is None else _without_nodes(resolved), world_size)
-    if problems:
-        raise ConfigError(problems)
-    return Resolved(resolved, world_size, decisions)
+    hardware = device_name(device, machine.gpu_names)
+    mismatches = probe_problems(resolved, hardware, config.schedule.speeds is None, store.root)
+    if config.probe.run == "auto" and machine.ranks_given is not None:
+        problems.append(
+            "probe.run: auto, but torchrun or srun has started the ranks already; probe once, name that run"
+        )
+    if problems or mismatches:
+        raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
+    return Resolved(resolved, world_size, decisions, hardware)
 
 
 @cache
@@ -118,7 +129,8 @@ def this_machine() -> Machine:
         *_, reason = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         return Machine(cores=cores, gpus=0, bf16=False, gpu_fault=reason)
     gpus = json.loads(answer.stdout)
-    return Machine(cores=cores, gpus=len(gpus), bf16=all(major >= _BF16_CAPABILITY for _, major in gpus))
+    names = tuple(name for name, _ in gpus)
+    return Machine(cores, len(gpus), bf16=all(major >= _BF16_CAPABILITY for _, major in gpus), gpu_names=names)
 
 
 def _decide(decisions: dict[str, Decision], key: str, value: object, reason: str) -> None:
@@ -246,7 +258,7 @@ def _schedule(config: Config, world_size: int, store: RunStore, decisions: dict[
         changes["cost_type"], reason = default_cost_type(config)
         _decide(decisions, "schedule.cost_type", changes["cost_type"], reason)
     if isinstance(schedule.capacity, str):
-        changes["capacity"] = _find(store, "schedule.capacity", schedule.capacity).id
+        changes["capacity"] = find_run(store, "schedule.capacity", schedule.capacity).id
         _decide(decisions, "schedule.capacity", changes["capacity"], f"run meant by {schedule.capacity!r}")
     if names_a_probe(config):
         changes |= _from_probe(config, world_size, store, decisions)
@@ -255,7 +267,7 @@ def _schedule(config: Config, world_size: int, store: RunStore, decisions: dict[
 
 def _from_probe(config: Config, world_size: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
     """What the probe that `probe.run` names knows and the configuration leaves open."""
-    schedule, run = config.schedule, _find(store, "probe.run", str(config.probe.run))
+    schedule, run = config.schedule, find_run(store, "probe.run", str(config.probe.run))
     changes: dict[str, object] = {}
     if schedule.capacity is None and policy_class(schedule.policy_name).capped:
         changes["capacity"] = run.id
@@ -269,15 +281,7 @@ def _from_probe(config: Config, world_size: int, store: RunStore, decisions: dic
 
 
 def _probe(config: Config, store: RunStore) -> dict[str, object]:
-    return {"run": _find(store, "probe.run", str(config.probe.run)).id} if names_a_probe(config) else {}
-
-
-def _find(store: RunStore, key: str, reference: str) -> Run:
-    """The run that a setting means, or an error that names the setting."""
-    try:
-        return store.resolve(reference)
-    except RunLookupError as error:
-        raise RunLookupError(f"{key}: {error.message}", error.hint) from None
+    return {"run": find_run(store, "probe.run", str(config.probe.run)).id} if names_a_probe(config) else {}
 
 
 def _without_nodes(config: Config) -> Config:

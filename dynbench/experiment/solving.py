@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +18,9 @@ from typing import Literal
 
 from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
-from dynbench.engine.planning import build_capacity, build_cost, build_speeds
+from dynbench.engine.planning import build_cost
 from dynbench.errors import EXIT_OK, NothingFits
+from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.ending import ending
 from dynbench.runs.provenance import collect
@@ -31,6 +33,7 @@ from dynbench.schedule.policy import Problem
 from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace, describe
 
+_log = logging.getLogger(__name__)
 OnOutcome = Callable[[Line | Skipped], None]
 
 
@@ -98,12 +101,16 @@ def run_solve(
         UsageError: settings that cannot work; nothing was made.
         NothingFits: a sample beyond the capacities (nothing was made), or a batch (the run is recorded as failed).
     """
-    request = solve_request(config, options, store.root)
+    ranks = OfflineRanks.of(config, store.root)
+    request = solve_request(config, options, ranks)
     outcomes = solve(request)
+    left_out = ranks.left_out(request.traces, request.world_sizes)
+    for warning in left_out:
+        _log.warning(warning)
     run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
     write_text(run.config_file, dump_config(config))
     write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in request.traces]}))
-    run.update(status=Status.RUNNING, warnings=list(warnings))
+    run.update(status=Status.RUNNING, warnings=[*warnings, *left_out])
     try:
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
@@ -114,11 +121,10 @@ def run_solve(
     return Solution(run, lines, skipped, request.steps_per_line)
 
 
-def solve_request(config: Config, options: SolveOptions, root: Path) -> SolveRequest:
-    """The experiment that configuration and options describe; probe runs are looked up in `root`."""
+def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) -> SolveRequest:
+    """The experiment that configuration and options describe, on these ranks."""
     schedule = config.schedule
-    multiple = config.workload.pad_to_multiple_of
-    cost = build_cost(config, 1 if multiple == "auto" else multiple, root)
+    cost = build_cost(config, ranks.pad_to_multiple_of, ranks.root)
 
     def make_problem(lengths: IntArray, world_size: int, window: int) -> Problem:
         return Problem(
@@ -126,8 +132,8 @@ def solve_request(config: Config, options: SolveOptions, root: Path) -> SolveReq
             world_size=world_size,
             global_batch=options.global_batch or options.batch_per_rank * world_size,
             cost=cost,
-            capacity=build_capacity(config, world_size, root),
-            speeds=build_speeds(config),
+            capacity=ranks.capacity(int(lengths.max(initial=0)), world_size),
+            speeds=ranks.speeds(world_size),
             seed=config.train.seed,
             order=options.order,
             window=window,

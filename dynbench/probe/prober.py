@@ -12,6 +12,7 @@ from dynbench.config.effects import unread
 from dynbench.config.schema import Config
 from dynbench.engine.asked import situation
 from dynbench.engine.comm_model import build_comm_model, charged_ms
+from dynbench.engine.probe_use import measured_settings
 from dynbench.engine.resolve import Resolved, resolve, this_machine
 from dynbench.errors import NothingFits, UsageError
 from dynbench.padding import padded_lengths
@@ -46,9 +47,6 @@ from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload
 
 log = logging.getLogger(__name__)
-
-MODEL_KEYS = ("name", "model", "weights", "size", "dropout", "max_length")
-"""Workload settings that decide a step's memory and time; the data only decides the lengths."""
 
 
 def run_probe(
@@ -163,12 +161,14 @@ class Prober:
         break_even = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
         return ProbeRecord(
             device=str(config.launch.device),
+            device_name=self.resolved.device_name,
             precision=config.train.precision,
             memory_limit_mb=None if self.memory_limit_bytes is None else mb(self.memory_limit_bytes),
             world_size=world_size,
             global_batch=config.train.global_batch,
             pad_to_multiple_of=problem.cost.pad_to_multiple_of,
-            workload={key: getattr(config.workload, key) for key in MODEL_KEYS},
+            workload=measured_settings(config.workload),
+            slowdown=dict(config.launch.slowdown),
             capacity=found.rows,
             tables=capacity_tables(found.rows, memory, self.processes),
             trials=found.trials,

@@ -31,7 +31,7 @@ class CapacityRow(Record):
     tested_ok: int
     """Largest micro-batch that passed."""
     tested_fail: int | None
-    """Smallest that failed here, else at a shorter length; null where no limit was found, because the search reached the
+    """Smallest that failed here, else at a shorter length; null where no limit was found: the search reached the
     largest share that a step of the probe's global batch can ask for."""
     peak_mem_mb: float | None
 
@@ -112,13 +112,18 @@ class ProbeRecord(Record):
 
     schema_version: int = PROBE_SCHEMA_VERSION
     device: str
+    device_name: str | None = None
+    """The accelerators, or the processor of a CPU probe; null where they are unknown."""
     precision: str
     memory_limit_mb: float | None
     world_size: int
     global_batch: int
     pad_to_multiple_of: int
     workload: dict[str, object]
-    """The settings that decide memory and time; a run that differs in them must not use this probe."""
+    """The settings that decide memory and time; a run that differs in them must not use this probe (its `max_length`
+    may be less)."""
+    slowdown: dict[int, float] | None = None
+    """`launch.slowdown` that the speeds were measured under; null in records of version 1."""
     capacity: list[CapacityRow]
     tables: list[list[tuple[int, int | None]]]
     """Per rank, (length, max_batch) by ascending length, the lengths between the probed ones included; null where no
@@ -144,9 +149,10 @@ class ProbeRecord(Record):
     """Global batches compared until then: G, 2G, 4G, …; empty where none could be planned, or by an older version."""
 
     @property
-    def tested_up_to(self) -> int | None:
-        """Samples above which nothing was tried, where some length showed no limit; None where all did."""
-        return max((row.tested_ok for row in self.capacity if row.tested_fail is None), default=None)
+    def tested_without_limit(self) -> tuple[int, int] | None:
+        """Largest micro-batch tried and the longest length at which no limit was found; None where all showed one."""
+        free = [row for row in self.capacity if row.tested_fail is None]
+        return (max(row.tested_ok for row in free), max(row.length for row in free)) if free else None
 
 
 def read_probe(folder: Path) -> ProbeRecord:

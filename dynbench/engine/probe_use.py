@@ -1,0 +1,137 @@
+"""Whether a run may use the probe that it names, and what it should know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dynbench.config.rules import UNREAD, buffer_size
+from dynbench.config.schema import Config, Workload
+from dynbench.engine.planning import load_probe, names_a_probe
+from dynbench.runs.probe_record import ProbeRecord
+from dynbench.runs.provenance import UnknownFactError, cpu_model
+from dynbench.schedule.speeds import distinct_speeds
+
+PROBE_AGAIN = "Probe again with this run's settings (dynbench probe --name NAME, then --probe NAME), or name no probe."
+
+
+def device_name(device: str, gpu_names: Sequence[str]) -> str | None:
+    """The GPUs' names, each once, or the processor's; None where they are unknown."""
+    if device == "cuda":
+        return " and ".join(sorted(set(gpu_names))) or None
+    try:
+        return cpu_model()
+    except (UnknownFactError, OSError):
+        return None
+
+
+def measured_settings(workload: Workload) -> dict[str, object]:
+    """What of a workload decides a step's memory and time; settings without effect are left out.
+
+    `vocabulary` is what the data's tokens come from: random weights of size `small` have an embedding of its size.
+    """
+    settings: dict[str, object] = {key: getattr(workload, key) for key in ("name", "weights", "dropout", "max_length")}
+    if workload.weights == "pretrained":
+        return settings | {"model": workload.model}
+    generated = "tokenizer" in UNREAD.get(workload.dataset, ())
+    vocabulary = "generated" if generated else workload.tokenizer or workload.model
+    return settings | {"size": workload.size} | ({"vocabulary": vocabulary} if workload.size == "small" else {})
+
+
+def probe_problems(config: Config, device_name: str | None, takes_speeds: bool, root: Path) -> list[str]:
+    """Why a run must not use the probes that it names, a line for each setting that differs; empty when it may.
+
+    A run may have shorter samples than were probed, another global batch and other threads, which stretch all costs
+    alike. Capacities and speeds have rules of their own about the number of ranks.
+
+    Args:
+        config: resolved.
+        device_name: the accelerators or the processor; None where they have none.
+        takes_speeds: whether the ranks' speeds come from `probe.run`.
+        root: results folder in which probe runs are looked up.
+
+    Raises:
+        RunLookupError: no such run.
+        RecordError: a run that is no probe.
+    """
+    capacity = config.schedule.capacity
+    named = {"probe.run": config.probe.run} if names_a_probe(config) else {}
+    if isinstance(capacity, str) and capacity not in named.values():
+        named["schedule.capacity"] = capacity
+    return [
+        f"{setting}: {ours!r}, but {key} {reference} was made with {theirs!r}"
+        for key, reference in named.items()
+        for setting, ours, theirs in _mismatches(
+            config,
+            load_probe(reference, key, root),
+            device_name,
+            capacity=reference == capacity,
+            speeds=takes_speeds and key == "probe.run",
+        )
+    ]
+
+
+def _mismatches(
+    config: Config, probe: ProbeRecord, device_name: str | None, *, capacity: bool, speeds: bool
+) -> Iterator[tuple[str, object, object]]:
+    launch = config.launch
+    pairs: dict[str, tuple[object, object]] = {
+        "launch.device": (launch.device, probe.device),
+        "train.precision": (config.train.precision, probe.precision),
+        "workload.pad_to_multiple_of": (config.workload.pad_to_multiple_of, probe.pad_to_multiple_of),
+    }
+    if device_name is not None and probe.device_name is not None and launch.device == probe.device:
+        pairs["device"] = (device_name, probe.device_name)
+    for key, ours in measured_settings(config.workload).items():
+        theirs = probe.workload.get(key, ours)
+        longer = key != "max_length" or (isinstance(ours, int) and isinstance(theirs, int) and ours > theirs)
+        if longer:
+            pairs[f"workload.{key}"] = (ours, theirs)
+    if capacity and launch.device == "cpu" and isinstance(launch.nproc, int) and launch.nproc > len(probe.tables):
+        pairs["launch.nproc"] = (launch.nproc, len(probe.tables))  # the processes would share what one was probed with
+    if speeds and probe.slowdown is not None:
+        pairs["launch.slowdown"] = (dict(launch.slowdown), probe.slowdown)
+    yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
+
+
+def probe_warnings(config: Config, world_size: int, root: Path) -> list[str]:
+    """What a run's use of a probe, or its want of one, leaves open; one line each.
+
+    Args:
+        config: resolved.
+        world_size: ranks (G).
+        root: results folder in which probe runs are looked up.
+    """
+    schedule, warnings = config.schedule, []
+    if (config.launch.device, config.probe.run, schedule.mode, schedule.capacity) == ("cuda", None, "dynamic", None):
+        warnings.append(
+            "probe.run: null, and no probe is made by itself inside torchrun or srun, or on several nodes: planned "
+            f"with cost {schedule.cost_type!r} and without capacities; probe first (--probe RUN), or set --probe off"
+        )
+    if names_a_probe(config) and schedule.speeds is None:
+        speeds = load_probe(config.probe.run, "probe.run", root).speeds
+        if len(speeds) != world_size and distinct_speeds(speeds) is not None:
+            warnings.append(
+                f"schedule.speeds: probe.run {config.probe.run} measured {len(speeds)} ranks of unequal speed, this "
+                f"run has {world_size}: planned with equal speeds; probe with as many ranks, or give the speeds"
+            )
+    if isinstance(schedule.capacity, str):
+        tested = load_probe(schedule.capacity, "schedule.capacity", root).tested_without_limit
+        largest = _largest_micro_batch(config, world_size)
+        if tested is not None and largest > tested[0]:
+            warnings.append(
+                f"schedule.capacity: {schedule.capacity} tested up to {tested[0]} samples at length {tested[1]} and "
+                f"found no limit; this run may plan up to {largest}, of which nothing is known; probe with "
+                f"--global-batch {config.train.global_batch}"
+            )
+    return warnings
+
+
+def _largest_micro_batch(config: Config, world_size: int) -> int:
+    """Samples of the largest micro-batch that a plan of fixed batches can hold, whatever the lengths."""
+    schedule, batch = config.schedule, config.train.global_batch
+    parts = 1 if schedule.micro_batches == "auto" else schedule.micro_batches
+    if schedule.policy_name == "static":
+        return -(-batch // (world_size * parts))
+    largest = batch - world_size * parts + 1
+    return min(largest, buffer_size(config, world_size)) if schedule.policy_name == "prefix" else largest

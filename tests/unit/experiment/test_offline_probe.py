@@ -1,0 +1,100 @@
+"""`solve` with a probe plans with its cost, its capacities and its speeds, and says what it leaves out and why."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from probes import make_probe
+
+from dynbench.config.load import load_config
+from dynbench.errors import ConfigError
+from dynbench.experiment.offline_probe import OfflineRanks
+from dynbench.experiment.solving import Solution, SolveOptions, run_solve
+from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import REGISTRY, missing_package, policy_class
+from dynbench.schedule.traces import Trace
+
+SHORT = Trace("short", np.random.default_rng(0).integers(2, 60, size=400), "made up")
+LONG = Trace("long", np.random.default_rng(1).integers(2, 400, size=400), "made up")
+SPEEDS = [1.0, 0.5]
+TIGHT = {"tables": [[(64, 9), (256, 2)]] * 2, "speeds": SPEEDS}
+
+
+def solved(store: RunStore, *overrides: str, traces: tuple[Trace, ...] = (SHORT,), **options: object) -> Solution:
+    asked = SolveOptions(**{"traces": traces, "world_sizes": (2,), "policies": ("partition",), "steps": 3, **options})
+    return run_solve(load_config(None, ["probe.run=probed", *overrides]), asked, store)
+
+
+def warnings(solution: Solution) -> list[str]:
+    return solution.run.record().warnings
+
+
+@pytest.mark.parametrize("policy", [name for name in REGISTRY if missing_package(name) is None])
+def test_every_policy_plans_within_the_capacities_that_were_probed(store: RunStore, policy: str) -> None:
+    make_probe(store, **{**TIGHT, "speeds": [1.0, 1.0]})
+    (line,) = solved(store, policies=(policy,), batch_per_rank=8, windows=(2,)).lines
+    assert line.result["cost_type"] == "measured"
+    if policy_class(policy).capped and policy not in ("static", "packed"):
+        assert line.result["local_batch"]["max"] <= 9
+        assert line.result["capacity_violations"] == 0
+
+
+def test_speeds_are_taken_unless_given(store: RunStore) -> None:
+    make_probe(store, **TIGHT)
+    ranks = OfflineRanks.of(load_config(None, ["probe.run=probed"]), store.root)
+    assert ranks.speeds(2).tolist() == SPEEDS
+    given = load_config(None, ["probe.run=probed", "schedule.speeds=[1.0, 1.0]", "schedule.capacity=20"])
+    ranks = OfflineRanks.of(given, store.root)
+    assert ranks.speeds(2).tolist() == [1.0, 1.0]
+    assert ranks.capacity(60, 2).limit(0, 60) == 20
+    assert ranks.left_out([LONG], [2, 4]) == []
+    (line,) = solved(store).lines
+    fast, slow = line.rank_counts.tolist()
+    assert fast > slow
+
+
+def test_what_other_ranks_measured_is_left_out_and_told(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    make_probe(store, **TIGHT)
+    with caplog.at_level(logging.WARNING, "dynbench"):
+        solution = solved(store, world_sizes=(2, 4, 8), batch_per_rank=16, policies=("static",))
+    assert [line.result["world_size"] for line in solution.lines] == [2, 4, 8]
+    expected = [
+        f"probe.run probed measured 2 ranks: its {part} are left out at G=4, 8; --world-size 2 takes them"
+        for part in ("capacities", "speeds")
+    ]
+    assert warnings(solution) == expected
+    assert [record.getMessage() for record in caplog.records] == expected
+
+
+def test_samples_longer_than_were_tried_leave_the_capacities_out_and_say_so(store: RunStore) -> None:
+    make_probe(store, **TIGHT)
+    solution = solved(store, traces=(SHORT, LONG))
+    assert [line.result["trace"] for line in solution.lines] == ["short", "long"]
+    assert warnings(solution) == [
+        "probe.run probed tried up to 256 tokens: its capacities are left out for long; --max-length 256 takes them"
+    ]
+    assert solution.lines[0].result["local_batch"]["max"] <= 9
+
+
+def test_one_device_that_played_all_ranks_speaks_for_any_number(store: RunStore) -> None:
+    make_probe(store, ranks=1, tables=[[(64, 9)]])
+    solution = solved(store, world_sizes=(2, 4))
+    assert warnings(solution) == []
+    assert max(line.result["local_batch"]["max"] for line in solution.lines) <= 9
+
+
+@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
+def test_lengths_are_padded_as_the_probe_did(store: RunStore, key: str) -> None:
+    make_probe(store, pad_to_multiple_of=8)
+    ranks = OfflineRanks.of(load_config(None, [f"{key}=probed"]), store.root)
+    assert ranks.pad_to_multiple_of == 8
+    with pytest.raises(ConfigError, match=f"workload.pad_to_multiple_of: 4, but {key} was made with 8"):
+        OfflineRanks.of(load_config(None, [f"{key}=probed", "workload.pad_to_multiple_of=4"]), store.root)
+
+
+def test_without_a_probe_nothing_changes(store: RunStore) -> None:
+    ranks = OfflineRanks.of(load_config(None), store.root)
+    assert (ranks.pad_to_multiple_of, ranks.speeds(4), ranks.capacity(10**6, 4).unlimited) == (1, None, True)
+    assert ranks.left_out([LONG], [2]) == []
