@@ -12,7 +12,7 @@ from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
 from dynbench.config.recipes import Recipe
 from dynbench.errors import RecordError
-from dynbench.experiment.compare import Outcome, recorded, refuse_running, start_comparison
+from dynbench.experiment.compare import Outcome, check_startable, recorded, refuse_running, start_comparison
 from dynbench.runs.atomic import write_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
@@ -89,9 +89,11 @@ def start_cells(
     """Register every comparison and the folder over them; none has begun.
 
     Raises:
-        NotComparable, RunLookupError, UsageError: as `compare.start_comparison`.
+        DynbenchError: as `compare.start_comparison`; nothing was made.
     """
     store.check_name(name, replace)
+    for recipe in recipes:
+        check_startable(recipe, store)
     cells = [
         {"settings": dict(recipe.cell), "comparison": start_comparison(recipe, store, argv=argv).id}
         for recipe in recipes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from dynbench.analysis.comparability import MAY_DIFFER, describe
 from dynbench.config.digest import differences
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, dump_recipe, load_recipe
+from dynbench.config.schema import Config
 from dynbench.engine.attach import started_as_rank
 from dynbench.engine.resolve import resolve, this_machine
-from dynbench.errors import DynbenchError, NotComparable, UsageError
+from dynbench.errors import ConfigError, DynbenchError, NotComparable, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.order import abba_order
-from dynbench.experiment.probing import wants_probe, with_probe
+from dynbench.experiment.probing import probe_identity, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
 from dynbench.experiment.solved import solve_like
 from dynbench.experiment.state import CompareState, plan_state, read_state
@@ -81,15 +82,11 @@ def start_comparison(
     """Register a comparison with all its launches planned; none has begun.
 
     Raises:
-        NotComparable: arms that differ in more than may be compared.
         RunLookupError: the name is in use.
-        UsageError: the results folder cannot be written, or this process is itself a rank.
+        UsageError: the results folder cannot be written.
+        DynbenchError: as `check_startable`.
     """
-    if started_as_rank(recipe.arms[recipe.baseline]):
-        raise UsageError(
-            "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
-        )
-    _check_comparable(recipe, store)
+    check_startable(recipe, store)
     first = recipe.arms[recipe.baseline].launch.node_rank == 0  # of several nodes, the first has the name
     comparison = store.create("compare", recipe.name, name=name if first else None, replace=replace, argv=argv)
     write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
@@ -132,17 +129,20 @@ def run_comparison(
 
 
 def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
-    """The recipe with one probe for all arms where one of them wants it; written back, so that resuming keeps it."""
-    wanting = [config for config in recipe.arms.values() if wants_probe(config)]
-    if not wanting:
-        return recipe
-    found = with_probe(wanting[0], store).probe.run
-    arms = {
-        name: config.model_copy(update={"probe": config.probe.model_copy(update={"run": found})})
-        for name, config in recipe.arms.items()
-    }
-    recipe = replace(recipe, arms=arms)
-    write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
+    """The recipe with a probe for every arm that wants one; arms that it means the same for share it.
+
+    An arm that asks for none, or names one, stays as it is, and so does one that `train` would run without. The recipe
+    is written back after every probe, so that resuming keeps it.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, config in recipe.arms.items():
+        if wants_probe(config):
+            groups.setdefault(probe_identity(config, store), []).append(name)
+    for first, *others in groups.values():
+        probe = with_probe(recipe.arms[first], store).probe.run
+        shared = {name: using_probe(recipe.arms[name], probe) for name in (first, *others)}
+        recipe = replace(recipe, arms={**recipe.arms, **shared})
+        write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
     return recipe
 
 
@@ -161,12 +161,42 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     return analyze_runs((), store, settings, arms=arms, into=comparison, on_progress=on_stage)
 
 
-def _check_comparable(recipe: Recipe, store: RunStore) -> None:
+def check_startable(recipe: Recipe, store: RunStore) -> None:
+    """Refuse, before anything is made, what could not end well.
+
+    Raises:
+        NotComparable: arms that differ in more than may be compared.
+        UsageError: this process is itself a rank, or an arm cannot run here.
+        ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
+    """
+    if started_as_rank(recipe.arms[recipe.baseline]):
+        raise UsageError(
+            "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
+        )
+    _check_comparable(recipe, _resolved(recipe, store))
+
+
+def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
+    """Every arm's settings as they are decided here, or what is wrong with all of them at once."""
+    arms: dict[str, Config] = {}
+    problems: dict[str, None] = {}
+    hint = ""
+    for name, config in recipe.arms.items():
+        try:
+            arms[name] = resolve(config, this_machine(), store).config
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+            hint = error.hint
+    if problems:
+        raise ConfigError(list(problems), hint)
+    return arms
+
+
+def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> None:
     """Refuse, before anything is launched, what the analysis would refuse after it.
 
     It will see the settings resolved: `auto` and the value that it means are the same.
     """
-    arms = {name: resolve(config, this_machine(), store).config for name, config in recipe.arms.items()}
     baseline = arms[recipe.baseline]
     for name, config in arms.items():
         forbidden = {

@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from dynbench.config.digest import NOT_IDENTITY, config_digest
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
-from dynbench.engine.resolve import this_machine
+from dynbench.engine.resolve import resolve, this_machine
 from dynbench.probe.prober import run_probe
 from dynbench.runs.store import RunStore
 
 log = logging.getLogger(__name__)
+
+NOT_PROBED = (
+    *NOT_IDENTITY,
+    *("schedule", "sync", "compress", "analysis", "probe.run", "train.eval_every", "train.eval_samples"),
+    "launch.timeout_s",
+)
+"""Keys that arms may differ in without a probe measuring anything else."""
 
 
 def wants_probe(config: Config) -> bool:
@@ -29,4 +37,18 @@ def with_probe(config: Config, store: RunStore, report: Callable[[str], None] = 
         return config
     run = run_probe(config, store, report=report)
     report(f"probed: {run.path}")
-    return config.model_copy(update={"probe": config.probe.model_copy(update={"run": run.id})})
+    return using_probe(config, run.id)
+
+
+def using_probe(config: Config, run: str | None) -> Config:
+    """The configuration with `probe.run` set."""
+    return config.model_copy(update={"probe": config.probe.model_copy(update={"run": run})})
+
+
+def probe_identity(config: Config, store: RunStore) -> str:
+    """Equal for configurations of which a probe would measure the same.
+
+    Raises:
+        DynbenchError: as `resolve`.
+    """
+    return config_digest(resolve(config, this_machine(), store).config, NOT_PROBED)

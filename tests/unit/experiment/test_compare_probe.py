@@ -1,0 +1,219 @@
+"""Which arms of a comparison get a probe, which share one, and that resuming keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from probes import make_probe
+
+from dynbench.config.recipes import Recipe, load_cells, load_recipe
+from dynbench.config.schema import Config
+from dynbench.engine.resolve import Machine
+from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
+from dynbench.experiment import compare, launches, probing
+from dynbench.experiment.cells import start_cells
+from dynbench.experiment.compare import RECIPE_FILE, run_comparison, start_comparison
+from dynbench.experiment.training import TrainingResult
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+MACHINES = {
+    "cpu": Machine(cores=4, gpus=0, bf16=False),
+    "cuda": Machine(cores=4, gpus=2, bf16=True, gpu_names=("A", "A")),
+}
+ON = {
+    "cpu": {},
+    "cuda": {"device": "cuda", "device_name": "A", "precision": "bf16", "pad_to_multiple_of": 8},
+}
+SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: torchrun, nproc: 2, device: %s}}\n"
+
+
+@pytest.fixture(params=MACHINES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """CPU or GPUs, as the whole comparison sees them."""
+    for module in (probing, compare):
+        monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
+    return str(request.param)
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations that were probed; every probe is a run named p0, p1, …"""
+    seen: list[Config] = []
+
+    def probe(config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
+        seen.append(config)
+        return make_probe(store, name=f"p{len(seen) - 1}")
+
+    monkeypatch.setattr(probing, "run_probe", probe)
+    return seen
+
+
+@dataclass
+class Training:
+    """Stands in for the launches of a comparison, and ends it after so many."""
+
+    launches: int = 0
+    probes: dict[str, str | None] = field(default_factory=dict)
+    """Arm to the name of the probe that it was launched with last."""
+
+    def __call__(self, config: Config, store: RunStore, *, name: str, **_: object) -> TrainingResult:
+        if self.launches == 0:
+            raise WorkerFailed("that will do")
+        self.launches -= 1
+        arm, reference = name.rsplit("-", 2)[0], config.probe.run
+        self.probes[arm] = store.resolve(reference).name if reference not in (None, "auto", "off") else reference
+        return TrainingResult(store.create("train", arm, name=name), {})
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    stand_in = Training()
+    monkeypatch.setattr(launches, "run_training", stand_in)
+    return stand_in
+
+
+def recipe(folder: Path, device: str, **arms: str) -> Recipe:
+    """A recipe of these arms, each with its settings as YAML."""
+    lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
+    path = folder / "demo.yaml"
+    path.write_text(f"description: arms\n{SETTINGS % device}arms:\n{''.join(lines)}", encoding="utf-8")
+    return load_recipe(path)
+
+
+def run(recipe: Recipe, store: RunStore, training: Training) -> Run:
+    """A comparison that ends after one launch of every arm."""
+    comparison = start_comparison(recipe, store)
+    training.launches = len(recipe.arms)
+    with pytest.raises(WorkerFailed, match="that will do"):
+        run_comparison(comparison, store)
+    return comparison
+
+
+MODES = ("static", "dynamic")
+ASKED = {"off": "probe.run: 'off'", "null": "probe.run: null", "auto": "probe.run: auto", "named": "probe.run: mine"}
+
+
+@pytest.mark.parametrize("baseline", ["auto-static", "off-dynamic", "null-static"])
+def test_every_arm_gets_what_it_asks_for_and_no_other(
+    store: RunStore,
+    tmp_path: Path,
+    device: str,
+    probed: list[Config],
+    training: Training,
+    baseline: str,
+) -> None:
+    make_probe(store, name="mine", **ON[device])
+    arms = {f"{asked}-{mode}": f"schedule.mode: {mode}, {ASKED[asked]}" for asked in ASKED for mode in MODES}
+    ordered = {baseline: arms.pop(baseline), **arms}
+
+    comparison = run(recipe(tmp_path, device, **ordered), store, training)
+
+    trained = training.probes
+    for mode in MODES:
+        assert trained[f"off-{mode}"] == "off"
+        assert trained[f"named-{mode}"] == "mine"
+        assert trained[f"auto-{mode}"] == "p0"
+    assert trained["null-static"] is None
+    assert trained["null-dynamic"] == ("p0" if device == "cuda" else None)
+    assert len(probed) == 1
+    again = load_recipe(comparison.path / RECIPE_FILE)
+    kept = {name: config.probe.run for name, config in again.arms.items()}
+    assert kept["off-static"] == kept["off-dynamic"] == "off"
+    assert kept["null-static"] is None
+    assert kept["auto-static"] == kept["auto-dynamic"] == store.resolve("p0").id
+
+
+def test_resuming_probes_nothing_anew_and_changes_no_arm(
+    store: RunStore, tmp_path: Path, device: str, probed: list[Config], training: Training
+) -> None:
+    arms = {f"{asked}-arm": f"schedule.mode: dynamic, {ASKED[asked]}" for asked in ("off", "null", "auto")}
+    comparison = run(recipe(tmp_path, device, **arms), store, training)
+    before, recipe_file = dict(training.probes), (comparison.path / RECIPE_FILE).read_text(encoding="utf-8")
+    training.launches = 2
+    with pytest.raises(WorkerFailed, match="that will do"):
+        run_comparison(comparison, store)
+    assert training.probes == before
+    assert len(probed) == 1
+    assert (comparison.path / RECIPE_FILE).read_text(encoding="utf-8") == recipe_file
+
+
+@pytest.mark.parametrize(
+    ("setting", "number"),
+    [
+        ("launch.slowdown: {1: 2.0}", 2),
+        ("probe.margin: 0.3", 2),
+        ("train.precision: fp32", {"cpu": 1, "cuda": 2}),
+        ("schedule.window: 4", 1),
+        ("schedule.micro_batches: auto", 1),
+        ("analysis.noise_threshold: 0.1", 1),
+        ("train.eval_samples: 0", 1),
+    ],
+)
+def test_arms_share_a_probe_that_means_the_same_for_both(
+    store: RunStore,
+    tmp_path: Path,
+    device: str,
+    probed: list[Config],
+    training: Training,
+    setting: str,
+    number: int | dict[str, int],
+) -> None:
+    auto = "schedule.mode: dynamic, probe.run: auto"
+    run(recipe(tmp_path, device, a=auto, b=f"{auto}, {setting}", c=auto), store, training)
+    trained = training.probes
+    wanted = number if isinstance(number, int) else number[device]
+    assert len(probed) == wanted
+    assert trained["a"] == trained["c"]
+    assert (trained["b"] == trained["a"]) is (wanted == 1)
+
+
+def test_a_probe_that_was_made_before_another_failed_is_kept(
+    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: Training
+) -> None:
+    monkeypatch.setattr(probing, "this_machine", lambda: MACHINES["cpu"])
+    calls: list[str] = []
+
+    def probe(config: Config, store: RunStore, *, report: object) -> Run:
+        calls.append(config.train.precision)
+        if len(calls) == 2:
+            raise Interrupted("stopped", signum=15)
+        return make_probe(store, name=f"p{len(calls)}")
+
+    monkeypatch.setattr(probing, "run_probe", probe)
+    auto = "probe.run: auto"
+    comparison = start_comparison(recipe(tmp_path, "cpu", a=auto, b=f"{auto}, probe.margin: 0.3"), store)
+    with pytest.raises(Interrupted):
+        run_comparison(comparison, store)
+    training.launches = 2
+    with pytest.raises(WorkerFailed, match="that will do"):
+        run_comparison(comparison, store)
+    assert training.probes == {"a": "p1", "b": "p3"}
+
+
+def test_an_arm_that_may_not_use_its_probe_is_refused_before_anything_is_made(
+    store: RunStore, tmp_path: Path, device: str, probed: list[Config]
+) -> None:
+    make_probe(store, "workload.size=base", name="mine", **ON[device])
+    entries = len(store.list())
+    with pytest.raises(ConfigError, match=r"workload.size: 'small', but probe.run .* was made with 'base'"):
+        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="probe.run: mine"), store)
+    with pytest.raises(ConfigError, match=r"workload.size: 'small', but schedule.capacity .* was made with 'base'"):
+        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="schedule.capacity: mine"), store)
+    with pytest.raises(RunLookupError, match="gone"):
+        start_comparison(recipe(tmp_path, device, a="probe.run: auto", b="probe.run: gone"), store)
+    assert (len(store.list()), probed) == (entries, [])
+
+
+def test_no_cell_is_registered_when_a_later_one_may_not_use_its_probe(store: RunStore, tmp_path: Path) -> None:
+    make_probe(store, name="mine")
+    path = tmp_path / "cells.yaml"
+    arms = "arms:\n  - {name: a}\n  - {name: b, set: {schedule.mode: dynamic, probe.run: mine}}\n"
+    cells = "cells:\n  - {workload.size: small}\n  - {workload.size: base}\n"
+    path.write_text(f"description: cells\n{SETTINGS % 'cpu'}{arms}{cells}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"workload.size: 'base'"):
+        start_cells(load_cells(path), store)
+    assert [each.name for each in store.list()] == ["mine"]
