@@ -17,7 +17,8 @@ from dynbench.engine.launch import create_run, finish
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.process import RankContext, StopFlag, process_group, set_threads
 from dynbench.engine.rank_warnings import keep_warnings
-from dynbench.engine.resolve import Resolved, ranks_from_environment, resolve, this_machine
+from dynbench.engine.ranks_given import ranks_from_environment
+from dynbench.engine.resolve import Resolved, resolve, this_machine
 from dynbench.engine.worker import train
 from dynbench.errors import DynbenchError, Interrupted, NothingFits, UsageError, WorkerFailed
 from dynbench.runs.run import Run

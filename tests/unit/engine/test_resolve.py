@@ -8,7 +8,8 @@ import pytest
 
 from dynbench.config.digest import config_digest, flatten
 from dynbench.config.load import load_config
-from dynbench.engine.resolve import Machine, Resolved, ranks_from_environment, resolve
+from dynbench.engine.ranks_given import ranks_from_environment
+from dynbench.engine.resolve import Machine, Resolved, resolve
 from dynbench.errors import ConfigError, RunLookupError, UsageError
 from dynbench.runs.store import RunStore
 
