@@ -130,7 +130,7 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
         raise _no_row(run, facts, files)
     rows = pl.concat(usable, how="diagonal_relaxed", rechunk=False)
     steps, incomplete = step_table(rows, len(usable))
-    evaluations = _read_evaluations(run.path / "eval.csv")
+    evaluations = _read_evaluations([run, *elsewhere])
     steps = number_blocks(steps, _steps_of(evaluations))
     _write_merged(run, rows, steps, rows.height <= CSV_ROWS if csv is None else csv)
     ranks = tuple(file.rank for file in files if file.rows is not None)
@@ -183,9 +183,14 @@ def _no_row(run: Run, facts: RunFacts, files: list[RankFile]) -> RecordError:
     )
 
 
-def _read_evaluations(path: Path) -> pl.DataFrame:
-    """Rows of eval.csv (step, loss, accuracy or perplexity, samples); empty where the run never evaluated."""
-    if not path.is_file() or not path.stat().st_size:
+def _read_evaluations(folders: Sequence[Run]) -> pl.DataFrame:
+    """Rows of eval.csv (step, loss, accuracy or perplexity, samples), which only the first rank writes.
+
+    Empty where the run never evaluated.
+    """
+    paths = (folder.path / "eval.csv" for folder in folders)
+    path = next((path for path in paths if path.is_file() and path.stat().st_size), None)
+    if path is None:
         return pl.DataFrame()
     return pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True).drop_nulls()
 

@@ -116,6 +116,15 @@ def test_clocks_begin_anew_after_an_evaluation(quiet):
     assert times(run) == ([2, 5], [3, 7], [pytest.approx(310), pytest.approx(4 * 110 + 3 * 90)])
 
 
+def test_clocks_begin_anew_wherever_the_evaluations_are_written(quiet):
+    first, second = (rewrite(quiet(), alternating) for _ in range(2))
+    (first.path / "eval.csv").write_text("step,loss,accuracy,samples\n4,0.6,0.7,64\n")
+    for run, lost in ((first, 1), (second, 0)):
+        run.rank_file(lost).unlink()
+    for here, elsewhere in ((first, second), (second, first)):
+        assert merge_run(here, [elsewhere]).blocks["first_step"].to_list() == [2, 5]
+
+
 @pytest.mark.parametrize("text", ["", "step,loss\n", "epoch,loss\n1,0.5\n", "step,loss\nfirst,0.5\n"])
 def test_an_evaluation_file_without_steps_parts_nothing(quiet, text):
     run = rewrite(quiet(), alternating)
