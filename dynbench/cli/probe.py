@@ -45,7 +45,8 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     print_line(f"run      {run.path}")
     print_line(f"figures  {len([path for path in figures if path.suffix == '.png'])} in {run.figures_dir}")
     print_line(
-        f"next     dynbench train --mode dynamic --probe {shlex.quote(run.label)}{results_option(run.path.parent)}"
+        f"next     dynbench train --mode dynamic --probe {shlex.quote(run.label)}{settings.repeated(without='probe')}"
+        f"{results_option(run.path.parent)}"
     )
 
 

@@ -41,8 +41,8 @@ def measured_settings(workload: Workload) -> dict[str, object]:
 def probe_problems(config: Config, device_name: str | None, takes_speeds: bool, root: Path) -> list[str]:
     """Why a run must not use the probes that it names, a line for each setting that differs; empty when it may.
 
-    A run may have shorter samples than were probed, another global batch and other threads, which stretch all costs
-    alike. Capacities and speeds have rules of their own about the number of ranks.
+    A run may have shorter samples than were probed, another global batch, and other threads: plans need costs in
+    proportion only. Capacities and speeds have rules of their own about the number of ranks.
 
     Args:
         config: resolved.

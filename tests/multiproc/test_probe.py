@@ -22,6 +22,7 @@ from dynbench.probe.prober import refuse_if_nothing_fits, run_probe
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+from dynbench.schedule.capacity import UNLIMITED, Capacity
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
@@ -167,7 +168,8 @@ def test_train_uses_the_capacities_and_the_cost_model(probe: tuple[RunStore, Run
     problem = build_problem(resolved.config, np.array([10] * 40 + [250] * 40), RANKS, 1, store.root)
     assert record.cost_model is not None
     assert problem.cost.beta == record.cost_model.beta_ms_per_token
-    assert problem.capacity.limit(0, 256) == dict(record.tables[0])[256]
+    assert problem.capacity == Capacity.table(record.tables)
+    assert problem.capacity.limit(0, 257) == 0
     named = settings(**{"schedule.mode": "dynamic", "probe.run": "probed", "schedule.cost_type": "tokens"})
     assert resolve(named, this_machine(), store).config.schedule.cost_type == "tokens"
 
@@ -184,7 +186,7 @@ def test_a_whole_probe_is_kept_and_makes_sense(record: ProbeRecord) -> None:
     assert record.predicted_speedup["partition"] is not None
     assert record.predicted_speedup["partition"] > 1
     for table in record.tables:
-        capacities = [n for _, n in table]
+        capacities = [UNLIMITED if n is None else n for _, n in table]
         assert capacities == sorted(capacities, reverse=True)
         assert [length for length, _ in table][-1] == max(LENGTHS)
 
