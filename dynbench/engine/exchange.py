@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from dynbench.errors import DynbenchError
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=7)
+"""Stands for no time-out at all, which gloo does not know."""
 
 
 class GlobalBatch:
@@ -52,6 +56,21 @@ class GlobalBatch:
 def wait_for_all() -> None:
     """Return when every rank has called this."""
     dist.all_reduce(torch.zeros(1))
+
+
+def wait_patiently() -> None:
+    """Return when every rank has called this, however long one of them takes over something else than collectives.
+
+    A rank that dies meanwhile closes its connections, which ends the wait; one that hangs is waited for.
+
+    Raises:
+        RuntimeError: another rank is gone.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "within a process group"
+    options = dist.AllreduceOptions()
+    options.timeout = PATIENCE
+    world.allreduce([torch.zeros(1)], options).wait()
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:

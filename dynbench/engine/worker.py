@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from dynbench.config.schema import Config
 from dynbench.engine.agreement import check_same_config, check_same_data
-from dynbench.engine.exchange import wait_for_all
+from dynbench.engine.exchange import wait_patiently
 from dynbench.engine.facts import write_facts
 from dynbench.engine.failure import log_file, record_failure
 from dynbench.engine.hearsay import tell_failure
@@ -88,12 +88,16 @@ def train(run: Run, config: Config, context: RankContext, stop: StopFlag) -> Non
 
 
 def load_workload(config: Config, context: RankContext) -> Workload:
-    """The workload; each node's first rank fills the cache before the others read it."""
+    """The workload; each node's first rank fills the cache before the others read it.
+
+    However long that takes, here or on another node, nobody gives up after `launch.timeout_s`.
+    """
     if context.local_rank != 0:
-        wait_for_all()
-        return build_workload(config)
+        wait_patiently()
     workload = build_workload(config)
-    wait_for_all()
+    if context.local_rank == 0:
+        wait_patiently()
+    wait_patiently()
     return workload
 
 
