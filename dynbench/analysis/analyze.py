@@ -15,6 +15,7 @@ from dynbench.analysis.checks.finding import Evidence, Finding
 from dynbench.analysis.comparison import Comparison, compare_arms
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
 from dynbench.analysis.metrics import means
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
@@ -181,6 +182,7 @@ def _write(report: Report) -> None:
         write_text(folder / "summary.csv", rows.write_csv())
         write_text(folder / "summary.md", _summary_markdown(report, rows))
         write_json(folder / COMPARISON_FILE, report.as_dict())
+        keep_runs(folder, report.runs)
     else:
         (merged,) = report.runs
         write_json(folder / CHECKS_FILE, {"checks": [finding.as_dict() for finding in report.findings]})
@@ -214,7 +216,7 @@ def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
     """Files of an analysis over several runs; none when the entry is the run itself."""
     if len(runs) == 1 and entry.id == runs[0].id:
         return []
-    return [entry.path / name for name in (COMPARISON_FILE, "summary.csv", "summary.md")]
+    return [entry.path / name for name in (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md")]
 
 
 def _derived_files(run: Run) -> list[Path]:

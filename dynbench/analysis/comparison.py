@@ -39,7 +39,7 @@ class Comparison:
         improvement_percent: by metric key, means over launches.
         predicted: speed-up that the probe behind a run predicted, None without one.
         recovery: share of what the baseline loses against the bound that the candidate gives back, None where there
-            is no telling.
+            is no telling, or where the arms cannot be compared.
         compared: settings that differ and may.
         forbidden: keys that differ and may not, in a forced comparison.
     """
@@ -156,7 +156,7 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
         loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
         improvement_percent=_improvements(pairs),
         predicted=predicted_speedup(*pairs[0]),
-        recovery=None if aa else recovery(pairs, level),
+        recovery=None if aa or forbidden else recovery(pairs, level),
         compared=compared_settings(*pairs[0]),
         forbidden=forbidden,
     )

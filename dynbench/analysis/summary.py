@@ -17,6 +17,7 @@ import polars as pl
 
 from dynbench.analysis import tables
 from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
@@ -94,6 +95,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "plan_fraction": _ratio(_total(steps, "plan_ms_mean"), total_ms),
         "std_over_ranks": {name: _distribution(steps, f"{name}_std", 95) for name in SPREAD_COLUMNS},
         "step_length_tokens": _step_lengths(steps),
+        "proxy": proxy_error(merged),
         "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max())},
         "loss": {"first": _end(steps, 0), "last": _end(steps, -1)},
         "eval": _evaluation(merged.evaluations),

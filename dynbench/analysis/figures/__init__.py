@@ -8,7 +8,7 @@ and one line in `FIGURES` under the command whose runs it draws. The source is a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -48,20 +48,21 @@ FIGURES: dict[Kind, tuple[str, ...]] = {
 """Per command the module names in this package, in the order in which a report shows them; also the file names."""
 
 
-def draw_figures(kind: Kind, source: Source, folder: Path) -> list[Path]:
-    """Draws every figure of a command into a folder.
+def draw_figures(kind: Kind, source: Source, folder: Path, names: Sequence[str] | None = None) -> list[Path]:
+    """Draws the figures of a command into a folder.
 
     Args:
         kind: the command whose runs are drawn.
         source: what those figures read: arm views for `train`, the `Run` for the others.
         folder: receives `<figure>.png` and `<figure>.csv`.
+        names: which; all of the command by default.
 
     Returns:
         The files written, in the registry's order; figures without data are left out and logged.
     """
     files: list[Path] = []
     with matplotlib.rc_context(style.RC):
-        for name in FIGURES[kind]:
+        for name in FIGURES[kind] if names is None else names:
             draw: Callable[[Source], Drawing | None] = import_module(f"{_HERE}.{name}").draw
             drawing = draw(source)
             if drawing is None:

@@ -1,0 +1,107 @@
+"""How well the planner's cost stood for time: each rank's predicted cost against its measured compute.
+
+A cost without a unit of time is brought to ms by one factor, total compute over total cost; `measured` is in ms and is
+held against the compute as it is. Rows are those of measured steps, one per rank and step; of more than `MOST_ROWS`,
+evenly spaced ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from dynbench.analysis.kept import named_probes
+from dynbench.analysis.merge import PARQUET, MergedRun
+from dynbench.analysis.recovery import FloatArray, relative_speeds
+from dynbench.errors import RecordError
+from dynbench.runs.probe_record import read_probe
+from dynbench.schedule.cost import CostModel
+
+ProxyError = dict[str, float | None]
+
+MOST_ROWS = 1_000_000
+
+_COLUMNS = ("rank", "compute_ms", "padded_tokens", "local_batch", "micro_batches")
+
+
+def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
+    """The `proxy` object of a summary.
+
+    Returns:
+        `cost_type`, the planner's; and for `padded_tokens` and `cost` (with the planner's coefficients), over all rows:
+        `correlation` (Pearson, with compute) and `mape` (mean of |predicted - compute| / compute). None where it
+        cannot be told: no spread, unknown coefficients, or, for a cost that is no sum over tokens, several
+        micro-batches per rank, whose lengths are not recorded.
+    """
+    rows = (
+        pl.scan_parquet(merged.run.path / PARQUET)
+        .filter((pl.col("warmup") == 0) & (pl.col("compute_ms") > 0))
+        .select(*(pl.col(name).cast(pl.Float64) for name in _COLUMNS))
+        .gather_every(merged.rows // MOST_ROWS + 1)
+        .collect()
+    )
+    columns = {name: rows[name].to_numpy() for name in _COLUMNS}
+    speeds = relative_speeds(merged)[columns["rank"].astype(np.int64)]
+    tokens, compute_ms = columns["padded_tokens"], columns["compute_ms"]
+    cost = cost_model(merged)
+    predicted = None if cost is None else _predicted(cost, columns)
+    in_ms = cost is not None and cost.cost_type == "measured"
+    return {
+        "cost_type": str(merged.facts.config["schedule.cost_type"]),
+        "padded_tokens": _error(tokens / speeds, compute_ms, scaled=True),
+        "cost": _nothing() if predicted is None else _error(predicted / speeds, compute_ms, scaled=not in_ms),
+    }
+
+
+def cost_model(merged: MergedRun) -> CostModel | None:
+    """The cost that a run was planned with; None where its coefficients are not known, or it was never resolved."""
+    config = merged.facts.config
+    match config["schedule.cost_type"]:
+        case "tokens":
+            return CostModel("tokens")
+        case "tokens_sq":
+            return CostModel("tokens_sq")
+        case "attention":
+            return CostModel("attention", attention_a=float(str(config["schedule.attention_a"])))
+        case "measured":
+            found = _coefficients(merged)
+            return None if found is None else CostModel("measured", alpha=found[0], beta=found[1], gamma=found[2])
+    return None
+
+
+def _coefficients(merged: MergedRun) -> tuple[float, float, float] | None:
+    given = merged.facts.config["schedule.cost_coefficients"]
+    if isinstance(given, list):
+        return float(given[0]), float(given[1]), float(given[2])
+    wanted = {"probe.run": merged.facts.config["probe.run"]}
+    for probe in named_probes(wanted, merged.run.path.parent):
+        try:
+            fit = read_probe(probe.path).cost_model
+        except RecordError:
+            continue
+        if fit is not None:
+            return fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2
+    return None
+
+
+def _predicted(cost: CostModel, columns: dict[str, FloatArray]) -> FloatArray | None:
+    """Predicted cost of each row's share; None where the rows do not tell it."""
+    tokens, samples = columns["padded_tokens"], columns["local_batch"]
+    if cost.cost_type == "tokens":
+        return tokens
+    if not len(tokens) or float(columns["micro_batches"].max()) > 1:
+        return None
+    return cost.cost_padded(samples, tokens / np.maximum(samples, 1))
+
+
+def _error(predicted: FloatArray, compute_ms: FloatArray, *, scaled: bool) -> ProxyError:
+    if len(predicted) < 2 or not predicted.sum() > 0:
+        return _nothing()
+    factor = compute_ms.sum() / predicted.sum() if scaled else 1.0
+    mape = float(np.mean(np.abs(factor * predicted - compute_ms) / compute_ms))
+    spread = predicted.std() > 0 and compute_ms.std() > 0
+    return {"correlation": float(np.corrcoef(predicted, compute_ms)[0, 1]) if spread else None, "mape": mape}
+
+
+def _nothing() -> ProxyError:
+    return {"correlation": None, "mape": None}
