@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
+    from dynbench.runs.store import RunStore
 
 LINE_EVERY_S = 5.0
 
@@ -60,12 +61,25 @@ def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool
             csv=True if csv else None,
             on_progress=show,
         )
+        documents = _reports_anew(report, store)
     if not settings.as_json:
-        show_report(report)
+        show_report(report, documents)
     if strict:
         require_clean(report.findings)
     if settings.as_json:
         print_json(report.as_dict())
+
+
+def _reports_anew(report: Report, store: RunStore) -> list[Path]:
+    """Reports that lie in the folder already, made again from the new analysis."""
+    from dynbench.experiment.reporting import report_files, write_report
+    from dynbench.experiment.subject import read_subject
+
+    found = report_files(report.folder.path)
+    if not found:
+        return []
+    subject = read_subject(store, report.folder)
+    return [write_report(subject, language, form) for language, form in found]
 
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
@@ -136,7 +150,7 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     print_line(f"folder   {report.folder.path}")
     for path in documents:
         print_line(f"report   {path}")
-    if documents:
+    if any(path.suffix == ".html" for path in documents):
         print_line("next     open the HTML report in a browser")
     else:
         option = results_option(report.folder.path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from dynbench.cli.options import Settings, common_options
 
 if TYPE_CHECKING:
     from dynbench.experiment.reporting import Format
+
+SUFFIXES: Mapping[str, Format] = {".md": "md", ".markdown": "md", ".txt": "md", ".html": "html", ".htm": "html"}
 
 EPILOG = """\b
 Examples:
@@ -27,9 +30,16 @@ Examples:
 @click.option("--format", "form", type=click.Choice(["md", "html"]), help="Else by the file's suffix, else md.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File, - for stdout; else in the run's folder.")
 @click.option("--template", type=click.Path(path_type=Path, dir_okay=False), help="A template of your own.")
+@click.option("--solve", is_flag=True, help="First plan its own data offline: exact against greedy, costs, bounds.")
 @common_options
 def command(
-    settings: Settings, ref: str | None, lang: str, form: Format | None, output: Path | None, template: Path | None
+    settings: Settings,
+    ref: str | None,
+    lang: str,
+    form: Format | None,
+    output: Path | None,
+    template: Path | None,
+    solve: bool,
 ) -> None:
     """Fill the report template from a comparison or run; without one, from the latest comparison."""
     from dynbench.cli.output import print_json, print_line
@@ -40,14 +50,18 @@ def command(
 
     store = settings.store()
     subject = find_subject(store, ref)
-    chosen: Format = form or ("html" if output is not None and output.suffix in (".html", ".htm") else "md")
+    chosen = _format(form, output)
+    if solve:
+        from dynbench.experiment.solved import plan_subject
+
+        plan_subject(subject, store)
     if output is not None and str(output) == "-":
         if settings.as_json:
             raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
-        click.echo(render_report(subject, store, lang, chosen, Path(), template), nl=False)
+        click.echo(render_report(subject, lang, chosen, Path(), template), nl=False)
         return
     try:
-        path = write_report(subject, store, lang, chosen, output, template)
+        path = write_report(subject, lang, chosen, output, template)
     except OSError as error:
         raise UsageError(
             f"{error.filename or output}: cannot be written: {error.strerror}",
@@ -59,5 +73,25 @@ def command(
     else:
         print_line(str(path))
         if chosen == "md":
-            again = f"dynbench report {shlex.quote(subject.run.label)}{results_option(store.root)}"
-            print_line(f"next  {again} --format html")
+            named = "" if ref is None else f" {shlex.quote(ref)}"
+            language = "" if lang == "en" else f" --lang {lang}"
+            print_line(f"next  dynbench report{named}{results_option(store.root)}{language} --format html")
+
+
+def _format(form: Format | None, output: Path | None) -> Format:
+    """The format asked for, or that of the file's suffix; Markdown where neither says.
+
+    Raises:
+        UsageError: a suffix of another format.
+    """
+    from dynbench.errors import UsageError
+
+    suffix = "" if output is None or str(output) == "-" else output.suffix.lower()
+    known = SUFFIXES.get(suffix)
+    if suffix and (known is None or form not in (None, known)):
+        wanted = "a report is Markdown or HTML" if form is None else f"--format {form} writes another format"
+        raise UsageError(
+            f"-o {output}: {suffix} does not fit, {wanted}",
+            f"End the name in {', '.join(SUFFIXES)}; a browser prints the HTML page as PDF.",
+        )
+    return form or known or "md"

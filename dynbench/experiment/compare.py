@@ -24,7 +24,7 @@ from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.order import abba_order
 from dynbench.experiment.probing import probe_identity, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
-from dynbench.experiment.solved import solve_like
+from dynbench.experiment.solved import plan_offline
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text
@@ -121,10 +121,11 @@ def run_comparison(
         state = run_launches(comparison, state, recipe.arms, store, on_progress)
         analysed = _analyze(comparison, state, recipe, store, on_stage)
         on_stage("solving exact against greedy")
-        state = solve_like(comparison, state, analysed, store)
+        firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
+        plan_offline(comparison, firsts, analysed.runs[0].world_size, store, comparison.record().argv)
         on_stage("writing the report")
         subject = read_subject(store, comparison)
-        reports = [write_report(subject, store, form=form) for form in FORMATS]
+        reports = [write_report(subject, form=form) for form in FORMATS]
     return Outcome(comparison, state, analysed, reports)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynbench.analysis.tables import format_value
+
 NBSP = "\N{NO-BREAK SPACE}"
 HOURS = 1000
 """GPU-hours of the baseline that savings are counted in."""
@@ -31,6 +33,15 @@ def saved_interval(comparison: Mapping[str, object]) -> str | None:
     """The same for both ends of the interval."""
     ends = None if comparison.get("aa") else _ends(comparison)
     return None if ends is None else f"[{_saved(ends[0]):.0f},{NBSP}{_saved(ends[1]):.0f}]"
+
+
+def number(value: float | None) -> str | None:
+    """`1,517`, `237.3`, `0.061`: three or four digits."""
+    if value is None:
+        return None
+    if float(value).is_integer() and abs(value) < 1e12:
+        return f"{int(value):,}"
+    return format_value(value, "")
 
 
 def percent(fraction: float | None) -> str | None:

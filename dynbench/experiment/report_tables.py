@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.metrics import METRICS, Metric, lookup
 from dynbench.analysis.tables import format_value
-from dynbench.config.digest import flatten
-from dynbench.config.schema import Config
-from dynbench.errors import RecordError
 from dynbench.experiment.formats import NBSP, interval, percent, saved_hours, speedup
+from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
 from dynbench.experiment.subject import Json, Member, Subject, mean_of
 from dynbench.report import Template, table
-from dynbench.runs.run import Run
 from dynbench.units import format_count, format_ms
 
 SETTINGS: Mapping[str, str] = {
     "workload": "workload.name",
     "dataset": "workload.dataset",
+    "subset": "workload.subset",
     "model": "workload.model",
     "max_length": "workload.max_length",
     "global_batch": "train.global_batch",
-    "cost_type": "schedule.cost_type",
+    "learning_rate": "train.learning_rate",
     "precision": "train.precision",
     "sync": "sync.name",
     "device": "launch.device",
@@ -33,20 +31,22 @@ SETTINGS: Mapping[str, str] = {
 
 def settings_table(subject: Subject, template: Template) -> str:
     """What was run, on what; a key whose value differs between runs shows all its values."""
-    members = [member for arm in subject.arms.values() for member in arm]
-    configs = [flatten(config) for member in members if (config := _config(member.run)) is not None]
+    members = subject.members
+    configs = [member.config for member in members if member.config is not None]
     first, state = members[0].summary, subject.state
     facts: dict[str, str | None] = {
         **({"recipe": state.recipe, "order": "ABBA"} if state else {}),
-        **{label: _distinct(config[key] for config in configs) for label, key in SETTINGS.items()},
+        **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in SETTINGS.items()},
+        "dropout": dropout(subject, template),
+        "cost_type": distinct(cost_of(member, subject) for member in members),
         "world_size": _count(first, "world_size"),
         "launcher": ranks_kind(subject, template),
         "steps": _count(first, "steps"),
         "warmup_steps": _count(first, "warmup_steps"),
-        "launches": _distinct(len(arm) for arm in subject.arms.values()),
+        "launches": distinct(len(arm) for arm in subject.arms.values()),
         **_machine(members, template),
     }
-    missing = template.label("words.not_measured")
+    missing = template.label("words.not_measured" if configs else "words.missing")
     rows = [[template.label(f"settings.{label}"), missing if text is None else text] for label, text in facts.items()]
     return table([template.label("headings.item"), template.label("headings.value")], rows, numeric_from=2)
 
@@ -132,7 +132,7 @@ def solve_table(results: Sequence[Json], template: Template) -> str:
     if not results:
         return ""
     columns = (
-        "trace",
+        "arm",
         "cost",
         "policy",
         "exact",
@@ -149,10 +149,10 @@ def solve_table(results: Sequence[Json], template: Template) -> str:
 
 def greedy_table(results: Sequence[Json], template: Template) -> str:
     """Greedy and equal counts against the exact ones, for the lines of `prefix`; empty when there are none."""
-    columns = ("trace", "world_size", "global_batch", "naive_max", "greedy_max", "greedy_variance")
+    columns = ("arm", "world_size", "global_batch", "naive_max", "greedy_max", "greedy_variance")
     rows = [
         [
-            str(result.get("trace")),
+            _arm(result, template),
             str(result.get("world_size")),
             str(result.get("global_batch")),
             _gap(result, "naive_max_cost.equal_counts", template),
@@ -170,19 +170,24 @@ def runs_table(subject: Subject, template: Template) -> str:
     rows = []
     for name, members in subject.arms.items():
         for member in members:
-            config = _config(member.run)
-            seed = str(config.train.seed) if config else template.label("words.not_measured")
-            status = str(member.run.status) if member.run else template.label("words.none")
+            missing = template.label("words.missing")
+            seed = missing if member.config is None else str(member.config.get("train.seed"))
+            status = missing if member.status is None else str(member.status)
             rows.append([name, f"`{member.id}`", seed, status])
     columns = ("arm", "run", "seed", "status")
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
+
+
+def _arm(result: Json, template: Template) -> str:
+    """The arm that a line stands for; none for a policy planned beside the arms."""
+    return str(result["arm"]) if result.get("arm") else template.label("words.none")
 
 
 def _solve_row(result: Json, template: Template) -> list[str]:
     exact, median_ms = result.get("exact"), lookup(result, "plan_ms.p50")
     gap, speed = lookup(result, "gap_to_bound"), lookup(result, "speedup_vs_static")
     return [
-        str(result.get("trace")),
+        _arm(result, template),
         str(result.get("cost_type")),
         str(result.get("policy")),
         template.label(f"exactness.{str(exact).lower()}", str(exact)),
@@ -212,20 +217,10 @@ def _gain(gains: object, metric: Metric) -> str:
     return f"{value:+.1f} %" if isinstance(value, int | float) else ""
 
 
-def _config(run: Run | None) -> Config | None:
-    try:
-        return run.config() if run is not None else None
-    except RecordError:
-        return None
-
-
 def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
     """Facts of the first run's provenance; None where they were not recorded."""
     facts: dict[str, str | None] = dict.fromkeys(("samples", "cpu", "memory", "packages", "commit"))
-    run = members[0].run
-    if run is None or not run.env_file.is_file():
-        return facts
-    env = run.env()
+    env = members[0].env
     cores, memory_mb, samples = (
         lookup(env, key) for key in ("cpu_cores.usable", "memory_mb.total", "data.train.samples")
     )
@@ -249,8 +244,3 @@ def _machine(members: Sequence[Member], template: Template) -> dict[str, str | N
 def _count(summary: Json, key: str) -> str | None:
     value = lookup(summary, key)
     return None if value is None else format_count(value)
-
-
-def _distinct(values: Iterable[object]) -> str | None:
-    found = dict.fromkeys(str(value) for value in values)
-    return ", ".join(found) if found else None

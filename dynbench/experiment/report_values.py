@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dynbench import __version__
-from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.metrics import lookup
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
+from dynbench.experiment import answers, memory_safety
 from dynbench.experiment import report_tables as tables
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.enumeration import plan_counts
+from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, saved_hours, saved_interval, speedup
+from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
 from dynbench.experiment.solved import Solved
 from dynbench.experiment.subject import Json, Subject, mean_of
 from dynbench.report import Template, substitute
+from dynbench.runs.store import results_option
+from dynbench.schedule.streams import MIN_BUFFER
 
 Values = dict[str, str | None]
 
@@ -27,7 +34,7 @@ class Sources:
 
     Attributes:
         subject: the comparison or run.
-        solved: the latest offline results, None where there are none.
+        solved: what was planned offline for it, None where nothing was.
         template: its texts.
         folder: figures are linked relative to it.
     """
@@ -43,10 +50,15 @@ def report_values(sources: Sources) -> Values:
     values = {
         **_identity(sources),
         **_arms(sources.subject),
+        **data_texts(sources.subject),
+        **_plans(sources.subject),
         **_tables(sources),
-        **_figures(sources),
+        **number_figures(sources.subject, sources.template, sources.folder),
     }
-    return {**values, **_sentences(sources, values)}
+    values |= dict.fromkeys((*answers.OWN, *memory_safety.OWN, "figure.number"))
+    speaker = Speaker(sources.subject, sources.template, values)
+    values |= {**_sentences(sources, values), **_answers(speaker, sources.solved)}
+    return values
 
 
 def _identity(sources: Sources) -> Values:
@@ -55,6 +67,7 @@ def _identity(sources: Sources) -> Values:
         "report.subject": f"`{run.label}`" if run.label == run.id else f"{run.label} (`{run.id}`)",
         "report.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "report.version": __version__,
+        "report.command": f"`dynbench report {shlex.quote(run.label)}{results_option(run.path.parent)}`",
     }
 
 
@@ -94,27 +107,41 @@ def _tables(sources: Sources) -> Values:
         "table.comparisons": tables.comparisons_table(subject, template) if subject.comparisons else None,
         "table.metrics": tables.metrics_table(subject, template),
         "table.checks": tables.checks_table(subject.checks or (), template),
+        "table.arms": arms_table(subject, template),
+        "table.common": common_table(subject, template),
         "table.solve": tables.solve_table(solved.results if solved else (), template),
         "table.greedy": tables.greedy_table(solved.results if solved else (), template),
         "table.runs": tables.runs_table(subject, template),
         "checks.count": str(len(subject.checks or ())),
-        "solve.run": f"`{solved.run.label}`" if solved else None,
+        "table.cost_types": answers.cost_types_table(solved.cost_types if solved else (), template),
+        "solve.run": f"`{solved.run}`" if solved and solved.run else None,
+        "solve.reason": solved.reason if solved else None,
+        "solve.steps": _most(solved, "steps"),
     }
 
 
-def _figures(sources: Sources) -> Values:
-    """`figure.NAME` for every figure of a comparison, and `figures.rest` for those the template does not place."""
-    drawn = {path.stem: _image(path, sources) for path in sources.subject.figures}
-    missing = sources.template.label("words.not_drawn")
-    named: Values = {f"figure.{name}": drawn.get(name, missing) for name in FIGURES["train"]}
-    rest = [image for name, image in drawn.items() if f"figure.{name}" not in sources.template.body]
-    return {**named, "figures.rest": "\n\n".join(rest)}
+def _plans(subject: Subject) -> Values:
+    """The numbers of plans at the report's own size."""
+    sizes = [lookup(subject.first.summary, key) for key in ("world_size", "global_batch")]
+    ranks, batch = (None if size is None else int(size) for size in sizes)
+    held = [member.config.get("schedule.buffer") for member in subject.members if member.config is not None]
+    buffer = next((value for value in held if isinstance(value, int)), None)
+    if buffer is None and ranks is not None and batch is not None:
+        buffer = max(MIN_BUFFER, batch - ranks + 1)
+    return plan_counts(ranks, batch, buffer)
 
 
-def _image(path: Path, sources: Sources) -> str:
-    caption = sources.template.label(f"figures.{path.stem}", path.stem.replace("_", " "))
-    target = os.path.relpath(path.resolve(), sources.folder.resolve()).replace(" ", "%20")
-    return f"![{caption}]({target})\n{caption}"
+def _answers(speaker: Speaker, solved: Solved | None) -> Values:
+    """The questions of the report, each with its numbers."""
+    return {
+        **{f"say.{name}": answers.question(speaker, name) for name in answers.QUESTIONS},
+        "say.proxy": answers.proxy_sentence(speaker),
+        "table.proxy": answers.proxies(speaker),
+        "say.prediction": answers.predictions(speaker, solved),
+        "say.cost_types": answers.cost_types(speaker, solved),
+        "say.memory_safety": memory_safety.memory_sentences(speaker),
+        "say.data": " ".join(speaker.say(key) for key in data_keys(speaker.subject, speaker.template)),
+    }
 
 
 def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
@@ -130,8 +157,11 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.order": f"order.{_order(subject)}",
         "say.work": f"work.{_work(subject.best)}",
         "say.checks": f"checks.{checks}",
-        "say.solve": f"solve.{'found' if sources.solved else 'none'}",
+        "say.solve": f"solve.{_solve(sources.solved)}",
         "say.bound": "solve.bound" if values["table.solve"] else None,
+        "say.enumeration": f"enumeration.{_enumeration(values)}",
+        "say.arms": f"arms.{_arms_differ(subject, values)}",
+        "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
         "say.greedy": "solve.greedy" if values["table.greedy"] else None,
     }
     return {name: substitute(template, template.label(key), values) if key else "" for name, key in chosen.items()}
@@ -142,6 +172,35 @@ def _claim(subject: Subject) -> str:
     if subject.best:
         return str(subject.best.get("verdict", "none"))
     return "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
+
+
+def _solve(solved: Solved | None) -> str:
+    """Which text says what was planned offline."""
+    if solved is None:
+        return "none"
+    return "found" if solved.run else "failed"
+
+
+def _enumeration(values: Mapping[str, str | None]) -> str:
+    """Which text says whether all plans can be tried at the report's size."""
+    if values["plans.count"] is None:
+        return "unknown"
+    return "within" if values["plans.fits"] else "beyond"
+
+
+def _arms_differ(subject: Subject, values: Mapping[str, str | None]) -> str:
+    """Which text says in what the arms differ."""
+    if subject.first.config is None:
+        return "missing"
+    if len(subject.arms) == 1:
+        return "one"
+    return "differ" if values["table.arms"] else "same"
+
+
+def _most(solved: Solved | None, key: str) -> str | None:
+    """The largest value of a number in the offline lines."""
+    values = [value for line in (solved.results if solved else ()) if (value := lookup(line, key)) is not None]
+    return f"{max(values):,.0f}" if values else None
 
 
 def _order(subject: Subject) -> str:

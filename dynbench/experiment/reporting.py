@@ -8,11 +8,10 @@ from typing import Literal
 
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.report_values import Sources, report_values
-from dynbench.experiment.solved import solved_for
+from dynbench.experiment.solved import read_solved
 from dynbench.experiment.subject import Subject
-from dynbench.report import fill, load_template
+from dynbench.report import LANGUAGES, fill, load_template
 from dynbench.runs.atomic import write_text
-from dynbench.runs.store import RunStore
 
 Format = Literal["md", "html"]
 FORMATS: tuple[Format, ...] = ("md", "html")
@@ -21,14 +20,16 @@ _GAPS = re.compile(r"\n{3,}")
 """What placeholders without a text leave between paragraphs."""
 
 
-def render_report(
-    subject: Subject, store: RunStore, language: str, form: Format, folder: Path, template: Path | None = None
-) -> str:
+def report_files(folder: Path) -> list[tuple[str, Format]]:
+    """Language and format of the reports that lie in a folder under their own names."""
+    return [(lang, form) for lang in LANGUAGES for form in FORMATS if (folder / f"report.{lang}.{form}").is_file()]
+
+
+def render_report(subject: Subject, language: str, form: Format, folder: Path, template: Path | None = None) -> str:
     """The report's text.
 
     Args:
         subject: what it is about.
-        store: registry, for the latest offline results.
         language: `en` or `zh`.
         form: `md`, or `html` for one self-contained page.
         folder: where the text will lie; Markdown links figures relative to it.
@@ -38,14 +39,13 @@ def render_report(
         TemplateError: the template has unknown placeholders.
     """
     loaded = load_template(language, template)
-    markdown = fill(loaded, report_values(Sources(subject, solved_for(subject.state, store), loaded, folder)))
+    markdown = fill(loaded, report_values(Sources(subject, read_solved(subject.run.path), loaded, folder)))
     markdown = _GAPS.sub("\n\n", markdown)
     return markdown if form == "md" else to_html(markdown, folder, language)
 
 
 def write_report(
     subject: Subject,
-    store: RunStore,
     language: str = "en",
     form: Format = "md",
     output: Path | None = None,
@@ -58,7 +58,7 @@ def write_report(
         OSError: the file cannot be written.
     """
     path = output or subject.run.path / f"report.{language}.{form}"
-    text = render_report(subject, store, language, form, path.parent, template)
+    text = render_report(subject, language, form, path.parent, template)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     return path

@@ -1,79 +1,210 @@
-"""Exact against greedy: the offline run that a comparison makes, and where a report takes its numbers from."""
+"""The offline plans of a comparison: its own data, ranks, batch and arms, without training; `solve.json`."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from dynbench.analysis.analyze import Report as Analysed
-from dynbench.config.schema import Config, Schedule, Train
-from dynbench.errors import NothingFits, UsageError
-from dynbench.experiment.solving import SolveOptions, run_solve
-from dynbench.experiment.state import CompareState
+from dynbench.analysis.figures import draw_figures
+from dynbench.analysis.metrics import lookup
+from dynbench.config.schema import Config
+from dynbench.engine.planning import build_cost, build_problem
+from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.experiment.solving import keep_solution
+from dynbench.experiment.subject import SOLVE_FIGURES, Subject
+from dynbench.experiment.trace_sources import trained_trace
+from dynbench.runs.atomic import write_json
+from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.traces import built_in_trace
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.cost_types import CostTypeLine, compare_cost_types
+from dynbench.schedule.plan import IntArray
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
+from dynbench.schedule.traces import Trace
 
-TRACES = ("sst2", "gsm8k")
-POLICIES = ("static", "prefix", "partition")
-WIDE = 8
-"""Ranks of a second, wider experiment: with two ranks there is hardly anything to be greedy about."""
-STEPS = 50
-"""Optimizer steps per line: enough for a mean, a second or two in all."""
+SOLVE_FILE = "solve.json"
+ALWAYS = ("static", "prefix", "partition")
+"""Policies planned with the baseline's settings where no arm has them."""
+COST_POLICIES = ("prefix", "partition")
+"""Policies whose plans are compared between cost types."""
+STEPS = 100
+"""Optimizer steps per line at most: enough for a tail, a second or two in all."""
 
 _log = logging.getLogger(__name__)
+
+Json = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A `solve` run and its lines, as `solve --json` prints them."""
+    """What was planned offline for a comparison.
 
-    run: Run
-    results: Sequence[Mapping[str, object]]
+    Attributes:
+        run: label of the entry that holds it; None where planning failed.
+        results: lines as `solve --json` prints them, each with the `arm` that it stands for, or null.
+        cost_types: lines of `schedule.cost_types`.
+        reason: why nothing could be planned; None where it was.
+    """
+
+    run: str | None
+    results: Sequence[Json] = ()
+    cost_types: Sequence[Json] = ()
+    reason: str | None = None
 
 
-def solve_like(comparison: Run, state: CompareState, analysed: Analysed, store: RunStore) -> CompareState:
-    """Plan the built-in length distributions offline, with the comparison's ranks, global batch and seed.
+def plan_offline(
+    folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore, argv: Sequence[str] | None = None
+) -> Solved:
+    """Plan what the arms trained on as they planned it, and keep the result in the folder and as a `solve` run.
+
+    Args:
+        folder: the comparison, or the run.
+        arms: a launch of every arm, the baseline first.
+        world_size: ranks (G).
+        store: registry of the `solve` run.
+        argv: the command line to record.
 
     Returns:
-        The state that names the run; unchanged when the sizes cannot be planned, which is logged.
+        The plans; where the data or a probe is gone, the reason, which is logged too.
     """
-    train = comparison.config().train
-    batch, world_size = train.global_batch, analysed.runs[0].world_size
-    options = SolveOptions(
-        traces=[built_in_trace(name) for name in TRACES],
-        world_sizes=sorted({world_size, WIDE} if batch % WIDE == 0 else {world_size}),
-        policies=POLICIES,
-        global_batch=batch,
-        steps=STEPS,
-        max_length=comparison.config().workload.max_length,
-    )
-    # A buffer of B samples per rank leaves `prefix` something to choose at every number of ranks.
-    config = Config(schedule=Schedule(buffer=batch), train=Train(global_batch=batch, seed=train.seed))
     try:
-        solution = run_solve(config, options, store, argv=comparison.record().argv)
-    except (UsageError, NothingFits) as error:
+        solved = _plan(folder, arms, world_size, store, argv)
+    except DynbenchError as error:
         _log.warning("exact against greedy was not measured: %s", error.message)
-        return state
-    state = replace(state, solve=solution.run.id)
-    state.write(comparison.path)
-    return state
+        solved = Solved(None, reason=error.message)
+    write_json(folder.path / SOLVE_FILE, {"schema_version": SCHEMA_VERSION, **asdict(solved)})
+    return solved
 
 
-def solved_for(state: CompareState | None, store: RunStore) -> Solved | None:
-    """The offline run of a comparison, else the latest one in the registry; None when there is none."""
-    candidates = [run for run, record in reversed(store.entries()) if record.command == "solve"]
-    if state is not None and state.solve is not None:
-        candidates.sort(key=lambda run: run.id != state.solve)
-    return next((Solved(run, results) for run in candidates if (results := _results(run))), None)
+def plan_subject(subject: Subject, store: RunStore) -> Solved:
+    """As `plan_offline`, for what a report is about.
+
+    Raises:
+        UsageError: the folders of its runs are not here.
+    """
+    firsts = {
+        name: next((member.run for member in members if member.run is not None), None)
+        for name, members in subject.arms.items()
+    }
+    gone = [name for name, run in firsts.items() if run is None]
+    if gone:
+        raise UsageError(
+            f"--solve: the run folders of {', '.join(gone)} are not here, so their data is not known",
+            "Plan where the comparison was made, or report without --solve.",
+        )
+    ranks = int(lookup(subject.first.summary, "world_size") or 1)
+    return plan_offline(subject.run, {name: run for name, run in firsts.items() if run is not None}, ranks, store)
 
 
-def _results(run: Run) -> list[Mapping[str, object]]:
+def read_solved(folder: Path) -> Solved | None:
+    """What was planned offline for the comparison or run of a folder; None where nothing was, or it cannot be read."""
     try:
-        data = json.loads((run.path / "results.json").read_text(encoding="utf-8"))
+        data = json.loads((folder / SOLVE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
-    lines = data.get("results") if isinstance(data, Mapping) else None
-    return [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
+        return None
+    if not isinstance(data, Mapping):
+        return None
+    run, reason = data.get("run"), data.get("reason")
+    return Solved(
+        None if run is None else str(run),
+        _objects(data.get("results")),
+        _objects(data.get("cost_types")),
+        None if reason is None else str(reason),
+    )
+
+
+def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore, argv: Sequence[str] | None) -> Solved:
+    baseline = next(iter(arms.values()))
+    root, trace = baseline.path.parent, trained_trace(baseline)
+    configs = {name: run.config() for name, run in arms.items()}
+    planned: list[tuple[str | None, str, Config]] = [
+        (name, config.schedule.policy_name, config) for name, config in configs.items()
+    ]
+    first = configs[next(iter(arms))]
+    present = {policy for _, policy, _ in planned}
+    planned += [(None, policy, _without_arm(first)) for policy in ALWAYS if policy not in present]
+    lines: list[Line] = []
+    skipped: list[Skipped] = []
+    for arm, policy, config in planned:
+        for outcome in _solve(_named(trace, arm, policy, planned), policy, config, world_size, root):
+            if isinstance(outcome, Line):
+                if outcome.result["policy"] == policy:
+                    outcome.result["arm"] = arm
+                    lines.append(outcome)
+            else:
+                skipped.append(outcome)
+    costs = list(_cost_types(configs, trace.lengths, world_size, root))
+    run = keep_solution(first, trace, lines, skipped, store, argv)
+    draw_figures("solve", run, folder.figures_dir, SOLVE_FIGURES)
+    return Solved(run.label, [line.result for line in lines], [asdict(line) for line in costs])
+
+
+def _named(trace: Trace, arm: str | None, policy: str, planned: Sequence[tuple[str | None, str, Config]]) -> Trace:
+    """The trace, with the arm in its name where several arms have the policy: lines are told apart by both."""
+    rivals = [name for name, other, _ in planned if other == policy]
+    return trace if len(rivals) == 1 else replace(trace, name=f"{trace.name}, {arm}")
+
+
+def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Path) -> Iterator[Line | Skipped]:
+    """The line of one policy on the problem that its runs planned; why not, where it cannot be planned."""
+
+    def make_problem(lengths: IntArray, ranks: int, window: int) -> Problem:
+        return replace(problem_of(config, lengths, ranks, root), window=window)
+
+    request = SolveRequest(
+        traces=[trace],
+        world_sizes=[world_size],
+        make_problem=make_problem,
+        policies=[policy],
+        windows=[config.schedule.window],
+        steps=_steps(config),
+        max_length=config.workload.max_length,
+    )
+    try:
+        yield from solve(request)
+    except (UsageError, NothingFits) as error:
+        yield Skipped(trace.name, world_size, policy, error.message)
+
+
+def _cost_types(
+    configs: Mapping[str, Config], lengths: IntArray, world_size: int, root: Path
+) -> Iterator[CostTypeLine]:
+    """Every cost type on the baseline's problem; `measured` where an arm has its coefficients."""
+    config = next(iter(configs.values()))
+    problem = problem_of(config, lengths, world_size, root)
+    multiple = problem.cost.pad_to_multiple_of
+    costs = {
+        "tokens": CostModel("tokens", pad_to_multiple_of=multiple),
+        "tokens_sq": CostModel("tokens_sq", pad_to_multiple_of=multiple),
+        "attention": CostModel("attention", config.schedule.attention_a, pad_to_multiple_of=multiple),
+    }
+    measured = next((each for each in configs.values() if each.schedule.cost_type == "measured"), None)
+    if measured is not None:
+        costs["measured"] = build_cost(measured, multiple, root)
+    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config))
+
+
+def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path) -> Problem:
+    """The planning problem of a run, from its resolved configuration."""
+    multiple = config.workload.pad_to_multiple_of
+    return build_problem(config, lengths, world_size, 1 if multiple == "auto" else multiple, root)
+
+
+def _steps(config: Config) -> int:
+    return min(config.train.warmup_steps + config.train.steps, STEPS)
+
+
+def _without_arm(config: Config) -> Config:
+    """The baseline's settings for policies that no arm has: one global batch at a time, one micro-batch per rank."""
+    return config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"window": 1, "micro_batches": 1, "solver": "exact"})}
+    )
+
+
+def _objects(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

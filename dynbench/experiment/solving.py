@@ -11,7 +11,8 @@ import hashlib
 import io
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,18 +108,55 @@ def run_solve(
     left_out = ranks.left_out(request.traces, request.world_sizes)
     for warning in left_out:
         _log.warning(warning)
-    run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
-    write_text(run.config_file, dump_config(config))
-    write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in request.traces]}))
-    run.update(status=Status.RUNNING, warnings=[*warnings, *left_out])
-    try:
+    said = [*warnings, *left_out]
+    run = _new_run(config, request.traces, store, said, name=name, replace_name=replace_name, argv=argv)
+    with _recorded(run):
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
+    return Solution(run, lines, skipped, request.steps_per_line)
+
+
+def keep_solution(
+    config: Config,
+    trace: Trace,
+    lines: Sequence[Line],
+    skipped: Sequence[Skipped],
+    store: RunStore,
+    argv: Sequence[str] | None = None,
+) -> Run:
+    """Lines solved elsewhere as an entry of the registry, as `run_solve` makes one."""
+    run = _new_run(config, [trace], store, argv=argv)
+    with _recorded(run):
+        _write(run, [trace], lines, skipped)
+    return run
+
+
+def _new_run(
+    config: Config,
+    traces: Sequence[Trace],
+    store: RunStore,
+    warnings: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    replace_name: bool = False,
+    argv: Sequence[str] | None = None,
+) -> Run:
+    run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
+    write_text(run.config_file, dump_config(config))
+    write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in traces]}))
+    run.update(status=Status.RUNNING, warnings=list(warnings))
+    return run
+
+
+@contextmanager
+def _recorded(run: Run) -> Iterator[None]:
+    """The run's record says how what is inside ended."""
+    try:
+        yield
     except BaseException as error:
         run.update(**_ending(error))
         raise
     run.update(status=Status.COMPLETED, exit_code=EXIT_OK)
-    return Solution(run, lines, skipped, request.steps_per_line)
 
 
 def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) -> SolveRequest:

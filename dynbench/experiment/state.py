@@ -44,13 +44,11 @@ class CompareState:
         recipe: the recipe's name.
         baseline: name of the arm that the others are compared with.
         launches: in the order in which they are run.
-        solve: id of the offline run that belongs to it, None before it is made.
     """
 
     recipe: str
     baseline: str
     launches: tuple[LaunchState, ...]
-    solve: str | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

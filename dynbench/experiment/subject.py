@@ -5,28 +5,46 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynbench.analysis.analyze import COMPARISON_FILE
+from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.summary import CHECKS_FILE, summarise
+from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
+
+SOLVE_FIGURES = ("solve_greedy_gap",)
+"""Figures of what was planned offline for a subject, drawn into its own folder."""
 
 Json = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of the subject; `run` is None when its folder is gone."""
+    """One run of the subject.
+
+    Attributes:
+        id, label: its names.
+        summary: as `analyze --json` prints it.
+        run: its folder; None when that is gone.
+        config: dotted key to value, resolved; None when neither the subject nor the run's folder has it.
+        env: provenance; empty when neither has it.
+        status: as it was when it was analyzed; None when neither has it.
+    """
 
     id: str
     label: str
     summary: Json
     run: Run | None
+    config: Json | None = None
+    env: Json = field(default_factory=dict)
+    status: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,7 @@ class Subject:
         comparisons: one object per candidate arm, as `analyze --json` prints them.
         checks: what the checks found; None when none were recorded.
         figures: PNG files that exist.
+        probes: probe run to its record and configuration, of those that the runs used.
     """
 
     run: Run
@@ -48,6 +67,7 @@ class Subject:
     comparisons: Sequence[Json] = ()
     checks: Sequence[Json] | None = None
     figures: Sequence[Path] = field(default_factory=tuple)
+    probes: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def baseline(self) -> str:
@@ -55,9 +75,19 @@ class Subject:
         return next(iter(self.arms))
 
     @property
+    def first(self) -> Member:
+        """The baseline's first run."""
+        return self.arms[self.baseline][0]
+
+    @property
+    def members(self) -> list[Member]:
+        """All runs, arm by arm."""
+        return [member for arm in self.arms.values() for member in arm]
+
+    @property
     def virtual(self) -> bool:
         """Whether the ranks of a run were virtual."""
-        return any(member.summary.get("launcher") == "virtual" for arm in self.arms.values() for member in arm)
+        return any(member.summary.get("launcher") == "virtual" for member in self.members)
 
     @property
     def best(self) -> Json | None:
@@ -126,7 +156,8 @@ def read_subject(store: RunStore, run: Run) -> Subject:
     if not (run.path / COMPARISON_FILE).is_file():
         return _single(run)
     data = _read_object(run.path / COMPARISON_FILE)
-    members = {str(item["id"]): _member(store, item) for item in _objects(data.get("runs"))}
+    kept = _kept(run)
+    members = {str(item["id"]): _member(store, run, item, kept) for item in _objects(data.get("runs"))}
     arms = {str(arm["name"]): _chosen(members, arm) for arm in _objects(data.get("arms"))}
     arms = {name: chosen for name, chosen in arms.items() if chosen}
     if not arms:
@@ -138,6 +169,7 @@ def read_subject(store: RunStore, run: Run) -> Subject:
         _objects(data.get("comparisons")),
         _objects(data.get("checks")),
         _existing(run, [Path(str(path)) for path in _list(data.get("figures"))]),
+        _probes(kept, [member for arm in arms.values() for member in arm]),
     )
 
 
@@ -152,23 +184,54 @@ def _single(run: Run) -> Subject:
             f"{run.path}: holds neither a comparison nor the rows of a run",
             "Report on a comparison or a training run; dynbench runs ls lists them.",
         )
-    member = Member(run.id, run.label, summarise(run), run)
+    member = _from_folder(run.id, run.label, summarise(run), run)
     figures = sorted(run.figures_dir.glob("*.png")) if run.figures_dir.is_dir() else []
     checks = (
         _objects(_read_object(run.path / CHECKS_FILE).get("checks")) if (run.path / CHECKS_FILE).is_file() else None
     )
-    return Subject(run, {member.label: [member]}, checks=checks, figures=figures)
+    return Subject(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
 
 
-def _member(store: RunStore, item: Json) -> Member:
+def _member(store: RunStore, subject: Run, item: Json, kept: Json) -> Member:
+    """A run as the subject kept it; of subjects that kept nothing, as its own folder says."""
     run_id, summary = str(item["id"]), item.get("summary")
-    path = store.root / run_id
-    return Member(
-        run_id,
-        str(item.get("name") or run_id),
-        summary if isinstance(summary, Mapping) else {},
-        Run(path) if (path / "run.json").is_file() else None,
-    )
+    label, summary = str(item.get("name") or run_id), summary if isinstance(summary, Mapping) else {}
+    beside, here = subject.path.parent / run_id, store.root / run_id
+    found = next((Run(path) for path in (beside, here) if (path / "run.json").is_file()), None)
+    record = _mapping(_mapping(kept.get("runs")).get(run_id))
+    if not record:
+        return _from_folder(run_id, label, summary, found)
+    config, env = _mapping(record.get("config")), _mapping(record.get("env"))
+    return Member(run_id, label, summary, found, config or None, env, str(record.get("status")))
+
+
+def _from_folder(run_id: str, label: str, summary: Json, run: Run | None) -> Member:
+    if run is None:
+        return Member(run_id, label, summary, None)
+    config: Json | None = None
+    env: Json = {}
+    with suppress(RecordError):
+        config = flatten(run.config())
+    with suppress(RecordError):
+        env = run.env()
+    return Member(run_id, label, summary, run, config, env, str(run.status))
+
+
+def _kept(run: Run) -> Json:
+    """What a comparison kept of its runs; empty where it was made without."""
+    return _read_object(run.path / RUNS_FILE) if (run.path / RUNS_FILE).is_file() else {}
+
+
+def _probes(kept: Json, members: Sequence[Member]) -> dict[str, Json]:
+    """The probes that the runs used: as the subject kept them, else as their folders say."""
+    found = {name: _mapping(probe) for name, probe in _mapping(kept.get("probes")).items()}
+    for member in members:
+        if member.run is None or member.config is None:
+            continue
+        for probe in named_probes(member.config, member.run.path.parent):
+            if probe.id not in found and (record := keep_probe(probe)) is not None:
+                found[probe.id] = record
+    return found
 
 
 def _chosen(members: Mapping[str, Member], arm: Json) -> list[Member]:
@@ -177,8 +240,9 @@ def _chosen(members: Mapping[str, Member], arm: Json) -> list[Member]:
 
 def _existing(run: Run, paths: Sequence[Path]) -> list[Path]:
     """PNG files by path as recorded, or, when the results were moved, by name in the run's own folder."""
-    candidates = [path if path.is_file() else run.figures_dir / path.name for path in paths if path.suffix == ".png"]
-    return [path for path in candidates if path.is_file()]
+    drawn = [path if path.is_file() else run.figures_dir / path.name for path in paths if path.suffix == ".png"]
+    planned = [run.figures_dir / f"{name}.png" for name in SOLVE_FIGURES]
+    return list(dict.fromkeys(path for path in (*drawn, *planned) if path.is_file()))
 
 
 def _read_object(path: Path) -> Json:
@@ -193,6 +257,10 @@ def _read_object(path: Path) -> Json:
 
 def _objects(value: object) -> list[Json]:
     return [item for item in _list(value) if isinstance(item, Mapping)]
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: object) -> Sequence[object]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dynbench.config.schema import Config
-from dynbench.errors import UsageError
+from dynbench.errors import DataError, UsageError
 from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 
@@ -30,6 +32,27 @@ def run_trace(run: Run) -> Trace:
             f"--from-run {run.label}: a run of `{record.command}` has no data set", "Name a run of `dynbench train`."
         )
     return _trace(run.config(), run.label)
+
+
+def trained_trace(run: Run) -> Trace:
+    """The very lengths that a run trained on, after truncation and subset.
+
+    Raises:
+        DataError: the data is no longer what the run trained on; or as loading it does.
+        HubError: as loading it does.
+        RecordError: its configuration or provenance cannot be read.
+    """
+    from dynbench.workloads.registry import build_workload
+
+    config, data = run.config(), run.env().get("data")
+    train = build_workload(config).train
+    trained = data.get("fingerprint") if isinstance(data, Mapping) else None
+    if trained is not None and trained != train.fingerprint:
+        raise DataError(
+            f"{run.label}: workload.dataset {config.workload.dataset} is no longer the data that it trained on",
+            "Bring the data back, or train again.",
+        )
+    return Trace(config.workload.dataset, train.lengths, f"training data of {run.label}")
 
 
 def _trace(config: Config, name: str) -> Trace:

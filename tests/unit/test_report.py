@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -77,9 +78,9 @@ def test_shipped_templates_have_the_sections_of_a_paper(language: str) -> None:
     body = load_template(language).body
     headings = re.findall(r"^## (.+)$", body, re.MULTILINE)
 
-    assert len(headings) == 9
-    assert body.count("```formula") == 7
-    assert body.count("```text") == 2
+    assert len(headings) == 10
+    assert body.count("```formula") == 9
+    assert body.count("```text") == 3
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -112,9 +113,15 @@ def test_shipped_templates_name_every_figure_verdict_and_level(language: str) ->
     from dynbench.analysis.figures import FIGURES
     from dynbench.analysis.levels import LEVELS
     from dynbench.analysis.verdict import Verdict
+    from dynbench.config.schema import Dataset, Workload
+    from dynbench.experiment.answers import QUESTIONS
+    from dynbench.experiment.subject import SOLVE_FIGURES
 
     labels = load_template(language).labels
-    needed = [f"figures.{name}" for name in FIGURES["train"]]
+    needed = [f"figures.{name}" for name in (*FIGURES["train"], *SOLVE_FIGURES)]
+    needed += [f"answers.{name}.{part}" for name in QUESTIONS for part in ("lead", "line", "alone")]
+    needed += [f"data.{name}" for name in get_args(Dataset)]
+    needed += [f"model.random_{size}" for size in get_args(Workload.model_fields["size"].annotation)]
     needed += [f"{group}.{verdict}" for group in ("verdicts", "abstract", "recommendation") for verdict in Verdict]
     needed += [f"{group}.{level}" for group in ("levels", "work") for level in LEVELS]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -73,7 +74,8 @@ MakeComparison = Callable[..., Run]
 def make_comparison(store: RunStore) -> MakeComparison:
     """Makes a comparison from what each comparison object has other than the defaults.
 
-    `launches` are per arm, `summary` is laid over every run's, and `planned` makes it one of `compare`.
+    `launches` are per arm, `summary` is laid over every run's, `summaries` and `flags` over those of an arm, and
+    `planned` makes it one of `compare`.
     """
 
     def make(
@@ -82,6 +84,8 @@ def make_comparison(store: RunStore) -> MakeComparison:
         launches: int = 1,
         summary: dict[str, object] | None = None,
         planned: bool = False,
+        summaries: Mapping[str, dict[str, object]] = MappingProxyType({}),
+        flags: Mapping[str, dict[str, object]] = MappingProxyType({}),
     ) -> Run:
         comparisons = [comparison(**change) for change in changes]
         names = ["static", *(str(item["candidate"]) for item in comparisons)]
@@ -90,8 +94,10 @@ def make_comparison(store: RunStore) -> MakeComparison:
         for name in names:
             runs = [store.create("train", name) for _ in range(launches)]
             for run in runs:
-                write_text(run.config_file, dump_config(load_config(flags={"schedule.mode": "static"})))
-                members.append({"id": run.id, "name": f"{name}-1", "summary": SUMMARY | (summary or {})})
+                own = {"schedule.mode": "static", **flags.get(name, {})}
+                write_text(run.config_file, dump_config(load_config(flags=own)))
+                known = SUMMARY | (summary or {}) | summaries.get(name, {})
+                members.append({"id": run.id, "name": f"{name}-1", "summary": known})
             arms.append({"name": name, "runs": [run.id for run in runs]})
         folder = store.create("compare", "demo")
         if planned:

@@ -17,6 +17,7 @@ from dynbench.errors import Interrupted, NotComparable, RecordError, UsageError,
 from dynbench.experiment import launches
 from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.launches import Clock, CompareProgress
+from dynbench.experiment.solved import read_solved
 from dynbench.experiment.state import read_state
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.training import TrainingResult
@@ -48,17 +49,19 @@ class FakeTraining:
         fail_at: number of the call (from 0) that raises.
         error: what it raises.
         calls: (name, policy, seed) of every call.
+        data: what the provenance says about the data; data that is another now is not planned offline.
     """
 
     fail_at: int | None = None
     error: type[WorkerFailed] | type[Interrupted] = WorkerFailed
     calls: list[tuple[str, str, int]] = field(default_factory=list)
+    data: dict[str, object] = field(default_factory=lambda: {"fingerprint": "f"})
 
     def __call__(self, config: Config, store: RunStore, *, name: str, on_progress: object, **_: object) -> object:
         self.calls.append((name, config.schedule.policy_name, config.train.seed))
         run = store.create("train", config.schedule.policy_name, name=name, replace=True)
         write_text(run.config_file, dump_config(config))
-        write_json(run.env_file, {"data": {"fingerprint": "f"}, "cpu_cores": {"usable": 2}})
+        write_json(run.env_file, {"data": self.data, "cpu_cores": {"usable": 2}})
         run.update(status=Status.RUNNING)
         if len(self.calls) - 1 == self.fail_at:
             error = Interrupted("stopped", signum=15) if self.error is Interrupted else WorkerFailed("rank 1 died")
@@ -104,6 +107,7 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
 
 
 def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]) -> None:
+    training.data = {}
     comparison = start_comparison(recipe(), store, name="demo")
 
     outcome = run_comparison(comparison, store)
@@ -120,7 +124,17 @@ def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: 
     assert [path.name for path in outcome.reports] == ["report.en.md", "report.en.html"]
     text = outcome.reports[0].read_text(encoding="utf-8")
     assert "**Use `partition`.**" in text
-    assert "planned the length distributions below" in text
+    assert "Planned offline, without training, on the very lengths" in text
+    solved = read_solved(comparison.path)
+    assert solved is not None
+    assert [(line["arm"], line["policy"]) for line in solved.results] == [
+        ("static", "static"),
+        ("partition", "partition"),
+        (None, "prefix"),
+    ]
+    assert {(line["world_size"], line["global_batch"], line["trace"]) for line in solved.results} == {
+        (2, 8, "embedded")
+    }
     assert find_subject(store, None).run == comparison
 
 

@@ -1,0 +1,199 @@
+"""What the arms are, and on which data: the settings of a report, every default included, from its runs' records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from dynbench.analysis.comparability import fact
+from dynbench.analysis.metrics import lookup
+from dynbench.config.describe import all_keys
+from dynbench.experiment.formats import number
+from dynbench.experiment.subject import Json, Member, Subject
+from dynbench.report import Template, table
+
+Texts = dict[str, str | None]
+
+PER_LAUNCH = ("train.seed", "launch.node_rank")
+"""Keys in which launches of one arm differ; they do not tell arms apart."""
+
+COST_ROW = "cost"
+"""Line of the planner's cost with its coefficients, among the keys of the configuration."""
+
+
+def arms_table(subject: Subject, template: Template) -> str:
+    """One line per setting in which the arms differ, each with its reason where the program chose; empty without."""
+    arms = list(subject.arms.values())
+    rows = []
+    for key in (COST_ROW, *all_keys()):
+        if key in PER_LAUNCH:
+            continue
+        cells = [_arm_value(members, key, subject, template) for members in arms]
+        if len({value for value, _ in cells}) > 1:
+            shown = [value if reason is None else f"{value} ({reason})" for value, reason in cells]
+            rows.append([_key_title(key, template), *shown])
+    if not rows:
+        return ""
+    return table([template.label("headings.setting"), *subject.arms], rows, numeric_from=len(arms) + 1)
+
+
+def common_table(subject: Subject, template: Template) -> str:
+    """Every setting that all arms share, defaults included, with the reason where the program chose."""
+    arms = list(subject.arms.values())
+    if all(member.config is None for member in subject.members):
+        return ""
+    rows = []
+    for key in (COST_ROW, *all_keys(), *_decided_elsewhere(subject)):
+        cells = [_arm_value(members, key, subject, template) for members in arms]
+        if len({value for value, _ in cells}) == 1 or key in PER_LAUNCH:
+            reasons = dict.fromkeys(reason for _, reason in cells if reason is not None)
+            values = [value for value, _ in cells] if key not in PER_LAUNCH else [_seeds(subject, key)]
+            rows.append([_key_title(key, template), values[0], "; ".join(reasons)])
+    return table([template.label(f"headings.{name}") for name in ("setting", "value", "reason")], rows, numeric_from=3)
+
+
+def data_texts(subject: Subject) -> Texts:
+    """What the sentences about data and model name."""
+    config, env = subject.first.config or {}, subject.first.env
+    path = config.get("workload.data_path")
+    texts: Texts = {f"data.{key}": number(_of(env, f"data.lengths.{key}")) for key in ("mean", "p50", "p95", "max")}
+    return {
+        **texts,
+        "data.name": _text(config.get("workload.dataset")),
+        "data.file": None if path is None else f"`{Path(str(path)).name}`",
+        "data.samples": number(_of(env, "data.train.samples")),
+        "data.max_length": _text(config.get("workload.max_length")),
+        "data.subset": _text(config.get("workload.subset")),
+        "model.name": f"`{config['workload.model']}`" if "workload.model" in config else None,
+        "model.layers": number(_of(env, "data.model.layers")),
+        "model.dim": number(_of(env, "data.model.dim")),
+    }
+
+
+def data_keys(subject: Subject, template: Template) -> list[str]:
+    """Which texts say what was trained, on what."""
+    config = subject.first.config
+    if config is None:
+        return ["data.missing"]
+    dataset, weights = f"data.{config.get('workload.dataset')}", config.get("workload.weights")
+    keys = [dataset if dataset in template.labels else "data.other"]
+    if config.get("workload.subset") is not None:
+        keys.append("data.subset_note")
+    if _of(subject.first.env, "data.lengths.mean") is not None:
+        keys.append("data.lengths_note")
+    return [*keys, f"model.{weights}_{config.get('workload.size')}" if weights == "random" else "model.pretrained"]
+
+
+def cost_of(member: Member, subject: Subject) -> str | None:
+    """The planner's cost of a run as a formula; None where its coefficients are not known."""
+    config = member.config or {}
+    match config.get("schedule.cost_type"):
+        case "tokens":
+            return "`tokens`: *n·L*"
+        case "tokens_sq":
+            return "`tokens_sq`: *(n·L)^2*"
+        case "attention":
+            return f"`attention`: *n·L + {config.get('schedule.attention_a')}·n·L^2*"
+        case "measured":
+            found = coefficients(member, subject)
+            return found and "`measured`: *{:.4g} + {:.4g}·n·L + {:.4g}·n·L^2* ms".format(*found)
+    return None
+
+
+def coefficients(member: Member, subject: Subject) -> tuple[float, float, float] | None:
+    """Alpha, beta and gamma of `measured`, ms: as configured, else those of the run's probe; None without either."""
+    config = member.config or {}
+    match config.get("schedule.cost_coefficients"):
+        case [float() | int() as alpha, float() | int() as beta, float() | int() as gamma]:
+            return float(alpha), float(beta), float(gamma)
+    probe = subject.probes.get(str(config.get("probe.run")), {})
+    keys = ("alpha_ms", "beta_ms_per_token", "gamma_ms_per_token2")
+    match [lookup(probe, f"record.cost_model.{key}") for key in keys]:
+        case [float() as alpha, float() as beta, float() as gamma]:
+            return alpha, beta, gamma
+    return None
+
+
+def _arm_value(members: Sequence[Member], key: str, subject: Subject, template: Template) -> tuple[str, str | None]:
+    """An arm's value of a key, and why it was chosen, where the program chose it."""
+    known = [member for member in members if member.config is not None]
+    if not known:
+        return template.label("words.missing"), None
+    if key == COST_ROW:
+        return distinct(cost_of(member, subject) for member in known) or template.label("words.missing"), None
+    decision = fact(known[0].env, "decisions")
+    decided = decision.get(key) if isinstance(decision, Mapping) else None
+    reason = str(decided["reason"]) if isinstance(decided, Mapping) and decided.get("reason") else None
+    values = (
+        member.config[key] if member.config and key in member.config else _decided_value(member, key)
+        for member in known
+    )
+    return distinct(shown(value, template) for value in values) or "", reason
+
+
+def _decided_value(member: Member, key: str) -> object:
+    decisions = member.env.get("decisions")
+    decided = decisions.get(key) if isinstance(decisions, Mapping) else None
+    return decided.get("value") if isinstance(decided, Mapping) else None
+
+
+def _decided_elsewhere(subject: Subject) -> list[str]:
+    """Decisions that are no key of the configuration, as how memory is measured."""
+    found: dict[str, None] = {}
+    for member in subject.members:
+        decisions = member.env.get("decisions")
+        if isinstance(decisions, Mapping):
+            found |= dict.fromkeys(str(key) for key in decisions)
+    return [key for key in found if key not in all_keys()]
+
+
+def _seeds(subject: Subject, key: str) -> str:
+    values = {_text(member.config.get(key)) for member in subject.members if member.config is not None}
+    return ", ".join(sorted((value for value in values if value is not None), key=lambda text: (len(text), text)))
+
+
+def _key_title(key: str, template: Template) -> str:
+    """The key as it is written, with what it means where the template says so."""
+    if key == COST_ROW:
+        return template.label("settings.cost_type")
+    meaning = template.label(f"keys.{key}", "")
+    return f"{meaning} (`{key}`)" if meaning else f"`{key}`"
+
+
+def shown(value: object, template: Template) -> str:
+    """A value of the configuration for reading; one that was left unset says so."""
+    match value:
+        case None:
+            return template.label("words.unset")
+        case str():
+            return value
+        case []:
+            return template.label("words.unset")
+        case Mapping() if not value:
+            return template.label("words.none")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def dropout(subject: Subject, template: Template) -> str | None:
+    """The rate as the models got it; as configured where that was not recorded."""
+    found = []
+    for member in subject.members:
+        rate = fact(member.env, "data.model.dropout.dropout")
+        configured = None if member.config is None else member.config.get("workload.dropout")
+        found.append(configured if rate is None else rate)
+    return distinct(shown(rate, template) for rate in found if rate is not None)
+
+
+def _of(values: Json, key: str) -> float | None:
+    return lookup(values, key)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def distinct(values: Iterable[object]) -> str | None:
+    """The different values in order, None left out; None where there is no other."""
+    found = dict.fromkeys(str(value) for value in values if value is not None)
+    return ", ".join(found) if found else None
