@@ -24,6 +24,8 @@ PATIENCE_S = 2.0
 """Progress is shown once a solve takes longer than this."""
 SPREAD_LIMIT = 1.5
 """Steps whose mean lengths are spread more than this many times random batches' are sorted, not random."""
+LEAST_GAIN = 1.005
+"""A plan less than half a percent better than static's is not worth a recommendation."""
 COLUMNS = (
     "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "spread",
     "plan ms", "exact",
@@ -79,15 +81,20 @@ def print_solution(solution: Solution, traces: Sequence[Trace], figures: Sequenc
     for text in _left_out(solution.skipped):
         output.stderr.print(text, soft_wrap=True)
     output.print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
-    output.print_line(f"Next: dynbench train --mode dynamic {_best_flags(results)}")
+    output.print_line(f"Next: {_next(results)}")
 
 
-def _best_flags(results: Sequence[Mapping[str, Any]]) -> str:
-    """How `train` is told the policy that gave back most."""
-    best = next((r for r in results if _is_best(r, results) and r["policy"] != "static"), None)
+def _next(results: Sequence[Mapping[str, Any]]) -> str:
+    """How `train` is told the policy that gave back most; what to do where none gives back anything."""
+    gains = [r["speedup_vs_static"] for r in results if r["policy"] != "static" and _counts(r)]
+    if gains and all(gain is not None and gain < LEAST_GAIN for gain in gains):
+        return "stay with static; on these lengths no policy that keeps the batches random gives back anything"
+    rivals = (r for r in results if _is_best(r, results) and r["policy"] != "static")
+    best = next((r for r in rivals if (r["speedup_vs_static"] or LEAST_GAIN) >= LEAST_GAIN), None)
     if best is None:
-        return "--policy partition"
-    return f"--policy {best['policy']}" + (f" --window {best['window']}" if best["window"] > 1 else "")
+        return "dynbench train --mode dynamic --policy partition"
+    window = f" --window {best['window']}" if best["window"] > 1 else ""
+    return f"dynbench train --mode dynamic --policy {best['policy']}{window}"
 
 
 def _describe(trace: Trace) -> str:

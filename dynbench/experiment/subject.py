@@ -239,8 +239,9 @@ def _chosen(members: Mapping[str, Member], arm: Json) -> list[Member]:
 
 
 def _existing(run: Run, paths: Sequence[Path]) -> list[Path]:
-    """PNG files by path as recorded, or, when the results were moved, by name in the run's own folder."""
-    drawn = [path if path.is_file() else run.figures_dir / path.name for path in paths if path.suffix == ".png"]
+    """PNG files by name in the run's own folder, which may be a copy, else by path as recorded."""
+    here = {path: run.figures_dir / path.name for path in paths if path.suffix == ".png"}
+    drawn = [own if own.is_file() else path for path, own in here.items()]
     planned = [run.figures_dir / f"{name}.png" for name in SOLVE_FIGURES]
     return list(dict.fromkeys(path for path in (*drawn, *planned) if path.is_file()))
 

@@ -230,3 +230,39 @@ def test_help_needs_no_heavy_import():
     from dynbench.cli.analyze import command
 
     assert "dynbench analyze runA runB" in CliRunner().invoke(command, ["--help"]).output
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_copied_comparison_still_says_what_was_run(cli, store, pair, tmp_path, lang):
+    cli("analyze", "runA", "runB")
+    here, copy = store.resolve("@latest").path, tmp_path / "copy"
+    assert cli("report", here.name, "--lang", lang)[0] == 0
+    shutil.copytree(here, copy)
+    original = (here / f"report.{lang}.md").read_text().splitlines()
+    shutil.rmtree(store.root)
+
+    assert cli("report", str(copy), "--lang", lang)[0] == 0
+
+    again = (copy / f"report.{lang}.md").read_text().splitlines()
+    differing = [(old, new) for old, new in zip(original, again, strict=True) if old != new]
+    assert all(here.name in old and "copy" in new for old, new in differing)
+    assert len(differing) <= 4  # the title, and commands that name the folder
+
+
+@pytest.mark.parametrize("made", [[], [("en", "md")], [("en", "html"), ("zh", "md")]])
+def test_analyzing_again_makes_the_reports_there_are_anew(cli, store, pair, made):
+    cli("analyze", "runA", "runB")
+    entry = store.resolve("@latest")
+    for lang, form in made:
+        assert cli("report", entry.id, "--lang", lang, "--format", form)[0] == 0
+    wanted = {f"report.{lang}.{form}" for lang, form in made}
+    before = {name: (entry.path / name).read_text() for name in wanted}
+
+    out = cli("analyze", entry.id, "--confidence", "0.8")[1]
+
+    assert {path.name for path in entry.path.glob("report.*")} == wanted
+    for name in wanted:
+        assert f"report   {entry.path / name}" in out
+        text = (entry.path / name).read_text()
+        assert text != before[name]
+        assert "80\N{NO-BREAK SPACE}%" in text or "80 %" in text

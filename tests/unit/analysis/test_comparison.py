@@ -175,6 +175,7 @@ def test_a_forced_comparison_shows_numbers_without_a_verdict(launch):
     assert "env.data.fingerprint" in found.reason
     assert found.speedup.estimate > 1
     assert found.as_dict()["forced_over"] == {"env.data.fingerprint": ["data-1", "data-2"]}
+    assert (found.recovery, found.as_dict()["recovered_share"]) == (None, None)
 
 
 def test_virtual_ranks_are_named_beside_the_number(launch):

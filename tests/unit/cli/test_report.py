@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,61 @@ def test_a_folder_that_cannot_be_written_is_named(
     assert main(["report", "--results", str(results)]) == 2
 
     assert "report.en.md: cannot be written: Read-only file system" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-o", "x.pdf"), "-o x.pdf: .pdf does not fit"),
+        (("-o", "x.docx", "--format", "md"), "-o x.docx: .docx does not fit"),
+        (("-o", "x.html", "--format", "md"), "--format md writes another format"),
+        (("-o", "x.md", "--format", "html"), "--format html writes another format"),
+    ],
+)
+def test_a_suffix_of_another_format_is_refused(
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *arguments, "--results", str(results)]) == 2
+
+    assert said in capsys.readouterr().err
+    assert not Path(arguments[1]).exists()
+
+
+@pytest.mark.parametrize(("name", "start"), [("x.md", "# "), ("x.txt", "# "), ("x", "# "), ("x.HTM", "<!doctype")])
+def test_known_suffixes_and_none_are_written(results: Path, tmp_path: Path, name: str, start: str) -> None:
+    assert main(["report", "-o", str(tmp_path / name), "--results", str(results)]) == 0
+
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_next_step_names_what_was_named(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lang: str
+) -> None:
+    """A copy beside a registry that has another comparison of that name: the command makes the copy's page."""
+    copy = tmp_path / "my copy"
+    shutil.copytree(RunStore(results).resolve("demo").path, copy)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "./my copy", "--lang", lang, "--results", str(results)]) == 0
+
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:3] == ["next", "dynbench", "report"]
+    assert main(command[2:]) == 0
+    assert (copy / f"report.{lang}.html").is_file()
+
+
+def test_planning_needs_the_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = RunStore(results)
+    for run in store.list():
+        if run.record().command == "train":
+            shutil.rmtree(run.path)
+
+    assert main(["report", "demo", "--solve", "--results", str(results)]) == 2
+
+    assert "--solve: the run folders of static are not here" in capsys.readouterr().err

@@ -193,6 +193,15 @@ def test_the_table_marks_the_best_and_says_what_comes_next(store, trace, capsys)
     assert err == ""
 
 
+def test_where_nothing_is_given_back_nothing_is_recommended(store, tmp_path, capsys):
+    """Equal lengths: every policy plans what static plans."""
+    constant = tmp_path / "constant.csv"
+    constant.write_text("length\n" + "12\n" * 400)
+    out, _ = run(capsys, constant, "--world-size", "2,4", "--policy", "all", "--steps", "8")
+
+    assert out.splitlines()[-1].startswith("Next: stay with static")
+
+
 def test_costs_that_plan_alike_are_named(store, trace, capsys):
     out, _ = run(capsys, trace, *QUICK, "--no-figures", "--cost-type", "tokens_sq")
     assert "same least maximum as tokens" in out

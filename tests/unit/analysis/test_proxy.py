@@ -1,0 +1,122 @@
+"""Predicted cost against measured compute: planted costs are found again, for every cost type."""
+
+import numpy as np
+import pytest
+
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.proxy import proxy_error
+from dynbench.analysis.summary import summarise
+from dynbench.runs.atomic import write_json
+from dynbench.runs.records import StepRow
+from dynbench.runs.rows import RowWriter
+
+COSTS = {
+    "tokens": lambda n, length: n * length,
+    "tokens_sq": lambda n, length: (n * length) ** 2,
+    "attention": lambda n, length: n * length + 0.01 * n * length**2,
+    "measured": lambda n, length: 2.0 + 0.05 * n * length + 0.001 * n * length**2,
+}
+OVERRIDES = {
+    "attention": ("schedule.attention_a=0.01",),
+    "measured": ("schedule.cost_coefficients=[2.0,0.05,0.001]",),
+}
+
+
+def rewrite(run, compute_ms, micro_batches=1, warmup_factor=1.0):
+    """Rows of two ranks and twelve steps, two of them warm-up, whose compute is a function of count and length."""
+    rng = np.random.default_rng(3)
+    for rank in range(2):
+        writer = RowWriter(run.rank_file(rank))
+        for step in range(12):
+            n, length = int(rng.integers(2, 20)), int(rng.integers(4, 90))
+            ms = float(compute_ms(n, length, rank)) * (warmup_factor if step < 2 else 1.0)
+            writer.write(
+                StepRow(
+                    step=step, rank=rank, warmup=int(step < 2), policy="static", local_batch=n,
+                    micro_batches=micro_batches, max_seq_len_in_batch=length, real_tokens=n, padded_tokens=n * length,
+                    plan_ms=0.1, data_ms=0.1, forward_ms=ms / 2, backward_ms=ms / 2, sync_ms=1.0, optimizer_ms=1.0,
+                    compute_ms=ms, step_time_ms=ms + 3, peak_mem_mb=1.0, reserved_mem_mb=1.0, loss=0.5,
+                    work_hash=1, skipped=0,
+                )
+            )  # fmt: skip
+        writer.close()
+    return run
+
+
+def a_run(make_run, cost_type, *overrides):
+    settings = (f"schedule.cost_type={cost_type}", *OVERRIDES.get(cost_type, ()), *overrides)
+    run = make_run("static", steps=10, warmup_steps=2, overrides=settings)
+    for file in run.ranks_dir.iterdir():
+        file.unlink()
+    return run
+
+
+@pytest.mark.parametrize("planned", COSTS)
+@pytest.mark.parametrize("true", COSTS)
+def test_the_right_cost_has_no_error_and_a_wrong_one_some(make_run, planned, true):
+    scale = 1.0 if planned == "measured" else 0.37
+    run = rewrite(a_run(make_run, planned), lambda n, length, _: scale * COSTS[true](n, length), warmup_factor=50.0)
+
+    found = proxy_error(merge_run(run))
+
+    assert found["cost_type"] == planned
+    if planned == true:
+        assert found["cost"]["correlation"] == pytest.approx(1.0)
+        assert found["cost"]["mape"] == pytest.approx(0.0, abs=1e-5)
+    else:
+        assert found["cost"]["mape"] > 0.01
+    assert (found["padded_tokens"]["mape"] < 1e-5) == (true == "tokens")
+
+
+def test_slowed_ranks_are_predicted_slower(make_run):
+    run = a_run(make_run, "tokens", "launch.slowdown={1: 3.0}")
+    rewrite(run, lambda n, length, rank: n * length * (3 if rank == 1 else 1))
+
+    assert proxy_error(merge_run(run))["padded_tokens"]["mape"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("cost_type", COSTS)
+def test_of_several_micro_batches_only_tokens_are_known(make_run, cost_type):
+    run = rewrite(a_run(make_run, cost_type), lambda n, length, _: n * length, micro_batches=2)
+
+    found = proxy_error(merge_run(run))
+
+    assert found["padded_tokens"]["mape"] == pytest.approx(0.0, abs=1e-5)
+    assert (found["cost"]["mape"] is None) == (cost_type != "tokens")
+
+
+def test_measured_without_coefficients_at_hand_is_not_told(make_run):
+    run = a_run(make_run, "measured")
+    text = run.config_file.read_text().replace("cost_coefficients: [2.0, 0.05, 0.001]", "cost_coefficients: null")
+    run.config_file.write_text(text.replace("probe:\n  run: null", "probe:\n  run: gone"))
+    rewrite(run, lambda n, length, _: n * length)
+
+    assert proxy_error(merge_run(run))["cost"] == {"correlation": None, "mape": None}
+
+
+def test_equal_shares_have_no_correlation_but_an_error(make_run):
+    run = rewrite(a_run(make_run, "tokens"), lambda n, length, _: 5.0)
+
+    found = summarise(run)["proxy"]
+
+    assert found["padded_tokens"]["correlation"] is None
+    assert found["padded_tokens"]["mape"] > 0
+
+
+def test_the_coefficients_of_a_probe_are_used(make_run, store):
+    probe = {"alpha_ms": 2.0, "beta_ms_per_token": 0.05, "gamma_ms_per_token2": 0.001, "heldout": {}}
+    record = {
+        "device": "cpu", "precision": "fp32", "memory_limit_mb": None, "world_size": 2, "global_batch": 16,
+        "pad_to_multiple_of": 1, "workload": {}, "capacity": [], "tables": [], "trials": [], "timings": [],
+        "cost_model": probe, "memory_model": None, "speeds": [1.0, 1.0], "allreduce": None, "soak": None,
+        "predicted_speedup": {}, "break_even_batch": None,
+    }  # fmt: skip
+    (store.root / "a-probe").mkdir(parents=True)
+    write_json(store.root / "a-probe" / "probe.json", record)
+    run = a_run(make_run, "measured", "probe.run=a-probe")
+    run.config_file.write_text(
+        run.config_file.read_text().replace("cost_coefficients: [2.0, 0.05, 0.001]", "cost_coefficients: null")
+    )
+    rewrite(run, lambda n, length, _: COSTS["measured"](n, length))
+
+    assert proxy_error(merge_run(run))["cost"]["mape"] == pytest.approx(0.0, abs=1e-5)

@@ -1,0 +1,236 @@
+"""The questions of a report, in every outcome and both languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from dynbench.analysis.verdict import Verdict
+from dynbench.experiment.answers import QUESTIONS, change, planned_speedup
+from dynbench.experiment.reporting import render_report
+from dynbench.experiment.solved import Solved
+from dynbench.experiment.subject import find_subject
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+MakeComparison = Callable[..., Run]
+
+WORDS = {"en": {"less": "smaller", "more": "larger", "same": "unchanged"}, "zh": {"less": "变小", "more": "变大"}}
+
+
+def metrics(spread: float, p95: float, memory: float) -> dict[str, object]:
+    return {
+        "std_over_ranks": {"padded_tokens": {"mean": spread}, "peak_mem_mb": {"mean": memory}},
+        "padded_tokens_max": {"mean": 10 * spread},
+        "step_time_ms": {"mean": p95 / 2, "p50": p95 / 2, "p95": p95, "total": 1.0},
+        "peak_mem_mb": {"max": 100 * memory},
+        "proxy": {
+            "cost_type": "tokens",
+            "padded_tokens": {"correlation": 0.9, "mape": 0.125},
+            "cost": {"correlation": None, "mape": None},
+        },
+    }
+
+
+def report(store: RunStore, language: str = "en") -> str:
+    subject = find_subject(store, None)
+    text = render_report(subject, language, "md", subject.run.path)
+    assert "{{" not in text
+    assert "None" not in text
+    assert "\n\n\n" not in text
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def part(text: str, start: str, end: str) -> str:
+    return " ".join(text.partition(start)[2].partition(end)[0].split())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize("arms", [1, 4])
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_answers_hold_in_every_outcome(
+    store: RunStore, make_comparison: MakeComparison, language: str, verdict: Verdict, arms: int, measured: bool
+) -> None:
+    names = [f"arm{index}" for index in range(arms)]
+    changes = [{"candidate": name, "verdict": verdict.value} for name in names]
+    summaries = {name: metrics(10.0 + index, 20.0, 30.0) for index, name in enumerate(("static", *names))}
+    make_comparison(*changes, summaries=summaries if measured else {})
+
+    text = report(store, language)
+
+    labels = load_template(language).labels
+    refused = labels["answers.incomparable"].partition("{{ baseline.name }}")[2].strip()
+    times = sum(" ".join(block.split()).count(" ".join(refused.split())) for block in text.split("\n- "))
+    assert (times > 0) == (verdict is Verdict.INCOMPARABLE)
+    tokens = part(text, "### 4.4", "### 4.5")
+    if measured and verdict is not Verdict.INCOMPARABLE:
+        assert all(f"`{name}`" in tokens for name in names)
+    if not measured:
+        assert labels["words.not_measured"] in tokens or verdict is Verdict.INCOMPARABLE
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_better_worse_and_equal_arms_are_named_as_such(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    summaries = {
+        "static": metrics(100.0, 200.0, 10.0),
+        "better": metrics(50.0, 150.0, 20.0),
+        "worse": metrics(125.0, 250.0, 5.0),
+        "equal": metrics(100.0, 200.0, 10.0),
+    }
+    make_comparison(*({"candidate": name} for name in ("better", "worse", "equal")), summaries=summaries)
+
+    text = part(report(store, language), "### 4.4", "### 4.5")
+
+    if language == "en":
+        assert "padded tokens between the ranks is smaller under `better`; larger under `worse`; unchanged" in text
+        assert "`better`: the standard deviation over the ranks is 50 tokens, under `static` 100 (50.0 % less)" in text
+        assert "percentile of the step time is smaller under `better`; larger under `worse`" in text
+        assert "`worse`: P95 is 250 ms, under `static` 200 ms (25.0 % more)" in text
+        assert "peak memory over the ranks is smaller under `worse`; larger under `better`" in text
+    else:
+        assert "在 `better` 下变小；在 `worse` 下变大；在 `equal` 下不变" in text
+        assert "`worse`：P95 为 250 ms，使用 `static` 时为 200 ms（增加 25.0 %）" in text
+        assert "峰值内存在各 rank 间的离散程度在 `worse` 下变小；在 `better` 下变大" in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("launches", [1, 3])
+def test_alone_nothing_is_compared(
+    store: RunStore, make_comparison: MakeComparison, language: str, launches: int
+) -> None:
+    make_comparison(launches=launches, summaries={"static": metrics(7.0, 20.0, 3.0)})
+
+    text = part(report(store, language), "### 4.4", "### 4.5")
+
+    alone = "Nothing was compared." if language == "en" else "没有进行比较。"
+    assert text.count(alone) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_figures_are_numbered_as_they_stand_and_referred_to(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    make_comparison({})
+
+    text = report(store, language)
+
+    word = {"en": "Figure", "zh": "图"}[language]
+    assert re.findall(rf"^!\[{word} (\d)", text, re.MULTILINE) == ["1", "2"]
+    assert re.search(rf"!\[{word} 1\S? ?.*\]\(figures/timeline.png\)", text)
+    body = re.sub(r"!\[.*\n.*", "", text)
+    assert f"{word} 1" in body  # the timeline is referred to
+    assert load_template(language).labels["words.not_drawn"] in body  # as are those that were not drawn
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_predicted_against_achieved_takes_probe_and_plans(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    probed = {"candidate": "probed", "speedup": 1.2, "predicted_speedup": 1.5, "bound_speedup": 2.25}
+    folder = make_comparison(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
+    sizes = {"world_size": 2, "global_batch": 64, "cost_type": "tokens", "exact": "both"}
+    lines = [
+        {"arm": "static", "policy": "static", "speedup_vs_static": 1.0, **sizes},
+        {"arm": "planned", "policy": "prefix", "speedup_vs_static": 2.0, **sizes},
+    ]
+    write_json(folder.path / "solve.json", {"run": "s", "results": lines})
+
+    text = part(report(store, language), "### 4.7", "### 4.8")
+
+    assert ("predicted a speed-up of 1.500" if language == "en" else "预测的加速比为 1.500") in text
+    assert "80.0 %" in text  # 1.2 of 1.5
+    assert "2.250" in text
+    assert ("a speed-up of 2.000 per real token" if language == "en" else "加速比为 2.000") in text
+    assert "75.0 %" in text  # 1.5 of 2
+    said = "a prediction was not measured" if language == "en" else "`neither`：预测未测量"
+    assert text.count(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("static_cost", "cost", "expected"),
+    [("tokens", "tokens", 2.0), ("tokens", "attention", 2.0), ("tokens", "tokens_sq", None)],
+)
+def test_costs_in_another_unit_predict_no_time(static_cost: str, cost: str, expected: float | None) -> None:
+    lines = [
+        {"arm": "a", "policy": "static", "cost_type": static_cost, "speedup_vs_static": 1.0},
+        {"arm": "b", "policy": "prefix", "cost_type": cost, "speedup_vs_static": 2.0},
+    ]
+    assert planned_speedup(Solved("s", lines), "a", "b") == expected
+    assert planned_speedup(Solved("s", lines[:1]), "a", "b") is None
+    assert planned_speedup(None, "a", "b") is None
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_arms_that_differ_in_the_cost_are_held_against_each_other(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    flags = {
+        name: {"schedule.mode": "dynamic", "schedule.policy": "prefix", "schedule.cost_type": cost}
+        for name, cost in (("plain", "tokens"), ("squared", "tokens_sq"))
+    }
+    summaries = {"plain": metrics(1.0, 120.0, 1.0), "squared": metrics(1.0, 110.0, 1.0)}
+    make_comparison({"candidate": "plain"}, {"candidate": "squared"}, flags=flags, summaries=summaries)
+
+    text = part(report(store, language), "### 4.7", "### 4.8")
+
+    assert "`plain` (tokens) 120 ms, `squared` (tokens_sq) 110 ms" in text
+    assert ("the least is that of `squared`" if language == "en" else "最小的是 `squared`") in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("judge", ["tokens", "measured"])
+def test_without_such_arms_plans_tell_the_costs_apart(
+    store: RunStore, make_comparison: MakeComparison, language: str, judge: str
+) -> None:
+    folder = make_comparison({})
+    lines = [
+        {"policy": policy, "cost_type": cost, "judge": judged, "mean": 5.0, "p95": p95 if judged == judge else 1.0}
+        for policy in ("prefix", "partition")
+        for cost, p95 in (("tokens", 20.0), ("attention", 10.0))
+        for judged in ("tokens", judge)
+    ]
+    write_json(folder.path / "solve.json", {"run": "s", "results": [], "cost_types": lines})
+
+    text = part(report(store, language), "### 4.7", "### 4.8")
+
+    assert text.count("`tokens` 20, `attention` 10") == 2
+    assert text.count("the least is that of `attention`" if language == "en" else "最小的是 `attention`") == 2
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_proxy_error_is_told_or_not_measured(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    make_comparison({}, summaries={"static": metrics(1.0, 2.0, 3.0)})
+    text = part(report(store, language), "### 4.7", "### 4.8")
+    assert "0.900" in text
+    assert "12.5 %" in text
+    assert "| 0.900 | 12.5 % |" in text
+
+    make_comparison({})
+    text = part(report(store, language), "### 4.7", "### 4.8")
+    assert load_template(language).labels["words.not_measured"] in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (2.0, 1.0, ("less", 0.5)),
+        (2.0, 3.0, ("more", 0.5)),
+        (2.0, 2.0, ("same", 0.0)),
+        (2.0, 2.0001, ("same", 0.0)),
+        (0.0, 0.0, ("same", 0.0)),
+        (0.0, 1.0, ("more", None)),
+        (None, 1.0, ("unknown", None)),
+        (1.0, None, ("unknown", None)),
+    ],
+)
+def test_a_change_has_a_word(before: float | None, after: float | None, expected: tuple[str, float | None]) -> None:
+    assert change(before, after) == expected

@@ -1,0 +1,231 @@
+"""What a report says of data, model, arms, capacities and sizes: what the records say, in both languages."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from math import comb
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from dynbench.config.describe import all_keys
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.config.schema import Dataset
+from dynbench.errors import UsageError
+from dynbench.experiment.enumeration import fits_enumeration, large, plan_counts
+from dynbench.experiment.reporting import render_report
+from dynbench.experiment.subject import find_subject, read_subject
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.prefix_enumerate import REFERENCE_LIMIT, least_by_enumeration
+
+MakeComparison = Callable[..., Run]
+
+
+def report(store: RunStore, language: str = "en", subject: Run | None = None) -> str:
+    found = find_subject(store, None) if subject is None else read_subject(store, subject)
+    text = render_report(found, language, "md", found.run.path)
+    assert "{{" not in text
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+def told(language: str, text: str, *keys: str) -> list[str]:
+    """Which of the template's texts stand in a report: those whose every piece between placeholders does."""
+    labels = load_template(language).labels
+    pieces = {key: [unwrapped(piece) for piece in re.split(r"\{\{ [\w.]+ \}\}", labels[key])] for key in keys}
+    return [key for key, found in pieces.items() if all(piece in unwrapped(text) for piece in found)]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("dataset", get_args(Dataset))
+def test_the_data_is_that_of_the_run(
+    store: RunStore, make_comparison: MakeComparison, language: str, dataset: str, tmp_path: Path
+) -> None:
+    files = {}
+    if dataset in ("tsv", "jsonl"):
+        (tmp_path / f"my.{dataset}").write_text("x", encoding="utf-8")
+        files = {"workload.data_path": str(tmp_path / f"my.{dataset}")}
+    make_comparison({}, flags={"static": {"workload.dataset": dataset, **files}})
+
+    text = report(store, language)
+
+    assert told(language, text, *(f"data.{name}" for name in get_args(Dataset))) == [f"data.{dataset}"]
+    assert (f"my.{dataset}" in text) == bool(files)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"workload.weights": "pretrained"}, "model.pretrained"),
+        ({"workload.size": "base"}, "model.random_base"),
+        ({}, "model.random_small"),
+    ],
+)
+def test_the_model_is_that_of_the_run(
+    store: RunStore, make_comparison: MakeComparison, language: str, flags: dict[str, object], key: str
+) -> None:
+    make_comparison({}, flags={"static": flags})
+
+    text = report(store, language)
+
+    assert told(language, text, "model.random_small", "model.random_base", "model.pretrained") == [key]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_subset_is_told(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+    note = {"en": "a random subset of 500", "zh": "500 个样本的随机子集"}[language]
+    make_comparison({}, flags={"static": {"workload.subset": 500}})
+    assert note in unwrapped(report(store, language))
+    make_comparison({})
+    assert note not in unwrapped(report(store, language))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_setting_stands_once_with_its_value(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    """Where the arms differ in the table of arms, else in the appendix; per launch, all values."""
+    own = {
+        "schedule.policy": "window", "schedule.mode": "dynamic", "schedule.window": 8, "schedule.capacity": 31,
+        "schedule.cost_type": "attention", "schedule.attention_a": 0.25,
+    }  # fmt: skip
+    make_comparison({}, flags={"partition": own})
+
+    text = report(store, language)
+
+    arms = text.partition("### 4.1")[2].partition("### 4.2")[0]
+    appendix = text[text.rindex("\n## ") :]
+    rows = {key: re.findall(rf"^\|[^|]*`{re.escape(key)}`[^|]*\|.*$", text, re.MULTILINE) for key in all_keys()}
+    assert {key: len(found) for key, found in rows.items()} == dict.fromkeys(all_keys(), 1)
+    unset = load_template(language).labels["words.unset"]
+    assert re.search(r"`schedule.window`\) \| 1 \| 8 \|", arms)
+    assert re.search(rf"`schedule.capacity`\) \| {unset} \| 31 \|", arms)
+    assert "`attention`: *n·L + 0.25·n·L^2*" in arms
+    assert "`train.learning_rate` | 0.0005 |" in appendix
+
+
+def test_automatic_choices_stand_with_their_reasons(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.buffer": 57}})
+    decided = {"schedule.buffer": {"value": 57, "reason": "because | so"}}
+    shared = {"train.precision": {"value": "fp32", "reason": "on a toaster"}}
+    for run in store.list():
+        if run.record().command == "train":
+            buffer = run.config().schedule.buffer
+            write_json(run.env_file, {"decisions": {**shared, **(decided if buffer == 57 else {})}})
+
+    text = report(store)
+
+    assert "57 (because \\| so) |" in text
+    assert "| `train.precision` | auto | on a toaster |" in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_arms_of_equal_settings_are_called_so(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+    labels = load_template(language).labels
+    make_comparison({})
+    assert unwrapped(labels["arms.same"]) in unwrapped(report(store, language))
+    make_comparison()
+    assert unwrapped(labels["arms.one"]) in unwrapped(report(store, language))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+    folder = make_comparison({})
+    for run in store.list():
+        if run != folder:
+            shutil.rmtree(run.path)
+    labels = load_template(language).labels
+
+    text = report(store, language, folder)
+
+    assert f"| {labels['settings.workload']} | {labels['words.missing']} |" in text
+    assert unwrapped(labels["data.missing"]) in unwrapped(text)
+    assert unwrapped(labels["arms.missing"]) in unwrapped(text)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("capacity", "key"), [(None, "none"), (12, "given"), ((12, 9), "given"), ("a-probe", "probe"), ("gone", "lost")]
+)
+@pytest.mark.parametrize(
+    ("soak", "outcome"),
+    [(None, "none"), ({"steps": 50, "ok": True, "shrunk": 1}, "passed"), ({"steps": 50, "ok": False}, "failed")],
+)
+def test_how_memory_was_guarded_is_told_as_it_was(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    capacity: object,
+    key: str,
+    soak: object,
+    outcome: str,
+) -> None:
+    rows = [
+        {"rank": rank, "length": length, "max_batch": most - rank}
+        for rank in (0, 1)
+        for length, most in ((32, 400), (256, 41))
+    ]
+    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
+    probe = store.root / "a-probe"
+    probe.mkdir()
+    write_json(probe / "run.json", {})
+    write_json(probe / "probe.json", {"capacity": rows, "memory_limit_mb": 2000.0, "soak": soak})
+    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+
+    section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
+
+    kinds = ("none", "given", "probe", "lost")
+    expected = ["memory.none"] if key == "none" else ["memory.none", f"memory.{key}"]  # static has no capacity
+    assert told(language, section, *(f"memory.{kind}" for kind in kinds)) == expected
+    soaks = ("passed", "failed", "none")
+    said = told(language, section, *(f"memory.soak_{kind}" for kind in soaks))
+    assert said == ([f"memory.soak_{outcome}"] if key == "probe" else [])
+    if key == "probe":
+        assert all(number in section for number in ("399", "40", "20.0 %", "2,000", "256"))
+
+
+@pytest.mark.parametrize(("ranks", "batch", "buffer"), [(2, 8, 7), (3, 9, 4), (4, 12, 9), (8, 64, 57)])
+def test_the_number_of_plans_and_where_enumeration_ends(ranks: int, batch: int, buffer: int) -> None:
+    texts = plan_counts(ranks, batch, buffer)
+
+    assert texts["plans.count"] == large(comb(batch - 1, ranks - 1))
+    if batch <= 12:
+        brute = [1 for counts in _counts(ranks, batch) if max(counts) <= buffer]
+        assert texts["plans.within_buffer"] == str(len(brute))
+    most = int(str(texts["plans.most_ranks"]))
+    assert comb(batch - 1, most - 1) <= REFERENCE_LIMIT
+    assert most == batch or comb(batch - 1, most) > REFERENCE_LIMIT
+    assert fits_enumeration(ranks, batch, buffer) == (texts["plans.fits"] is not None)
+
+
+def test_the_solver_refuses_where_the_report_says_so() -> None:
+    costs = np.arange(1.0, 58.0)[None, :] + np.zeros((8, 1))
+    assert not fits_enumeration(8, 64, 57)
+    with pytest.raises(UsageError, match="enumerate would try"):
+        least_by_enumeration(costs, 64)
+
+
+def test_huge_sizes_are_counted_without_trying() -> None:
+    texts = plan_counts(1024, 8192, 40)
+
+    assert re.fullmatch(r"\*\d\.\d·10\^\d+\*", str(texts["plans.count"]))
+    assert texts["plans.within_buffer"] is None
+    assert plan_counts(None, 8, 8)["plans.count"] is None
+
+
+def _counts(ranks: int, batch: int) -> list[tuple[int, ...]]:
+    if ranks == 1:
+        return [(batch,)]
+    return [(first, *rest) for first in range(1, batch - ranks + 2) for rest in _counts(ranks - 1, batch - first)]
