@@ -34,6 +34,8 @@ COST_POLICIES = ("prefix", "partition")
 """Policies whose plans are compared between cost types."""
 STEPS = 100
 """Optimizer steps per line at most: enough for a tail, a second or two in all."""
+LEAST_STEPS, WORK = 8, 2**26
+"""Large problems are planned for fewer steps: ranks * samples * steps up to `WORK`, but never below `LEAST_STEPS`."""
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +164,7 @@ def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Pat
         make_problem=make_problem,
         policies=[policy],
         windows=[config.schedule.window],
-        steps=_steps(config),
+        steps=_steps(config, world_size),
         max_length=config.workload.max_length,
     )
     try:
@@ -186,7 +188,7 @@ def _cost_types(
     measured = next((each for each in configs.values() if each.schedule.cost_type == "measured"), None)
     if measured is not None:
         costs["measured"] = build_cost(measured, multiple, root)
-    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config))
+    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, world_size))
 
 
 def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path) -> Problem:
@@ -195,8 +197,9 @@ def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path) -
     return build_problem(config, lengths, world_size, 1 if multiple == "auto" else multiple, root)
 
 
-def _steps(config: Config) -> int:
-    return min(config.train.warmup_steps + config.train.steps, STEPS)
+def _steps(config: Config, world_size: int) -> int:
+    affordable = max(WORK // (world_size * config.train.global_batch), LEAST_STEPS)
+    return min(config.train.warmup_steps + config.train.steps, affordable, STEPS)
 
 
 def _without_arm(config: Config) -> Config:
