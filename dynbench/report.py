@@ -1,14 +1,15 @@
 """Fills a template from values; nothing else.
 
-A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds every
-language-dependent text.
+A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds its
+language-dependent texts. Records are in English; how another language says what stands in them is in
+`labels.<language>.yaml` beside its template.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
 
 LANGUAGES = ("en", "zh")
+RECORDS_LANGUAGE = "en"
+"""The language of what records say; reports in it quote them."""
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([\w.]*)\s*\}\}")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
@@ -35,7 +38,7 @@ class Template:
     Attributes:
         path: where it was read.
         text: the whole file.
-        labels: texts of the front matter, by dotted key.
+        labels: texts of the language and of the front matter, by dotted key.
         body: the Markdown after the front matter.
     """
 
@@ -72,10 +75,20 @@ def load_template(language: str, path: Path | None = None) -> Template:
         TemplateError: the file cannot be read, or its front matter is not a mapping of texts.
     """
     shipped = _read_template(templates_dir() / f"template.{language}.md")
-    if path is None:
-        return shipped
-    own = _read_template(path)
-    return Template(own.path, own.text, {**shipped.labels, **own.labels}, own.body)
+    own = shipped if path is None else _read_template(path)
+    return replace(own, labels={**record_labels(language), **shipped.labels, **own.labels})
+
+
+def record_labels(language: str) -> Mapping[str, str]:
+    """How a language says what stands in records, by dotted key; empty for the records' own.
+
+    Placeholders are those of `str.format`, over the values of the record.
+    """
+    if language == RECORDS_LANGUAGE:
+        return {}
+    path = templates_dir() / f"labels.{language}.yaml"
+    labels, _ = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    return _flatten(labels)
 
 
 def fill(template: Template, values: Mapping[str, str | None]) -> str:

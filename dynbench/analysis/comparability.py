@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import NOT_IDENTITY
+from dynbench.runs.phrase import Phrase
 
 Differences = dict[str, tuple[object, object]]
 
@@ -119,9 +120,15 @@ def alike(pairs: Sequence[tuple[MergedRun, MergedRun]]) -> bool:
     return not any(compared_settings(a, b) or forbidden_differences(a, b) for a, b in pairs)
 
 
-def describe(differences: Differences) -> str:
+def describe(differences: Differences) -> Phrase:
     """`train.seed (0 and 1), env.cpu_model (…)` in one line."""
-    return ", ".join(f"{key} ({a} and {b})" for key, (a, b) in differences.items())
+    return Phrase.listed(
+        ", ",
+        (
+            Phrase(f"{key} ({a} and {b})", "difference", key=key, first=_word(a), second=_word(b))
+            for key, (a, b) in differences.items()
+        ),
+    )
 
 
 def fact(env: Mapping[str, object], key: str) -> object:
@@ -148,6 +155,10 @@ def may_differ(key: str) -> bool:
 
 def _listed(key: str, listed: Sequence[str]) -> bool:
     return key in listed or key.partition(".")[0] in listed
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, Phrase) else str(value)
 
 
 def _add_if_different(found: Differences, key: str, a: object, b: object) -> None:

@@ -19,6 +19,7 @@ from dynbench.analysis.summary import summary_of
 from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
+from dynbench.runs.phrase import Phrase
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Comparison:
     candidate: Arm
     pairing: Pairing
     verdict: Verdict
-    reason: str
+    reason: Phrase
     aa: bool
     level: Level
     speedup: Ratio
@@ -69,6 +70,7 @@ class Comparison:
             "candidate": self.candidate.label,
             "verdict": self.verdict.value,
             "reason": self.reason,
+            "reason_said": self.reason.record(),
             "aa": self.aa,
             "level": self.level,
             "speedup": self.speedup.estimate,
@@ -139,9 +141,13 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
     noise = settings.noise_threshold if aa else noise
     verdict, reason = _verdict(baseline.label, candidate.label, speedup, noise, settings.confidence, aa=aa)
     if forbidden:
-        verdict, reason = Verdict.INCOMPARABLE, f"they differ in {describe(forbidden)}"
+        differing = describe(forbidden)
+        verdict, reason = (
+            Verdict.INCOMPARABLE,
+            Phrase(f"they differ in {differing}", "reason.INCOMPARABLE", differences=differing),
+        )
     else:
-        reason += _virtual_note(pairs[0][0])
+        reason = _with_virtual_note(reason, pairs[0][0])
     return Comparison(
         baseline=baseline,
         candidate=candidate,
@@ -164,7 +170,7 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
 
 def _verdict(
     baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float, *, aa: bool
-) -> tuple[Verdict, str]:
+) -> tuple[Verdict, Phrase]:
     if aa:
         return decide_alike(speedup, noise), sentence_alike(baseline, candidate, speedup, confidence)
     verdict = decide(speedup, noise)
@@ -181,7 +187,7 @@ def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> 
     for base, other in pairing.pairs or ((baseline.runs[0], candidate.runs[0]),):
         found |= forbidden_differences(base, other)
         if pairing.pairs and (base.partial or other.partial):
-            found["rows"] = ("; ".join(base.lacks) or "whole", "; ".join(other.lacks) or "whole")
+            found["rows"] = (_lacks(base), _lacks(other))
     if found and not (force and pairing.pairs):
         raise NotComparable(
             f"{baseline.label} and {candidate.label} cannot be compared, they differ in {describe(found)}",
@@ -195,8 +201,16 @@ def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> 
     return found
 
 
-def _virtual_note(merged: MergedRun) -> str:
-    return f" (virtual ranks; communication: {merged.facts.comm_model})" if merged.facts.virtual else ""
+def _lacks(merged: MergedRun) -> Phrase:
+    return Phrase.listed("; ", merged.lacks) if merged.lacks else Phrase("whole", "whole")
+
+
+def _with_virtual_note(reason: Phrase, merged: MergedRun) -> Phrase:
+    comm_model = merged.facts.comm_model
+    if comm_model is None:
+        return reason
+    text = f"{reason} (virtual ranks; communication: {comm_model})"
+    return Phrase(text, "reason.virtual", reason=reason, comm_model=comm_model)
 
 
 def _improvements(pairs: Sequence[Pair]) -> dict[str, float]:

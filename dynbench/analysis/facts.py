@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dynbench.config.digest import flatten
 from dynbench.config.rules import known_world_size
 from dynbench.errors import RecordError
+from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 
 log = logging.getLogger(__name__)
@@ -53,9 +54,15 @@ class RunFacts:
         return self.launcher == "virtual"
 
     @property
-    def comm_model(self) -> str | None:
+    def comm_model(self) -> Phrase | None:
         """The communication model of virtual ranks in words; None for real ranks."""
-        return str(self.decided("launch.comm_model") or "none") if self.virtual else None
+        if not self.virtual:
+            return None
+        decided = self.decided("launch.comm_model")
+        if decided is None:
+            return Phrase("none", "comm_model.none")
+        said = (self._decision("launch.comm_model") or {}).get("said")
+        return Phrase.read(said) if isinstance(said, Mapping) else Phrase(str(decided))
 
     @property
     def steps(self) -> int:
@@ -84,15 +91,24 @@ class RunFacts:
 
     def decided(self, key: str) -> object:
         """What was decided for a key left to the program, with what was only known at the start; else as configured."""
+        decision = self._decision(key)
+        return self.config.get(key) if decision is None else decision.get("value")
+
+    def _decision(self, key: str) -> Mapping[str, object] | None:
         decisions = self.env.get("decisions")
         decision = decisions.get(key) if isinstance(decisions, Mapping) else None
-        return decision.get("value") if isinstance(decision, Mapping) else self.config.get(key)
+        return decision if isinstance(decision, Mapping) else None
 
     def number(self, key: str) -> int:
         """An integer of the configuration."""
         value = self.config[key]
         assert isinstance(value, int), key
         return value
+
+
+def status_phrase(status: str) -> Phrase:
+    """The status of a run, for texts in other languages too."""
+    return Phrase(status, f"status.{status}")
 
 
 def read_facts(run: Run) -> RunFacts:

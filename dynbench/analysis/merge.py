@@ -15,10 +15,11 @@ from pathlib import Path
 import polars as pl
 
 from dynbench.analysis.blocks import block_times, number_blocks
-from dynbench.analysis.facts import RunFacts, read_facts
+from dynbench.analysis.facts import RunFacts, read_facts, status_phrase
 from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_file
 from dynbench.analysis.steps import MERGED_COLUMNS, step_table
 from dynbench.errors import RecordError
+from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class MergedRun:
     missing_ranks: tuple[int, ...] = ()
     incomplete_steps: int = 0
     torn_lines: int = 0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Phrase, ...] = ()
     evaluations: pl.DataFrame = field(default_factory=pl.DataFrame)
 
     @cached_property
@@ -82,7 +83,7 @@ class MergedRun:
         return self.facts.world_size or len(self.ranks) + len(self.missing_ranks)
 
     @cached_property
-    def lacks(self) -> tuple[str, ...]:
+    def lacks(self) -> tuple[Phrase, ...]:
         """What is missing for a whole run, in words; empty for a whole one."""
         return tuple(self._lacks())
 
@@ -91,14 +92,17 @@ class MergedRun:
         """Whether something of the run is missing."""
         return bool(self.lacks)
 
-    def _lacks(self) -> Iterator[str]:
+    def _lacks(self) -> Iterator[Phrase]:
         if self.facts.status != "completed":
-            yield f"status is {self.facts.status}"
+            status = status_phrase(self.facts.status)
+            yield Phrase(f"status is {status}", "lacks.status", status=status)
         if self.missing_ranks:
-            named = ", ".join(str(rank) for rank in self.missing_ranks[:8])
-            yield f"{len(self.missing_ranks)} of {self.world_size} ranks have no rows (rank {named})"
-        if self.measured.height < self.facts.steps:
-            yield f"{self.measured.height} of {self.facts.steps} measured steps"
+            missing, first = len(self.missing_ranks), self.missing_ranks[:8]
+            text = f"{missing} of {self.world_size} ranks have no rows (rank {', '.join(map(str, first))})"
+            yield Phrase(text, "lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
+        measured, steps = self.measured.height, self.facts.steps
+        if measured < steps:
+            yield Phrase(f"{measured} of {steps} measured steps", "lacks.steps", measured=measured, steps=steps)
 
     def rank_rows(self, step: int) -> pl.DataFrame:
         """The merged rows of one step, one per rank in order of rank."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from dynbench.runs.phrase import Phrase
 from dynbench.runs.records import COLUMNS
 
 _INTEGERS = {
@@ -45,13 +46,13 @@ class RankFile:
         rank: from the file's name.
         rows: the readable rows in order of step, or None where the file cannot be used.
         torn_lines: lines dropped because they were incomplete or unreadable.
-        note: what was wrong with the file, empty when nothing was.
+        note: what was wrong with the file, None when nothing was.
     """
 
     rank: int
     rows: pl.DataFrame | None
     torn_lines: int = 0
-    note: str = ""
+    note: Phrase | None = None
 
 
 def find_rank_files(folder: Path) -> dict[int, Path]:
@@ -69,23 +70,27 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     torn = int(end < len(data))
     data = data[:end]
     if not data:
-        return RankFile(rank, None, torn, f"{path.name} is empty")
+        return RankFile(rank, None, torn, Phrase(f"{path.name} is empty", "rank_file.empty", file=path.name))
     columns = data[: data.index(b"\n")].decode("utf-8", errors="replace").strip().split(",")
     lacking = [name for name in COLUMNS if name not in columns]
     if lacking:
-        return RankFile(rank, None, torn, f"{path.name} is of another version: it lacks {', '.join(lacking[:4])}")
+        text = f"{path.name} is of another version: it lacks {', '.join(lacking[:4])}"
+        return RankFile(rank, None, torn, Phrase(text, "rank_file.version", file=path.name, columns=lacking[:4]))
     rows = _parse(data, columns)
     written = data.count(b"\n") - 1
     rows = rows.filter(pl.all_horizontal(pl.col(COLUMNS).is_not_null()))
     torn += written - rows.height
     if rows.height and not rows["rank"].eq(rank).all():
-        return RankFile(rank, None, torn, f"{path.name} holds rows of rank {rows['rank'].unique().to_list()}")
+        ranks = rows["rank"].unique().to_list()
+        text = f"{path.name} holds rows of rank {ranks}"
+        return RankFile(rank, None, torn, Phrase(text, "rank_file.other_rank", file=path.name, ranks=ranks))
     if not rows.height:
-        return RankFile(rank, None, torn, f"{path.name} has no row")
+        return RankFile(rank, None, torn, Phrase(f"{path.name} has no row", "rank_file.no_row", file=path.name))
     if not rows["step"].is_sorted() or rows["step"].n_unique() < rows.height:
         kept = rows.unique("step", keep="first").sort("step")
-        note = f"{path.name}: steps repeated or out of order, {rows.height - kept.height} rows dropped"
-        return RankFile(rank, kept, torn, note)
+        dropped = rows.height - kept.height
+        text = f"{path.name}: steps repeated or out of order, {dropped} rows dropped"
+        return RankFile(rank, kept, torn, Phrase(text, "rank_file.order", file=path.name, rows=dropped))
     return RankFile(rank, rows, torn)
 
 

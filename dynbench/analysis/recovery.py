@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dynbench.analysis.levels import Level
 from dynbench.analysis.merge import PARQUET, MergedRun
 from dynbench.analysis.pairing import Pair
+from dynbench.runs.phrase import Phrase
 
 FloatArray = NDArray[np.float64]
 
@@ -44,15 +45,18 @@ class Recovery:
     share: float | None
     overhead_share: float
 
-    def sentence(self, baseline: str) -> str:
+    def sentence(self, baseline: str) -> Phrase:
         """For people, without a full stop."""
         what = f"{baseline}'s steps" if self.within_steps else f"{baseline}'s samples in any of its steps"
         bound = f"the bound on {what} is {self.bound_speedup:.3f} times as fast"
         if self.share is None:
-            return f"{bound}: next to nothing is lost"
-        if self.share < NO_SHARE:
-            return f"nothing of what {baseline} loses is recovered; {bound}"
-        return f"{100 * self.share:.0f} % of what {baseline} loses is recovered; {bound}"
+            case, text = "no_loss", f"{bound}: next to nothing is lost"
+        elif self.share < NO_SHARE:
+            case, text = "nothing", f"nothing of what {baseline} loses is recovered; {bound}"
+        else:
+            case, text = "share", f"{100 * self.share:.0f} % of what {baseline} loses is recovered; {bound}"
+        where = "steps" if self.within_steps else "samples"
+        return Phrase(text, f"recovery.{case}.{where}", baseline=baseline, bound=self.bound_speedup, share=self.share)
 
 
 def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:

@@ -73,6 +73,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "mode": facts.mode,
         "launcher": facts.launcher,
         "comm_model": facts.comm_model,
+        "comm_model_said": facts.comm_model.record() if facts.comm_model is not None else None,
         "world_size": merged.world_size,
         "global_batch": facts.global_batch,
         "steps": steps.height,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from dynbench.analysis.stats import Ratio
+from dynbench.runs.phrase import Phrase
 
 
 class Verdict(StrEnum):
@@ -46,12 +47,15 @@ def decide_alike(speedup: Ratio, noise: float) -> Verdict:
     return Verdict.AMBIGUOUS if verdict in (Verdict.FASTER, Verdict.SLOWER) else verdict
 
 
-def sentence(verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float) -> str:
+def sentence(
+    verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float
+) -> Phrase:
     """Why, in one sentence with the numbers."""
     measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in real tokens per second"
     interval = _interval(speedup, confidence)
     if verdict == Verdict.ESTIMATE:
-        return f"{measured}; {interval}"
+        text = f"{measured}; {interval}"
+        return Phrase(text, "reason.ESTIMATE", baseline=baseline, candidate=candidate, speedup=speedup.estimate)
     threshold = f"the noise threshold of {100 * noise:.1f} %"
     why = {
         Verdict.FASTER: f"above 1, and the estimate is beyond {threshold}",
@@ -59,14 +63,38 @@ def sentence(verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, no
         Verdict.SAME: f"wholly inside {threshold}",
         Verdict.AMBIGUOUS: f"it does not settle the question at {threshold}",
     }
-    return f"{measured}; {interval}: {why[verdict]}"
+    return Phrase(
+        f"{measured}; {interval}: {why[verdict]}",
+        f"reason.{verdict}",
+        baseline=baseline,
+        candidate=candidate,
+        speedup=speedup.estimate,
+        low=speedup.low,
+        high=speedup.high,
+        pairs=speedup.pairs,
+        confidence_percent=100 * confidence,
+        noise=noise,
+    )
 
 
-def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float) -> str:
+def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float) -> Phrase:
     """What two arms of one configuration showed, in one sentence with the numbers."""
-    return (
+    text = (
         f"{baseline} and {candidate} are configured alike, so their ratio of {speedup.estimate:.3f} in real tokens per "
         f"second is the machine's noise; {_interval(speedup, confidence)}"
+    )
+    if speedup.low is None:
+        return Phrase(text, "reason.alike.ESTIMATE", baseline=baseline, candidate=candidate, ratio=speedup.estimate)
+    return Phrase(
+        text,
+        "reason.alike.interval",
+        baseline=baseline,
+        candidate=candidate,
+        ratio=speedup.estimate,
+        low=speedup.low,
+        high=speedup.high,
+        pairs=speedup.pairs,
+        confidence_percent=100 * confidence,
     )
 
 

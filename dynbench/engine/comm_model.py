@@ -13,6 +13,7 @@ import numpy as np
 
 from dynbench.engine.planning import load_probe
 from dynbench.errors import UsageError
+from dynbench.runs.phrase import Phrase
 
 FILE_SCHEMA_VERSION = 1
 
@@ -21,7 +22,7 @@ class CommModel(Protocol):
     """Predicted time of one all-reduce."""
 
     @property
-    def description(self) -> str:
+    def description(self) -> Phrase:
         """Shown wherever the virtual step time is."""
         ...
 
@@ -34,7 +35,10 @@ class CommModel(Protocol):
 class NoComm:
     """Communication takes no time."""
 
-    description: str = "none: communication takes no time"
+    @property
+    def description(self) -> Phrase:
+        """That there is none."""
+        return Phrase("none: communication takes no time", "comm_model.none")
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Zero."""
@@ -49,9 +53,10 @@ class AlphaBeta:
     beta_ms_per_mb: float
 
     @property
-    def description(self) -> str:
+    def description(self) -> Phrase:
         """The formula."""
-        return f"{self.alpha_ms:g} ms + {self.beta_ms_per_mb:g} ms/MB, as given"
+        text = f"{self.alpha_ms:g} ms + {self.beta_ms_per_mb:g} ms/MB, as given"
+        return Phrase(text, "comm_model.given", alpha_ms=self.alpha_ms, beta_ms_per_mb=self.beta_ms_per_mb)
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Alpha + beta * size, whatever the number of ranks."""
@@ -73,9 +78,10 @@ class Measured:
     world_size: int
 
     @property
-    def description(self) -> str:
+    def description(self) -> Phrase:
         """The source."""
-        return f"all-reduce measured with {self.world_size} ranks ({self.source})"
+        text = f"all-reduce measured with {self.world_size} ranks ({self.source})"
+        return Phrase(text, "comm_model.measured", world_size=self.world_size, source=self.source)
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Interpolated between the measured sizes, proportional to size beyond the largest."""
@@ -153,7 +159,8 @@ def _from_probe(reference: str, root: Path) -> Measured:
         raise UsageError(
             f"launch.comm_model: probe {reference!r} measured no all-reduce", "Probe with two or more ranks."
         )
-    return _measured(f"probe {reference}", [(probe.megabytes, probe.ms)], probe.world_size)
+    source = Phrase(f"probe {reference}", "comm_model.probe", probe=reference)
+    return _measured(source, [(probe.megabytes, probe.ms)], probe.world_size)
 
 
 def _measured(source: str, points: Sequence[tuple[float, float]], world_size: int) -> Measured:

@@ -51,7 +51,8 @@ def _decisions(run: Run, config: Config, context: RankContext, memory: MemoryMet
     if config.launch.launcher == "virtual":
         model = build_comm_model(config.launch.comm_model, run.path.parent)
         reason = f"launch.comm_model is {config.launch.comm_model!r}"
-        decisions["launch.comm_model"] = {"value": model.description, "reason": reason}
+        said = model.description
+        decisions["launch.comm_model"] = {"value": said, "reason": reason, "said": said.record()}
     return decisions
 
 

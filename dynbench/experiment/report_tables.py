@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.metrics import METRICS, Metric, lookup
 from dynbench.analysis.tables import format_value
+from dynbench.experiment import report_texts as texts
 from dynbench.experiment.formats import NBSP, interval, percent, saved_hours, speedup
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
 from dynbench.experiment.subject import Json, Member, Subject, mean_of
@@ -57,12 +58,6 @@ def ranks_kind(subject: Subject, template: Template) -> str | None:
     if launcher is None:
         return None
     return template.label("words.virtual" if launcher == "virtual" else "words.real")
-
-
-def comm_model(subject: Subject) -> str | None:
-    """The communication model of virtual ranks in words; None for real ones, or when not recorded."""
-    models = (member.summary.get("comm_model") for arm in subject.arms.values() for member in arm)
-    return next((str(model) for model in models if model), None)
 
 
 def comparisons_table(subject: Subject, template: Template) -> str:
@@ -122,8 +117,7 @@ def checks_table(checks: Sequence[Json], template: Template) -> str:
     if not checks:
         return ""
     columns = ("severity", "check", "seen", "limit", "hint")
-    keys = ("severity", "id", "seen", "limit", "hint")
-    rows = [[str(check.get(key, "")) for key in keys] for check in checks]
+    rows = [texts.finding_texts(template, check) for check in checks]
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=5)
 
 
@@ -172,7 +166,7 @@ def runs_table(subject: Subject, template: Template) -> str:
         for member in members:
             missing = template.label("words.missing")
             seed = missing if member.config is None else str(member.config.get("train.seed"))
-            status = missing if member.status is None else str(member.status)
+            status = missing if member.status is None else texts.status(template, member.status)
             rows.append([name, f"`{member.id}`", seed, status])
     columns = ("arm", "run", "seed", "status")
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
@@ -208,7 +202,7 @@ def _gap(result: Json, objective: str, template: Template) -> str:
 
 
 def _title(metric: Metric, template: Template) -> str:
-    unit = f" ({metric.unit})" if metric.unit not in ("", "%") else ""
+    unit = f" ({template.label(f'units.{metric.unit}', metric.unit)})" if metric.unit not in ("", "%") else ""
     return template.label(f"metrics.{metric.key}", metric.title) + unit
 
 
@@ -226,11 +220,13 @@ def _machine(members: Sequence[Member], template: Template) -> dict[str, str | N
     )
     packages, git = env.get("packages"), env.get("git")
     if model := fact(env, "data.model.source"):
-        facts["model"] = str(model)
+        facts["model"] = texts.said(template, fact(env, "data.model.said"), model)
     if samples is not None:
         facts["samples"] = format_count(samples)
     if env.get("cpu_model"):
-        facts["cpu"] = f"{env['cpu_model']}" + (f", {cores:.0f} cores" if cores is not None else "")
+        named = f"{env['cpu_model']}"
+        counted = named if cores is None else f"{named}, {cores:.0f} cores"
+        facts["cpu"] = texts.say(template, "phrases.processor", {"name": named, "cores": cores}) or counted
     if memory_mb is not None:
         facts["memory"] = f"{memory_mb / 1000:.1f} GB"
     if isinstance(packages, Mapping):

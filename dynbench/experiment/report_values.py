@@ -14,6 +14,7 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment import answers, memory_safety
 from dynbench.experiment import report_tables as tables
+from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
@@ -49,7 +50,7 @@ def report_values(sources: Sources) -> Values:
     """Every placeholder that a template may use, with its text."""
     values = {
         **_identity(sources),
-        **_arms(sources.subject),
+        **_arms(sources.subject, sources.template),
         **data_texts(sources.subject),
         **_plans(sources.subject),
         **_tables(sources),
@@ -71,7 +72,7 @@ def _identity(sources: Sources) -> Values:
     }
 
 
-def _arms(subject: Subject) -> Values:
+def _arms(subject: Subject, template: Template) -> Values:
     """The baseline, and the best candidate of the comparisons."""
     best, members = subject.best or {}, subject.arms[subject.baseline]
     alike = subject.best_alike or {}
@@ -89,7 +90,8 @@ def _arms(subject: Subject) -> Values:
         "best.saved": saved_hours(best),
         "best.saved_interval": saved_interval(best),
         "best.launches": str(best["launches"]) if best.get("launches") else None,
-        "best.reason": str(best["reason"]) if best.get("reason") else None,
+        "best.reason": texts.reason(template, best),
+        "best.recovered": texts.recovered(template, best),
         "best.loss_difference": tables.loss_difference(best),
         "best.plan_percent": percent(mean_of(planned, "plan_fraction")),
         "alike.name": f"`{alike.get('candidate')}`" if alike else None,
@@ -102,7 +104,7 @@ def _tables(sources: Sources) -> Values:
     subject, template, solved = sources.subject, sources.template, sources.solved
     return {
         "setting.launcher": tables.ranks_kind(subject, template),
-        "setting.comm_model": tables.comm_model(subject),
+        "setting.comm_model": texts.comm_model(template, subject),
         "table.setting": tables.settings_table(subject, template),
         "table.comparisons": tables.comparisons_table(subject, template) if subject.comparisons else None,
         "table.metrics": tables.metrics_table(subject, template),
@@ -154,6 +156,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.alike": "alike.note" if subject.best_alike else None,
         "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
         "say.virtual": "ranks.note" if subject.virtual else None,
+        "say.recovered": "recovered" if values["best.recovered"] and claim != Verdict.INCOMPARABLE else None,
         "say.order": f"order.{_order(subject)}",
         "say.work": f"work.{_work(subject.best)}",
         "say.checks": f"checks.{checks}",

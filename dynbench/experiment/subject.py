@@ -117,9 +117,13 @@ def mean_of(members: Sequence[Member], key: str) -> float | None:
 
     Where every run is partial, over those.
     """
-    whole = [member for member in members if not member.summary.get("partial")] or members
-    values = [value for member in whole if (value := lookup(member.summary, key)) is not None]
+    values = [value for member in whole(members) if (value := lookup(member.summary, key)) is not None]
     return sum(values) / len(values) if values else None
+
+
+def whole(members: Sequence[Member]) -> Sequence[Member]:
+    """The runs that tables and figures show: those that are not partial; where all are, all."""
+    return [member for member in members if not member.summary.get("partial")] or members
 
 
 def find_subject(store: RunStore, reference: str | None) -> Subject:

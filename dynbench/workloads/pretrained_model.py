@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, Pretrai
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
+from dynbench.runs.phrase import Phrase
 from dynbench.workloads.hub import cached_revision, first_line, load_from_hub, local_folder
 from dynbench.workloads.model_config import describe, fit_to_data
 
@@ -80,7 +81,8 @@ class PretrainedModel:
     def facts(self) -> dict[str, object]:
         """Source, hub revision and shape."""
         revision = cached_revision(self.name) if self.on_hub else None
-        return {"source": f"pretrained {self.name}", "revision": revision, **describe(self.config)}
+        source = Phrase(f"pretrained {self.name}", "model.pretrained", name=self.name)
+        return {"source": source, "said": source.record(), "revision": revision, **describe(self.config)}
 
     def build(self, seed: int) -> nn.Module:
         """The model with its weights loaded; the caller's random state is left as it was.

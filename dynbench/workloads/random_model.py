@@ -9,6 +9,7 @@ from torch import nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from dynbench.config.schema import Workload
+from dynbench.runs.phrase import Phrase
 from dynbench.workloads.model_config import describe, fit_to_data
 
 SMALL_SHAPE = {"dim": 256, "hidden_dim": 1024, "n_layers": 2, "n_heads": 4}
@@ -45,7 +46,8 @@ class RandomModel:
     @property
     def facts(self) -> dict[str, object]:
         """Source and shape."""
-        return {"source": f"random weights, DistilBERT {self.size}", **describe(self.config)}
+        source = Phrase(f"random weights, DistilBERT {self.size}", "model.random", size=self.size)
+        return {"source": source, "said": source.record(), **describe(self.config)}
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model; the caller's random state is left as it was."""

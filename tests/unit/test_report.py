@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, table
+from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, record_labels, table
 
 FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
 
@@ -97,7 +97,8 @@ def test_both_languages_say_the_same_things() -> None:
 
     assert placeholders[0] == placeholders[1]
     assert headings[0] == headings[1]
-    assert {key for key in zh.labels if not key.startswith("metrics.")} == set(en.labels)
+    of_records = record_labels("zh").keys()
+    assert {key for key in zh.labels if not key.startswith("metrics.")} - of_records == en.labels.keys() - of_records
 
 
 def test_the_chinese_template_names_every_metric() -> None:

@@ -14,16 +14,20 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         if comparison.level != "stream" or comparison.forbidden:
             continue
         arms = f"{comparison.baseline.label} and {comparison.candidate.label}"
+        names: dict[str, object] = {"baseline": comparison.baseline.label, "candidate": comparison.candidate.label}
         pairs = comparison.pairing.pairs
         if all(windows_agree(*pair) for pair in pairs):
             facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
+            warmup_steps = _whole(facts.number("train.warmup_steps"), facts.window)
+            steps = _whole(facts.steps, facts.window)
             yield Finding(
                 "info",
                 f"{arms} compute the same samples per window of {facts.window} steps, but the measured steps split one",
                 "level step or window",
-                "Let the measured steps be whole windows: "
-                f"--warmup-steps {_whole(facts.number('train.warmup_steps'), facts.window)} "
-                f"--steps {_whole(facts.steps, facts.window)}, within one epoch.",
+                f"Let the measured steps be whole windows: --warmup-steps {warmup_steps} --steps {steps}, within one "
+                "epoch.",
+                values={**names, "window": facts.window, "warmup_steps": warmup_steps, "steps": steps},
+                cases=dict.fromkeys(("seen", "hint"), "split"),
             )
         else:
             yield Finding(
@@ -31,6 +35,8 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{arms} compute different samples per step",
                 "level step or window",
                 "The effect is time per real token; over few steps the samples drawn add to the noise.",
+                values=names,
+                cases=dict.fromkeys(("seen", "hint"), "samples"),
             )
 
 

@@ -30,4 +30,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: step time changes by {100 * drift:+.0f} % over the launch",
                 f"{100 * LIMIT:.0f} %",
                 "Look for throttling or other work on the machine; ABBA order cancels a linear drift between launches.",
+                values={"run": run.label, "drift": drift, "limit": LIMIT},
             )

@@ -21,10 +21,19 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{one.label} and {other.label}: {differing}",
                 "the same machine, system and code",
                 "Launch all arms together: dynbench compare.",
+                values={"first": one.label, "second": other.label, "differences": differing},
+                cases=dict.fromkeys(("seen", "limit", "hint"), "differs"),
             )
     for run in evidence.runs:
         if not run.facts.env:
-            yield Finding("warn", f"{run.label}: env.json is missing", "known provenance", "Train it again.")
+            yield Finding(
+                "warn",
+                f"{run.label}: env.json is missing",
+                "known provenance",
+                "Train it again.",
+                values={"run": run.label},
+                cases=dict.fromkeys(("seen", "limit", "hint"), "unknown"),
+            )
 
 
 def _couples(evidence: Evidence) -> Iterator[Pair]:

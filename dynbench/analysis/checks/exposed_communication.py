@@ -20,5 +20,6 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{arm.label}: {100 * share:.0f} % of the step time is exposed communication",
                 f"{100 * LIMIT:.0f} %",
                 "Scheduling cannot shorten it; a larger batch, a faster link, or compression can.",
+                values={"arm": arm.label, "share": share, "limit": LIMIT},
             )
             return

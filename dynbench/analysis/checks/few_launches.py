@@ -14,10 +14,16 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
         arms = f"{comparison.baseline.label} and {comparison.candidate.label}"
+        values = {
+            "baseline": comparison.baseline.label,
+            "candidate": comparison.candidate.label,
+            "pairs": pairs,
+            "fewest": FEWEST,
+        }
         hint = "dynbench compare RECIPE launches the arms in ABBA order, as often as the recipe says."
         if pairs < FEWEST:
-            yield Finding(
-                "warn", f"{arms}: {pairs} paired launch{'es' if pairs > 1 else ''}", f"at least {FEWEST}", hint
-            )
+            seen = f"{arms}: {pairs} paired launch{'es' if pairs > 1 else ''}"
+            yield Finding("warn", seen, f"at least {FEWEST}", hint, values=values, cases={"limit": "few"})
         elif pairs % 2:
-            yield Finding("info", f"{arms}: {pairs} paired launches", "an even number, so that drift cancels", hint)
+            seen, limit = f"{arms}: {pairs} paired launches", "an even number, so that drift cancels"
+            yield Finding("info", seen, limit, hint, values=values, cases={"limit": "odd"})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.schema import Analysis
+from dynbench.runs.phrase import recorded
 
 Severity = Literal["info", "warn", "fail"]
 
@@ -43,12 +44,17 @@ class Evidence:
 class Finding:
     """One thing a check found.
 
+    Reports in other languages have their own `seen`, `limit` and `hint` of every check (`findings` in
+    report/labels.<language>.yaml) and fill in the same values.
+
     Attributes:
         severity: `info` explains, `warn` makes the numbers less certain, `fail` makes them wrong.
         seen: which run or arm, and the value.
         limit: what it was held against.
         hint: what to do next.
         id: the check, set by the registry.
+        values: what the three texts mention, by name.
+        cases: for each text of which the check has several wordings, which one it is.
     """
 
     severity: Severity
@@ -56,7 +62,10 @@ class Finding:
     limit: str
     hint: str
     id: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
+    cases: Mapping[str, str] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, object]:
         """The `checks` entry of JSON.md."""
-        return asdict(self)
+        texts = {"severity": self.severity, "seen": self.seen, "limit": self.limit, "hint": self.hint, "id": self.id}
+        return {**texts, "values": recorded(self.values), "cases": dict(self.cases)}

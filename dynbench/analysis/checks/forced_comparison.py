@@ -18,4 +18,9 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{arms} differ in {describe(comparison.forbidden)}",
                 "nothing but what is compared may differ",
                 "Do not quote the ratio; train both arms with the same values.",
+                values={
+                    "baseline": comparison.baseline.label,
+                    "candidate": comparison.candidate.label,
+                    "differences": describe(comparison.forbidden),
+                },
             )

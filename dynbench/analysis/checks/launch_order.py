@@ -19,4 +19,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "of the other",
                 "launches in turn, so that drift cancels",
                 "dynbench compare RECIPE launches the arms in ABBA order.",
+                values={"baseline": comparison.baseline.label, "candidate": comparison.candidate.label},
             )

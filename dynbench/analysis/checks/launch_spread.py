@@ -25,4 +25,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{arm.label}: time per real token varies by {100 * spread:.0f} % over {len(times)} launches",
                 f"less than {100 * LIMIT:.0f} %",
                 "Stop other work on the machine, fix its clocks, or take more steps and launches.",
+                values={"arm": arm.label, "spread": spread, "launches": len(times), "limit": LIMIT},
             )

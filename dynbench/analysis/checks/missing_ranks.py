@@ -17,4 +17,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: no rows of rank {named} ({len(run.ranks)} of {run.world_size} ranks present)",
                 "every rank",
                 f"Bring the files of the other nodes into {run.run.ranks_dir}, or train again.",
+                values={
+                    "run": run.label,
+                    "ranks": run.missing_ranks[:8],
+                    "present": len(run.ranks),
+                    "world_size": run.world_size,
+                    "folder": str(run.run.ranks_dir),
+                },
             )

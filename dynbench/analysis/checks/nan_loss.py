@@ -25,8 +25,22 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{broken['step'][0]}",
                 "a finite loss in every step",
                 HINT,
+                values={
+                    "run": run.label,
+                    "broken": broken.height,
+                    "steps": run.steps.height,
+                    "first": int(broken["step"][0]),
+                },
+                cases={"seen": "training", "limit": "training"},
             )
             continue
         evaluations = run.evaluations
         if "loss" in evaluations.columns and not evaluations["loss"].cast(pl.Float64, strict=False).is_finite().all():
-            yield Finding("fail", f"{run.label}: an evaluation loss is not finite", "a finite evaluation loss", HINT)
+            yield Finding(
+                "fail",
+                f"{run.label}: an evaluation loss is not finite",
+                "a finite evaluation loss",
+                HINT,
+                values={"run": run.label},
+                cases={"seen": "evaluation", "limit": "evaluation"},
+            )

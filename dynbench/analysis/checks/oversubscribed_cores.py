@@ -18,16 +18,20 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             continue
         running = threads * (1 if run.facts.virtual else ranks)
         if running > cores:
+            setting, number = _remedy(ranks, threads, cores)
             yield Finding(
                 "warn",
                 f"{run.label}: {ranks} ranks with {threads} thread{'s' if threads > 1 else ''} each",
                 f"{cores} cores",
-                _hint(ranks, threads, cores),
+                f"Use --{setting} {number}.",
+                values={"run": run.label, "ranks": ranks, "threads": threads, "cores": cores, "number": number},
+                cases={"hint": setting},
             )
             return
 
 
-def _hint(ranks: int, threads: int, cores: int) -> str:
+def _remedy(ranks: int, threads: int, cores: int) -> tuple[str, int]:
+    """The option to set, and to what."""
     if ranks > cores or threads == 1:
-        return f"Use --nproc {max(1, cores // threads)}."
-    return f"Use --threads {cores // ranks}."
+        return "nproc", max(1, cores // threads)
+    return "threads", cores // ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.facts import status_phrase
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -16,4 +17,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: {run.measured.height} measured steps, status {run.facts.status}",
                 f"{run.facts.steps} steps, completed",
                 f"See {run.run.logs_dir} for why; partial launches are left out of comparisons. Train it again.",
+                values={
+                    "run": run.label,
+                    "measured": run.measured.height,
+                    "status": status_phrase(run.facts.status),
+                    "steps": run.facts.steps,
+                    "folder": str(run.run.logs_dir),
+                },
             )

@@ -21,9 +21,12 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         run = arm.runs[0]
         share = float(run.measured["plan_ms_mean"].sum()) / run.time_ms if run.measured.height else 0.0
         if share > LIMIT:
+            policy = arm.runs[0].facts.policy
             yield Finding(
                 "warn",
                 f"{arm.label}: planning takes {100 * share:.1f} % of the step time",
                 f"{100 * LIMIT:.0f} %",
-                HINTS.get(arm.runs[0].facts.policy, OTHER_HINT),
+                HINTS.get(policy, OTHER_HINT),
+                values={"arm": arm.label, "share": share, "limit": LIMIT},
+                cases={"hint": policy if policy in HINTS else "other"},
             )

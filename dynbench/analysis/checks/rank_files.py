@@ -16,4 +16,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: {note}",
                 "one file per rank, written by this version",
                 "What can be read is used; train again for the whole.",
+                values={"run": run.label, "note": note},
             )

@@ -9,6 +9,8 @@ from dynbench.analysis.checks.finding import Evidence, Finding
 from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
 from dynbench.analysis.verdict import Verdict
 
+GOALS = {"estimate": "estimated difference", "noise": "noise threshold"}
+
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     """One finding per AMBIGUOUS comparison; the number of launches is as rough as the spread of so few pairs."""
@@ -21,24 +23,42 @@ def check(evidence: Evidence) -> Iterator[Finding]:
         # Two arms of one configuration differ by nothing, whatever the estimate.
         estimate = abs(math.log(comparison.speedup.estimate)) if not comparison.aa else 0.0
         aim = max(estimate, threshold)
-        name = "estimated difference" if estimate > threshold else "noise threshold"
+        goal = "estimate" if estimate > threshold else "noise"
         shown = _percent(smallest_shown(spread, pairs, confidence))
+        launches = _launches(launches_needed(aim, spread, confidence), pairs)
         yield Finding(
             "info",
             f"{comparison.baseline.label} and {comparison.candidate.label}: the ratios of {pairs} paired launches "
             f"spread by {_percent(spread)}; so many show a difference of {shown} in {100 * POWER:g} % of comparisons",
-            f"the {name} of {_percent(aim)}",
-            _hint(launches_needed(aim, spread, confidence), pairs),
+            f"the {GOALS[goal]} of {_percent(aim)}",
+            _hint(launches),
+            values={
+                "baseline": comparison.baseline.label,
+                "candidate": comparison.candidate.label,
+                "pairs": pairs,
+                "spread": _percent(spread),
+                "shown": shown,
+                "power": POWER,
+                "aim": _percent(aim),
+                "launches": launches or MOST_LAUNCHES,
+            },
+            cases={"limit": goal, "hint": "again" if launches else "too_many"},
         )
 
 
-def _hint(launches: int | None, pairs: int) -> str:
+def _launches(needed: int | None, pairs: int) -> int | None:
+    """Launches to ask for; None where they would be too many."""
+    if needed is None:
+        return None
+    # Enough by that count and still undecided: a close call, or chance.
+    return needed if needed > pairs else 2 * pairs
+
+
+def _hint(launches: int | None) -> str:
     if launches is None:
         return f"Over {MOST_LAUNCHES:,} launches per arm would be needed: stop other work on the machine instead."
-    # Enough by that count and still undecided: a close call, or chance.
-    wanted = launches if launches > pairs else 2 * pairs
     return (
-        f"Compare anew with about {wanted} launches per arm (dynbench compare RECIPE --launches {wanted}), "
+        f"Compare anew with about {launches} launches per arm (dynbench compare RECIPE --launches {launches}), "
         "or on a quieter machine; adding launches until a verdict comes would favour chance."
     )
 

@@ -19,9 +19,17 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             continue
         z = robust_z(float(times[0]), times[1:])
         if z > LIMIT:
+            longer = 2 * max(5, run.facts.number("train.warmup_steps"))
             yield Finding(
                 "warn",
                 f"{run.label}: the first measured step took {times[0]:.3g} ms, {z:.0f} deviations above the others",
                 f"{LIMIT} deviations",
-                f"Warm up longer: --warmup-steps {2 * max(5, run.facts.number('train.warmup_steps'))}.",
+                f"Warm up longer: --warmup-steps {longer}.",
+                values={
+                    "run": run.label,
+                    "first_ms": float(times[0]),
+                    "deviations": z,
+                    "limit": LIMIT,
+                    "warmup_steps": longer,
+                },
             )

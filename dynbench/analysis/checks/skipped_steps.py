@@ -19,4 +19,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: {100 * share:.0f} % of the optimizer steps were skipped by the loss scaler",
                 f"{100 * LIMIT:.0f} %",
                 "Lower the learning rate, or use --precision bf16.",
+                values={"run": run.label, "share": share, "limit": LIMIT},
             )

@@ -16,4 +16,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: {run.torn_lines} line{'s' if run.torn_lines > 1 else ''} dropped",
                 "0 lines",
                 "A killed rank or a full disk leaves them; steps that lack a rank are left out. Train it again.",
+                values={"run": run.label, "lines": run.torn_lines},
             )

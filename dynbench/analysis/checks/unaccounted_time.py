@@ -19,4 +19,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 f"{run.label}: {100 * share:.0f} % of the step time is in no phase",
                 f"{100 * LIMIT:.0f} %",
                 "Small steps show the cost of bookkeeping; a larger model or batch makes it vanish.",
+                values={"run": run.label, "share": share, "limit": LIMIT},
             )

@@ -17,4 +17,5 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             f"{run.label}: {run.world_size} virtual ranks, communication model {run.facts.comm_model}",
             "real ranks",
             "A step is the slowest measured rank plus that model; quote the numbers as virtual.",
+            values={"run": run.label, "world_size": run.world_size, "comm_model": run.facts.comm_model},
         )

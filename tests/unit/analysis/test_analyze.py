@@ -75,7 +75,7 @@ def test_two_runs_are_compared_in_an_entry_of_their_own(cli, store, pair):
     assert "**ESTIMATE** (step)" in (entry.path / "summary.md").read_text()
     assert set(report) >= {"schema_version", "command", "runs", "arms", "comparisons", "checks", "figures", "files"}
     for check in report["checks"]:
-        assert set(check) == {"id", "severity", "seen", "limit", "hint"}
+        assert set(check) == {"id", "severity", "seen", "limit", "hint", "values", "cases"}
 
 
 def test_the_lines_work_a_second_time(cli, store, pair):

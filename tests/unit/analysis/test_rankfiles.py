@@ -10,7 +10,7 @@ def rank_file(make_run):
 
 def test_a_whole_file_is_read_whole(rank_file):
     found = read_rank_file(1, rank_file)
-    assert (found.rows.height, found.torn_lines, found.note) == (7, 0, "")
+    assert (found.rows.height, found.torn_lines, found.note) == (7, 0, None)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40, 100])

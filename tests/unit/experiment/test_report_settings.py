@@ -113,7 +113,7 @@ def test_every_setting_stands_once_with_its_value(
     assert re.search(r"`schedule.window`\) \| 1 \| 8 \|", arms)
     assert re.search(rf"`schedule.capacity`\) \| {unset} \| 31 \|", arms)
     assert "`attention`: *n·L + 0.25·n·L^2*" in arms
-    assert "`train.learning_rate` | 0.0005 |" in appendix
+    assert "`train.weight_decay` | 0.01 |" in appendix
 
 
 def test_automatic_choices_stand_with_their_reasons(store: RunStore, make_comparison: MakeComparison) -> None:

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from languages import english_sentences
 
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.comparability import describe
+from dynbench.analysis.stats import Ratio
+from dynbench.analysis.verdict import Verdict, sentence
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.reporting import FORMATS, render_report, write_report
 from dynbench.experiment.subject import Member, find_subject, mean_of
 from dynbench.report import LANGUAGES, TemplateError, load_template
+from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -309,3 +314,69 @@ def test_a_policy_that_changes_the_batches_is_not_recommended_without_saying_so(
 
     make_comparison({"speedup": 1.2}, alike, {**other, "level": "step"})
     assert "`window`: 1.3" not in render(store, language) and "`window`：1.3" not in render(store, language)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "virtual"])
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_chinese_report_says_nothing_in_english(
+    store: RunStore, make_comparison: MakeComparison, verdict: Verdict, launcher: str
+) -> None:
+    differences = describe({"train.seed": (0, 1), "rows": (Phrase("whole", "whole"), Phrase("whole", "whole"))})
+    ratio = Ratio(1.25, None, None, 1) if verdict is Verdict.ESTIMATE else Ratio(1.25, 1.2, 1.3, 4)
+    reason = (
+        Phrase(f"they differ in {differences}", "reason.INCOMPARABLE", differences=differences)
+        if verdict is Verdict.INCOMPARABLE
+        else sentence(verdict, "static", "partition", ratio, 0.02, 0.95)
+    )
+    model = Phrase("none: communication takes no time", "comm_model.none")
+    values = {"run": "a", "lines": 3}
+    finding = Finding("warn", "a: 3 lines were dropped", "no lines", "Do it again.", "torn_lines", values)
+    summary: dict[str, object] = {"launcher": launcher}
+    if launcher == "virtual":
+        summary |= {"comm_model": model, "comm_model_said": model.record()}
+    bound = {"bound_speedup": 1.5, "recovered_share": 0.6}
+    make_comparison(
+        {"verdict": verdict.value, "reason": reason, "reason_said": reason.record(), **bound},
+        checks=[finding.as_dict()],
+        summary=summary,
+    )
+
+    text, _, appendix = render(store, "zh").partition("## 参考文献")
+
+    assert english_sentences(text) == []
+    assert english_sentences(appendix.partition("## 附录")[2]) == []
+    assert "| 警告 | torn_lines | a：丢弃了 3 行 |" in text
+    assert ("挽回了 static 所损失时间的 60" in text) == (verdict is not Verdict.INCOMPARABLE)
+    assert "| 已登记 |" in appendix
+    assert ("train.seed（0 与 1）、rows（完整 与 完整）" in text) == (verdict is Verdict.INCOMPARABLE)
+    assert ("通信模型：无，通信不占时间" in text) == (launcher == "virtual")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_records_of_an_earlier_version_are_quoted(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    old = {"id": "drift", "severity": "warn", "seen": "a: it drifts", "limit": "2 %", "hint": "wait"}
+    make_comparison({"verdict": "INCOMPARABLE"}, checks=[old], summary={"launcher": "virtual", "comm_model": "a ring"})
+
+    text = render(store, language)
+
+    assert "| drift | a: it drifts | 2 % |" in text
+    assert "the interval lies above 1" in text
+    assert "a ring" in text
+
+
+def test_texts_of_the_users_own_are_filled_in_and_their_mistakes_named(
+    store: RunStore, make_comparison: MakeComparison, tmp_path: Path
+) -> None:
+    finding = Finding("warn", "seen", "limit", "hint", "drift", {"run": "a", "drift": 0.123, "limit": 0.1})
+    make_comparison({}, checks=[finding.as_dict()])
+    own = tmp_path / "own.md"
+    front = "---\nfindings:\n  drift:\n    seen: '{}'\n---\n{{{{ table.checks }}}}\n"
+
+    own.write_text(front.format("{run} by {drift:+.0%}"), encoding="utf-8")
+    assert "| a by +12\N{NO-BREAK SPACE}% | limit | hint |" in render(store, template=own)
+
+    own.write_text(front.format("{run:"), encoding="utf-8")
+    with pytest.raises(TemplateError, match=r"own\.md.*findings\.drift\.seen"):
+        render(store, template=own)

@@ -1,0 +1,145 @@
+"""What records say, in the language of a report; their own English where the language has no text for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.figures.style import smoothing_window
+from dynbench.analysis.recovery import Recovery
+from dynbench.experiment.formats import NBSP
+from dynbench.experiment.subject import Json, Subject, whole
+from dynbench.report import Template, TemplateError
+
+
+def say(template: Template, key: str, values: Json) -> str | None:
+    """The text of a key, filled in; None where the language has none, or the record is too old to have its values.
+
+    Args:
+        template: the texts.
+        key: dotted, among the language's texts of records.
+        values: as recorded; phrases and lists of them are said too.
+
+    Raises:
+        TemplateError: the text is not one of `str.format`.
+    """
+    text = template.labels.get(key)
+    if text is None:
+        return None
+    try:
+        return _Texts(template).vformat(text, (), values)
+    except KeyError:
+        return None
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise TemplateError(
+            f"{template.path}: the text '{key}' cannot be filled in: {error}", "Copy it from report/."
+        ) from error
+
+
+def said(template: Template, record: object, text: object) -> str:
+    """A phrase from its record; `text` where there is no record of it."""
+    if not isinstance(record, Mapping):
+        return str(text)
+    values = record.get("values")
+    found = say(template, f"phrases.{record.get('say')}", values if isinstance(values, Mapping) else {})
+    return str(record.get("text", text)) if found is None else found
+
+
+def status(template: Template, word: object) -> str:
+    """The status of a run."""
+    return template.label(f"phrases.status.{word}", str(word))
+
+
+def comm_model(template: Template, subject: Subject) -> str | None:
+    """The communication model of virtual ranks; None for real ones, or when not recorded."""
+    summaries = (member.summary for arm in subject.arms.values() for member in arm)
+    found = next((summary for summary in summaries if summary.get("comm_model")), None)
+    return said(template, found.get("comm_model_said"), found["comm_model"]) if found else None
+
+
+def finding_texts(template: Template, check: Json) -> list[str]:
+    """Severity, check, what was seen, the limit and the next step of a finding as recorded."""
+    severity = str(check.get("severity", ""))
+    cases, values = ({**found} if isinstance(found := check.get(key), Mapping) else {} for key in ("cases", "values"))
+    texts = [template.label(f"severities.{severity}", severity), str(check.get("id", ""))]
+    for field in ("seen", "limit", "hint"):
+        key = ".".join(part for part in ("findings", str(check.get("id")), field, cases.get(field)) if part)
+        texts.append(say(template, key, values) or str(check.get(field, "")))
+    return texts
+
+
+def reason(template: Template, comparison: Json) -> str | None:
+    """Why a comparison has its verdict."""
+    text = comparison.get("reason")
+    return said(template, comparison.get("reason_said"), text) if text else None
+
+
+def recovered(template: Template, comparison: Json) -> str | None:
+    """How much of the baseline's loss a candidate gives back against the bound; None where it is not known."""
+    bound, share = comparison.get("bound_speedup"), comparison.get("recovered_share")
+    if not isinstance(bound, int | float):
+        return None
+    within_steps = comparison.get("bound_within_steps") is not False
+    found = Recovery(bound, within_steps, share if isinstance(share, int | float) else None, 0.0)
+    sentence = found.sentence(str(comparison.get("baseline")))
+    return said(template, sentence.record(), sentence)
+
+
+def reading(template: Template, figure: str, subject: Subject) -> str:
+    """What everything in a drawing means, for languages other than that of the drawing; else empty."""
+    counted = _drawn(template, subject)
+    kind = "virtual" if subject.virtual else "real"
+    keys = (f"drawings.{figure}", *([f"drawings.counts.{kind}"] if figure in FIGURES["train"] else []))
+    return "".join(say(template, key, counted) or "" for key in keys)
+
+
+def _drawn(template: Template, subject: Subject) -> dict[str, object]:
+    """What the small print below the figures of training runs counts."""
+    arms = [whole(arm) for arm in subject.arms.values()]
+    summaries = [member.summary for arm in arms for member in arm]
+    steps = _numbers(summaries, "steps")
+    return {
+        "launches": _range([len(arm) for arm in arms]),
+        "ranks": _range(_numbers(summaries, "world_size")),
+        "comm_model": comm_model(template, subject),
+        "steps": _range(steps),
+        "warmup": _range(_numbers(summaries, "warmup_steps")),
+        "window": smoothing_window(max(steps, default=0)),
+    }
+
+
+def _numbers(summaries: Sequence[Json], key: str) -> list[int]:
+    return [value for summary in summaries if isinstance(value := summary.get(key), int)]
+
+
+def _range(values: Sequence[int]) -> str | None:
+    if not values:
+        return None
+    return str(values[0]) if len({*values}) == 1 else f"{min(values)}–{max(values)}"
+
+
+class _Texts(Formatter):
+    """`str.format` over recorded values: phrases are said, lists joined, percent signs set off."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        """The value of a plain name; attributes and indices are not for texts."""
+        value = kwargs[field_name]
+        if value is None:
+            raise KeyError(field_name)
+        return value, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """A value in words; only numbers heed the format."""
+        if isinstance(value, Mapping):
+            return said(self._template, value, value.get("text"))
+        if isinstance(value, list | tuple):
+            return self._template.label("phrases.separator", ", ").join(self.format_field(item, "") for item in value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return str(value)
+        text = format(value, format_spec)
+        return f"{text[:-1]}{NBSP}%" if format_spec.endswith("%") else text

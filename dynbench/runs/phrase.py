@@ -1,0 +1,54 @@
+"""Texts of records that keep the facts in them, so that a report can say them in another language."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+
+class Phrase(str):
+    """An English text, a string in every respect, that knows what it says.
+
+    Attributes:
+        say: which sentence it is, a key among a language's texts.
+        values: what the sentence mentions, by name: numbers, names, and other phrases or lists of them.
+    """
+
+    say: str
+    values: Mapping[str, object]
+
+    def __new__(cls, text: str, say: str = "", **values: object) -> Phrase:
+        """A text with its key and values."""
+        phrase = super().__new__(cls, text)
+        phrase.say, phrase.values = say, values
+        return phrase
+
+    @classmethod
+    def listed(cls, separator: str, items: Iterable[Phrase]) -> Phrase:
+        """Several phrases as one."""
+        items = tuple(items)
+        return cls(separator.join(items), "list", items=items)
+
+    @classmethod
+    def read(cls, record: Mapping[str, object]) -> Phrase:
+        """A phrase from its record; values that are phrases stay records."""
+        values = record.get("values")
+        known = values if isinstance(values, dict) else {}
+        return cls(str(record.get("text", "")), str(record.get("say", "")), **known)
+
+    def record(self) -> dict[str, object]:
+        """What a JSON file keeps of it."""
+        return {"say": self.say, "text": str(self), "values": recorded(self.values)}
+
+
+def recorded(value: object) -> object:
+    """A value of a phrase with every phrase in it as its record; NaN and infinities, which JSON has not, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Phrase):
+        return value.record()
+    if isinstance(value, Mapping):
+        return {str(key): recorded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [recorded(item) for item in value]
+    return value

@@ -1,0 +1,168 @@
+"""What stands in records is said in every language: no text is missing, none is left over, none asks for more."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+from typing import get_args
+
+import pytest
+from languages import english_words, numbers
+
+import dynbench
+from dynbench.analysis.checks.finding import Severity
+from dynbench.analysis.comparability import describe
+from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.levels import LEVELS
+from dynbench.analysis.metrics import METRICS
+from dynbench.analysis.recovery import Recovery
+from dynbench.analysis.stats import Ratio
+from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
+from dynbench.engine.comm_model import AlphaBeta, Measured, NoComm
+from dynbench.experiment.report_texts import reason, recovered, said
+from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels
+from dynbench.runs.phrase import Phrase
+from dynbench.runs.status import Status
+
+OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
+DYNAMIC = {
+    "status": {str(status) for status in Status},
+    "reason": {str(verdict) for verdict in Verdict},
+    "recovery": {f"{case}.{where}" for case in ("share", "nothing", "no_loss") for where in ("steps", "samples")},
+}
+"""Sentences whose key is put together where they are said."""
+HELPERS = {"phrases.separator", "phrases.list", "phrases.processor"}
+RECOVERIES = [Recovery(1.52, within, share, 0.1) for within in (True, False) for share in (0.78, 0.001, -0.4, None)]
+
+
+def phrases_in_the_source() -> Iterator[tuple[str, set[str]]]:
+    """Key and names of the values of every `Phrase(text, "key", name=…)` with a key that stands there."""
+    for path in Path(dynbench.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Phrase":
+                key = node.args[1] if len(node.args) > 1 else None
+                if isinstance(key, ast.Constant):
+                    yield str(key.value), {str(keyword.arg) for keyword in node.keywords}
+
+
+def placeholders(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name}
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_every_phrase_has_a_text_and_no_text_is_left_over(language: str) -> None:
+    labels = {key for key in record_labels(language) if key.startswith("phrases.")}
+    said_somewhere = {f"phrases.{key}" for key, _ in phrases_in_the_source()}
+    put_together = {f"phrases.{group}.{case}" for group, cases in DYNAMIC.items() for case in cases}
+
+    assert labels == said_somewhere | put_together | HELPERS
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_texts_of_phrases_use_the_values_that_are_there(language: str) -> None:
+    labels = record_labels(language)
+    for key, values in phrases_in_the_source():
+        assert placeholders(labels[f"phrases.{key}"]) == values, key
+
+
+def as_read(record: object) -> object:
+    return json.loads(json.dumps(record))
+
+
+def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
+    for verdict in Verdict:
+        if verdict is Verdict.INCOMPARABLE:
+            differences = describe({"train.seed": (0, 1), "rows": (Phrase("whole", "whole"), "x")})
+            yield verdict, Phrase(f"they differ in {differences}", "reason.INCOMPARABLE", differences=differences)
+        else:
+            ends = (None, None, 1) if verdict is Verdict.ESTIMATE else (1.2, 1.34, 4)
+            yield verdict, sentence(verdict, "static", "prefix", Ratio(1.25, *ends), 0.02, 0.995)
+            yield verdict, sentence_alike("static", "prefix", Ratio(1.25, *ends), 0.995)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("verdict", "phrase"), [*verdicts()])
+@pytest.mark.parametrize("virtual", [False, True])
+def test_the_reason_of_every_verdict(language: str, verdict: Verdict, phrase: Phrase, virtual: bool) -> None:
+    if virtual:
+        model = AlphaBeta(1, 0.5).description
+        text = f"{phrase} (virtual ranks; communication: {model})"
+        phrase = Phrase(text, "reason.virtual", reason=phrase, comm_model=model)
+    comparison = {"reason": str(phrase), "reason_said": as_read(phrase.record())}
+
+    text = reason(load_template(language), comparison)
+
+    assert text is not None
+    assert numbers(text) == numbers(phrase)
+    if language == RECORDS_LANGUAGE:
+        assert text == phrase
+    else:
+        assert english_words(text, ("static", "prefix", "train.seed", "rows")) == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("found", RECOVERIES)
+def test_what_is_recovered(language: str, found: Recovery) -> None:
+    sentence = found.sentence("static")
+    comparison = {
+        "baseline": "static",
+        "bound_speedup": found.bound_speedup,
+        "bound_within_steps": found.within_steps,
+        "recovered_share": found.share,
+    }
+
+    text = recovered(load_template(language), comparison)
+
+    assert text is not None
+    assert set(numbers(text)) == set(numbers(sentence))
+    assert (text == sentence) == (language == RECORDS_LANGUAGE)
+    assert language == RECORDS_LANGUAGE or english_words(text, ("static",)) == []
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_models_of_communication(language: str) -> None:
+    probe = Phrase("probe p1", "comm_model.probe", probe="p1")
+    template = load_template(language)
+    for model in (NoComm(), AlphaBeta(1, 0.5), Measured(probe, (0.0, 1.0), (0.0, 2.0), 4)):
+        text = said(template, as_read(model.description.record()), model.description)
+        assert english_words(text, ("p1",)) == []
+        assert numbers(text) == numbers(model.description)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_not_recorded_as_a_phrase_is_quoted(language: str) -> None:
+    template = load_template(language)
+    assert said(template, None, "written by hand") == "written by hand"
+    unheard_of = Phrase("of a later version", "unheard.of").record()
+    assert said(template, unheard_of, "") == "of a later version"
+    lacking = {"say": "comm_model.given", "text": "in English", "values": {"alpha_ms": 1.0}}
+    assert said(template, lacking, "") == "in English"
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_words_of_tables(language: str) -> None:
+    labels = load_template(language).labels
+    units = {metric.unit for metric in METRICS} - {"", "%", "ms", "MB"}
+    needed = [
+        *(f"units.{unit}" for unit in units),
+        *(f"severities.{severity}" for severity in get_args(Severity)),
+        *(f"metrics.{metric.key}" for metric in METRICS),
+        *(f"levels.{level}" for level in LEVELS),
+        *(f"verdicts.{verdict}" for verdict in Verdict),
+    ]
+
+    assert [key for key in needed if key not in labels] == []
+    assert [labels[key] for key in needed if english_words(labels[key])] == []
+    assert {key for key in record_labels(language) if key.startswith("units.")} == {f"units.{unit}" for unit in units}
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_every_figure_has_a_title_and_an_explanation(language: str) -> None:
+    labels = load_template(language).labels
+    drawn = [name for names in FIGURES.values() for name in names]
+
+    assert [name for name in drawn if f"figures.{name}" not in labels or f"drawings.{name}" not in labels] == []
+    assert [name for name in drawn if english_words(labels[f"figures.{name}"], ("static",))] == []

@@ -1,0 +1,30 @@
+"""What is English in a text of another language."""
+
+from __future__ import annotations
+
+import re
+
+TERMS = {"abba", "all-reduce", "distilbert", "dropout", "gb", "mb", "ms", "rank", "token"}
+"""Terms and units that Chinese texts keep."""
+
+_CODE = re.compile(r"```.*?```|`[^`]*`|<[^>]*>|\]\([^)]*\)", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def english_words(text: str, names: tuple[str, ...] = ()) -> list[str]:
+    """Words of two letters and more outside code, but for terms and the names given."""
+    text = _CODE.sub(" ", text)
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, " ")
+    return [word for word in _WORD.findall(text) if word.lower() not in TERMS]
+
+
+def english_sentences(text: str) -> list[str]:
+    """Runs of three words and more outside code."""
+    return re.findall(r"[A-Za-z][a-z'-]*(?:,? [A-Za-z][a-z'-]*){2,}", _CODE.sub("|", text))
+
+
+def numbers(text: str) -> list[str]:
+    """All numbers, sorted; the same facts in two languages give the same."""
+    return sorted(_NUMBER.findall(text))

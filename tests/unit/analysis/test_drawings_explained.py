@@ -1,0 +1,162 @@
+"""Drawings are in English: in every other language the report explains each text that stands in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+import matplotlib
+import numpy as np
+import pytest
+from languages import english_words
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from dynbench.analysis.figures import FIGURES, style
+from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.merge import merge_run
+from dynbench.config.load import load_config
+from dynbench.experiment.report_texts import reading
+from dynbench.experiment.solving import SolveOptions, run_solve
+from dynbench.experiment.subject import Member, Subject
+from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.traces import Trace
+
+OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
+NAMES = {"static", "partition", "prefix", "window", "made"}
+"""Arms, policies and traces: names, the same in every language."""
+
+
+def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView]]:
+    """Real ranks, and virtual ones that run several micro-batches."""
+
+    def arms(**fields: object) -> list[ArmView]:
+        return [ArmView(name, (merge_run(make_run(name, **fields)),)) for name in ("static", "partition")]
+
+    overrides = ("launch.launcher=virtual", "launch.world_size=30")
+    return [arms(), arms(world_size=30, global_batch=90, micro_batches=2, overrides=overrides)]
+
+
+def solved(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
+    lengths = np.clip(np.random.default_rng(3).lognormal(3, 1, 500).astype(np.int64), 2, 300)
+    policies = ("static", "partition", "prefix", "window")
+    options = SolveOptions([Trace("made", lengths, "here")], (2, 4), policies, windows=(2,), steps=8)
+    return [run_solve(load_config(), options, store).run]
+
+
+def probed(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
+    run = store.create("probe", "probe")
+    accuracy = {"mape": 0.1, "rank_correlation": 0.9}
+    trials = [
+        {"rank": 0, "length": length, "n": n, "fits": n < 9, "peak_mem_mb": 1.0}
+        for length in (32, 64)
+        for n in (4, 8, 16)
+    ]
+    timings = [
+        {"rank": 0, "n": n, "length": length, "ms": 1.0 + 0.1 * n * length, "held_out": n == 8}
+        for length in (32, 64)
+        for n in (4, 8, 16)
+    ]
+    cost = {"alpha_ms": 1.0, "beta_ms_per_token": 0.1, "gamma_ms_per_token2": 0.0, "heldout": {"measured": accuracy}}
+    capacity = {"rank": 0, "length": 64, "max_batch": 8, "tested_ok": 8, "tested_fail": 16, "peak_mem_mb": 1.0}
+    facts = {"device": "cpu", "precision": "fp32", "memory_limit_mb": 100.0, "world_size": 2, "global_batch": 32}
+    rest = {"memory_model": None, "speeds": [1.0, 1.0], "allreduce": None, "soak": None, "predicted_speedup": {}}
+    record = {
+        **facts,
+        **rest,
+        "pad_to_multiple_of": 1,
+        "workload": {},
+        "capacity": [capacity],
+        "tables": [[(32, 8), (64, 8)]],
+        "trials": trials,
+        "timings": timings,
+        "cost_model": cost,
+        "break_even_batch": None,
+    }
+    write_json(run.path / "probe.json", record)
+    return [run]
+
+
+def cells(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
+    together, found = store.create("compare", "cells"), []
+    for launcher in ("torchrun", "virtual"):
+        cell = store.create("compare", "cell")
+        candidate = {"candidate": "partition", "speedup": 1.3, "ci95": [1.2, 1.4], "overhead_share": 0.4}
+        summary = {"launcher": launcher, "world_size": 2, "global_batch": 8}
+        write_json(cell.path / "comparison.json", {"runs": [{"summary": summary}], "comparisons": [candidate]})
+        found.append({"settings": {"train.global_batch": 8}, "comparison": cell.id})
+    write_json(together.path / "cells.json", {"cells": found})
+    return [together]
+
+
+SOURCES: Mapping[str, Callable[..., list[object]]] = {
+    "train": training,
+    "solve": solved,
+    "probe": probed,
+    "bench": lambda make_run, store: [],
+    "cells": cells,
+}
+
+
+def texts(figure: Figure) -> set[str]:
+    """What is written in a drawing, less the small print, numbers and names."""
+    found = (text for text in figure.findobj(Text) if text.get_fontsize() != style.CAPTION_POINTS or text.axes)
+    written = {text.get_text() for text in found if text.get_visible()}
+    return {text for text in written if re.search("[a-z]{2}", re.sub(r"\$.*?\$", "", text)) and text not in NAMES}
+
+
+def quoted(text: str) -> list[re.Pattern[str]]:
+    """The texts that an explanation quotes; an ellipsis stands for anything."""
+    return [re.compile(re.escape(code).replace("…", ".+?")) for code in re.findall("`([^`]+)`", text)]
+
+
+@pytest.mark.parametrize("language", OTHERS)
+@pytest.mark.parametrize("kind", FIGURES)
+def test_every_text_in_a_drawing_is_explained(
+    make_run: Callable[..., Run], store: RunStore, language: str, kind: str
+) -> None:
+    labels = load_template(language).labels
+    for source in SOURCES[kind](make_run, store):
+        for name in FIGURES[kind]:
+            explained = quoted(labels[f"drawings.{name}"])
+            with matplotlib.rc_context(style.RC):
+                drawing = import_module(f"dynbench.analysis.figures.{name}").draw(source)
+                drawing.figure.draw_without_rendering()
+            written = texts(drawing.figure)
+            assert written
+            unexplained = {text for text in written if not any(code.fullmatch(text) for code in explained)}
+            assert unexplained == set(), name
+
+
+def subject(store: RunStore, launcher: str, **summary: object) -> Subject:
+    run = store.create("compare", "demo")
+    facts = {"launcher": launcher, "world_size": 2, "steps": 40, "warmup_steps": 10, **summary}
+    partial = Member("b", "b", {**facts, "partial": True, "steps": 7}, None)
+    return Subject(run, {name: [Member("a", "a", facts, None), partial] for name in ("static", "partition")})
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_explanations_are_in_the_language_and_count_what_was_drawn(store: RunStore, language: str) -> None:
+    template = load_template(language)
+    real = subject(store, "torchrun")
+    virtual = subject(
+        store, "virtual", comm_model="nothing is sent", comm_model_said={"say": "comm_model.none", "values": {}}
+    )
+    for name in (name for names in FIGURES.values() for name in names):
+        for shown in (real, virtual):
+            text = reading(template, name, shown)
+            assert english_words(text, (*NAMES, "std", "Fit")) == [], name
+            assert "{" not in text
+            assert ("40" in text and "10" in text and " 7 " not in text) == (name in FIGURES["train"])
+    assert "nothing is sent" not in reading(template, "timeline", virtual)
+    assert reading(template, "timeline", virtual) != reading(template, "timeline", real)
+    assert reading(template, "unheard_of", real) == ""
+
+
+def test_reports_in_the_language_of_the_drawings_do_not_explain_them(store: RunStore) -> None:
+    template = load_template(RECORDS_LANGUAGE)
+    assert [reading(template, name, subject(store, "torchrun")) for name in FIGURES["train"]] == [""] * 5
