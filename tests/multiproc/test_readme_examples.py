@@ -1,7 +1,8 @@
-"""The README's programs run as they stand, on two ranks."""
+"""The README's programs run as they stand, on two ranks, and train with the gradient of the global batch."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,9 @@ pytestmark = pytest.mark.multiproc
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BLOCK = re.compile(r"<!-- example: (?P<name>[\w-]+) -->\n+```python\n(?P<code>.*?)```", re.DOTALL)
+JUDGE = Path(__file__).with_name("readme_rank.py")
+EVALUATION = 1
+"""What the judge adds for the Trainer's evaluation after the optimizer steps."""
 LINE = r"rank [01], epoch 1: last batch \d+ samples, loss [\d.]+"
 EXAMPLES = {
     "sampler-ddp": (LINE, 2, None),
@@ -36,16 +40,81 @@ def test_the_chinese_readme_has_the_same_programs() -> None:
     assert BLOCK.findall(chinese) == BLOCK.findall(README.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_it_runs(name: str, tmp_path: Path) -> None:
-    printed, times, needs = EXAMPLES[name]
-    programs = {match["name"]: match["code"] for match in BLOCK.finditer(README.read_text(encoding="utf-8"))}
+def program(name: str) -> str:
+    return next(m["code"] for m in BLOCK.finditer(README.read_text(encoding="utf-8")) if m["name"] == name)
+
+
+def launched(name: str, code: str, folder: Path, *wrapper: str) -> str:
+    """What a program prints on two ranks, run by a wrapper that takes its path."""
+    needs = EXAMPLES[name][2]
     if needs is not None and find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
-    (tmp_path / "example.py").write_text(programs[name], encoding="utf-8")
-    (tmp_path / "to_the_end.py").write_text(TO_THE_END, encoding="utf-8")
+    (folder / f"{name}.py").write_text(code, encoding="utf-8")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launch += ["to_the_end.py", "example.py"]
-    done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*launch, *wrapper], cwd=folder, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert len(re.findall(printed, done.stdout)) == times, done.stdout
+    return done.stdout
+
+
+def gradient_errors(name: str, code: str, accumulated: int, folder: Path) -> list[float]:
+    """Per optimizer step, how far the gradient is from that of one process; then the loss of an evaluation."""
+    output = launched(name, code, folder, str(JUDGE), f"{name}.py", str(accumulated))
+    (judged,) = [line for line in output.splitlines() if line.startswith('{"errors"')]
+    errors: list[float] = json.loads(judged)["errors"]
+    return errors
+
+
+def as_causal_model(code: str) -> str:
+    """The Trainer's program with a language model, and without what the README says to leave out then."""
+    code, cut = re.subn(r"\n    def compute_loss.*?\n\n\n", "\n\n", code, flags=re.DOTALL)
+    code, left_out = re.subn(r" +self\.model_accepts_loss_kwargs = .*\n", "", code)
+    assert cut == left_out == 1
+    for old, new in {
+        "DataCollatorWithPadding, DistilBertConfig, DistilBertForSequenceClassification": (
+            "DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM"
+        ),
+        '.tolist(), "labels": n % 2}': '.tolist(), "labels": [-100] * (n // 2) + [n] * (n - n // 2)}',
+        "DistilBertForSequenceClassification(": "LlamaForCausalLM(",
+        "DistilBertConfig(vocab_size=99, dim=32, hidden_dim=64, n_layers=1, n_heads=2)": (
+            "LlamaConfig(vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=1, "
+            "num_attention_heads=2, num_key_value_heads=2)"
+        ),
+        "DataCollatorWithPadding(": "DataCollatorForTokenClassification(",
+    }.items():
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    printed, times, _ = EXAMPLES[name]
+    (tmp_path / "to_the_end.py").write_text(TO_THE_END, encoding="utf-8")
+    output = launched(name, program(name), tmp_path, "to_the_end.py", f"{name}.py")
+    assert len(re.findall(printed, output)) == times, output
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulated", "steps"),
+    [
+        ("sampler-ddp", 1, 32),
+        ("sampler-trainer", 1, 32 + EVALUATION),
+        ("sampler-trainer", 2, 16 + EVALUATION),
+        ("sampler-trainer", 3, 12 + EVALUATION),
+        ("sampler-trainer", 4, 8 + EVALUATION),
+        ("sampler-accelerate", 1, 32),
+        ("sampler-accelerate", 3, 10),
+    ],
+)
+def test_its_gradients_are_those_of_the_global_batches_in_one_process(
+    name: str, accumulated: int, steps: int, tmp_path: Path
+) -> None:
+    errors = gradient_errors(name, program(name), accumulated, tmp_path)
+    assert len(errors) == steps
+    assert max(errors) < 1e-9
+
+
+def test_a_causal_model_of_the_trainer_weighs_by_its_targets_itself(tmp_path: Path) -> None:
+    errors = gradient_errors("sampler-trainer", as_causal_model(program("sampler-trainer")), 3, tmp_path)
+    assert len(errors) == 12 + EVALUATION
+    assert max(errors[:12]) < 1e-9  # its evaluation is a mean of the batches' means

@@ -1,5 +1,6 @@
 import json
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,6 +208,13 @@ def test_a_capacity_is_obeyed_or_refused_by_name(policy, capacity):
     assert all(name in refused.value.hint for name in CAPPED)
     assert policy not in refused.value.hint.split(", ")
     assert list(sampler(policy=policy, capacity=Capacity())) == list(sampler(policy=policy))
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readme_names_the_policies_that_obey_a_capacity(readme):
+    text = (Path(__file__).resolve().parents[2] / readme).read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if "`capacity=`" in line]
+    assert {name for name in REGISTRY if f"`{name}`" in line} == set(CAPPED)
 
 
 @pytest.mark.parametrize("policy", TRAINABLE)
