@@ -7,6 +7,7 @@ that says what to do next. Anything else that escapes is a bug and exits with 1.
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -139,6 +140,25 @@ class Interrupted(DynbenchError):
         super().__init__(message, hint)
         self.signum = signum
         self.exit_code = 128 + signum
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal other than SIGINT asked the process to stop; what ends well on Ctrl-C ends well on it.
+
+    Args:
+        signum: the signal's number.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+def interruption(error: BaseException) -> Interrupted:
+    """What a `KeyboardInterrupt` means to the user: which signal it was, and the exit code."""
+    if isinstance(error, Terminated):
+        return Interrupted(str(error), signum=error.signum)
+    return Interrupted("interrupted", signum=signal.SIGINT)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

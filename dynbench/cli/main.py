@@ -23,9 +23,10 @@ from dynbench.errors import (
     EXIT_USAGE,
     STORAGE_ERRORS,
     DynbenchError,
-    Interrupted,
+    Terminated,
     UsageError,
     did_you_mean,
+    interruption,
 )
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -72,10 +73,6 @@ class StorageError(UsageError):
 
 class PipeClosedError(Exception):
     """The reader of stdout went away, as `head` does."""
-
-
-class Terminated(SystemExit):
-    """SIGTERM, raised where the program is, so that what runs is ended and recorded on the way out."""
 
 
 class LazyGroup(click.Group):
@@ -149,10 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(given, error)
     except click.ClickException as error:
         return _fail_usage(given, error)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail(given, Interrupted("interrupted", signum=signal.SIGINT))
-    except Terminated:
-        return _fail(given, Interrupted("stopped by SIGTERM", signum=signal.SIGTERM))
+    except (click.Abort, KeyboardInterrupt) as stopped:
+        return _fail(given, interruption(stopped.__cause__ or stopped))  # click makes an Abort of the latter
     except (PipeClosedError, BrokenPipeError):
         _abandon_stdout()
         return EXIT_PIPE_CLOSED
@@ -168,7 +163,9 @@ def run_process() -> NoReturn:
 
     A rank that torchrun or srun started ends without the interpreter's shutdown, in which gloo's threads may abort.
     """
-    signal.signal(signal.SIGTERM, _terminate)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(signum, _terminate)
     code = main()
     if "RANK" in os.environ and "torch" in sys.modules:
         from dynbench.engine.process import exit_now
@@ -178,7 +175,7 @@ def run_process() -> NoReturn:
 
 
 def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated(128 + signum)
+    raise Terminated(signum)
 
 
 def _prepare_streams() -> None:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dynbench.runs.atomic import jsonable
 
 PIPE_WIDTH = 200
 """Columns of a table that goes into a file or a pipe."""
+MOST_WIDTH = 10_000
+LONG_CELL = 30
+"""Characters from which a cell of several words is a sentence, which may be wrapped."""
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to the command line's own handling."""
+    """A console that leaves a closed pipe on stdout to the command line's own handling.
+
+    What is told on the way must not end a run: when nobody reads stderr any more, it leads nowhere.
+    """
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        if not self.stderr:
+            raise BrokenPipeError
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _console(to_stderr: bool, width: int | None = None) -> Console:
@@ -45,24 +55,64 @@ def print_line(text: str) -> None:
     click.echo(text)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str | None = None,
+    *,
+    keys: int = 1,
+    bold: Collection[int] = (),
+) -> None:
     """Print a table; columns that hold numbers only are aligned to the right.
 
-    A terminal too narrow for the longest words gets the table at the width that these need: lines wrapped by the
-    terminal can still be read, words broken into letters cannot.
+    On a terminal too narrow for it, whole columns go below as a further table that opens with the same keys: no cell is
+    cut or broken, only sentences are wrapped.
+
+    Args:
+        columns: the header.
+        rows: cells; None is empty.
+        title: a line above.
+        keys: how many of the first columns tell the rows apart.
+        bold: positions of rows that stand out.
     """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for index, column in enumerate(columns):
-        numeric = all(_is_number(row[index]) for row in cells)
-        table.add_column(column, justify="right" if numeric and cells else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*row)
-    least = stdout.measure(table, options=stdout.options.update(width=PIPE_WIDTH)).minimum
-    console = stdout if least <= stdout.width else _console(to_stderr=False, width=least)
-    with console.capture() as drawn:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+    def draw(chosen: Sequence[int], title: str | None) -> Table:
+        table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+        for index in chosen:
+            column = [row[index] for row in cells]
+            numeric = bool(cells) and all(map(_is_number, column))
+            table.add_column(
+                Text(columns[index]), justify="right" if numeric else "left", no_wrap=not any(map(_is_long, column))
+            )
+        for position, row in enumerate(cells):
+            table.add_row(*(Text(row[index]) for index in chosen), style="bold" if position in bold else "")
+        return table
+
+    def least(chosen: Sequence[int]) -> int:
+        return stdout.measure(draw(chosen, None), options=stdout.options.update(width=MOST_WIDTH)).minimum
+
+    for number, chosen in enumerate(_parts(len(columns), keys, lambda part: least(part) <= stdout.width)):
+        console = stdout if least(chosen) <= stdout.width else _console(to_stderr=False, width=least(chosen))
+        with console.capture() as drawn:
+            console.print(draw(chosen, None if number else title))
+        click.echo(("\n" if number else "") + "\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def _parts(columns: int, keys: int, fits: Callable[[Sequence[int]], bool]) -> list[list[int]]:
+    """Positions of the columns of each table: as many as fit beside the keys, at least one; all of them in a pipe."""
+    if not stdout.is_terminal:
+        return [list(range(columns))]
+    parts = [list(range(min(keys, columns)))]
+    for index in range(keys, columns):
+        if len(parts[-1]) > keys and not fits([*parts[-1], index]):
+            parts.append(list(range(keys)))
+        parts[-1].append(index)
+    return parts
+
+
+def _is_long(cell: str) -> bool:
+    return len(cell) > LONG_CELL and " " in cell
 
 
 def print_pairs(title: str, pairs: Mapping[str, object]) -> None:
@@ -96,7 +146,7 @@ def _nested(value: object) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return not text or text.replace(",", "").lstrip("+-").replace(".", "", 1).rstrip("%x ").isdigit()
+    return text in ("", "-") or text.replace(",", "").lstrip("+-").replace(".", "", 1).rstrip("%x ").isdigit()
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the stream is looked up at every record

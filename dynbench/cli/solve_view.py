@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.status import Status
-from rich.table import Table
-from rich.text import Text
 
 from dynbench.cli import output
 from dynbench.schedule.policy import REGISTRY
@@ -30,6 +28,8 @@ COLUMNS = (
     "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "spread",
     "plan ms", "exact",
 )  # fmt: skip
+KEYS = 4
+"""Of them those that say which line it is."""
 ALIKE = {
     "tokens_sq": "tokens_sq has the same least maximum as tokens at one micro-batch per rank; tie-breaks differ.",
     "measured": "measured has the same least maximum as attention with a = gamma/beta at one micro-batch per rank.",
@@ -75,7 +75,8 @@ def print_solution(solution: Solution, traces: Sequence[Trace], figures: Sequenc
     for trace in traces:
         output.print_line(_describe(trace))
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
-    output.stdout.print(_table(results))
+    best = [index for index, result in enumerate(results) if _is_best(result, results)]
+    output.print_table(COLUMNS, [_cells(result, results) for result in results], keys=KEYS, bold=best)
     for note in (*_greedy_notes(results), *_steps_notes(results, solution.steps), *_notes(results)):
         output.print_line(note)
     for text in _left_out(solution.skipped):
@@ -103,21 +104,6 @@ def _describe(trace: Trace) -> str:
         f"{trace.name}: {s.samples:,} samples, mean {s.mean:.1f}, sd {s.sd:.1f}, p50 {s.p50:g}, p95 {s.p95:g}, "
         f"p99 {s.p99:g}, max {s.max} tokens ({trace.source})"
     )
-
-
-def _table(results: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("trace", "policy", "exact") else "right", no_wrap=True)
-    previous: object = None
-    for result in results:
-        group = _group(result)
-        if previous not in (None, group):
-            table.add_section()
-        previous = group
-        style = "bold" if _is_best(result, results) else ""
-        table.add_row(*(Text(cell, style=style) for cell in _cells(result, results)))
-    return table
 
 
 def _group(result: Mapping[str, Any]) -> tuple[object, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from dynbench.config.schema import Config
 from dynbench.engine.attach import join_training, started_as_rank
 from dynbench.engine.launch import launch_training, plan_launch
 from dynbench.engine.progress import OnProgress
-from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError
+from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError, interruption
 from dynbench.experiment.probing import wants_probe, with_probe
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import RunStore, results_option
 
 _log = logging.getLogger(__name__)
 
@@ -92,11 +91,11 @@ def _finished(run: Run, figures: bool) -> TrainingResult:
     try:
         merged = merge_run(run)
         return TrainingResult(run, write_summary(merged), _drawn(merged) if figures else ())
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         error = Interrupted(
             "interrupted while summarising; the run itself is complete",
-            f"dynbench analyze {shlex.quote(run.label)} does the rest.",
-            signum=signal.SIGINT,
+            f"dynbench analyze {shlex.quote(run.label)}{results_option(run.path.parent)} does the rest.",
+            signum=interruption(stopped).signum,
         )
         error.run_path = run.path
         raise error from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,13 +13,11 @@ from dynbench.errors import (
     DynbenchError,
     Interrupted,
     NothingFits,
+    interruption,
 )
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
-
-_SIGNALLED = 128
-"""Exit codes above it stand for a signal."""
 
 
 @contextmanager
@@ -53,9 +50,7 @@ def _classified(error: BaseException) -> tuple[Status, int, Failure]:
             status = Status.INTERRUPTED if isinstance(error, Interrupted) else Status.OOM
         return status, error.exit_code, Failure(error.kind, error.message)
     if isinstance(error, KeyboardInterrupt):
-        return Status.INTERRUPTED, _SIGNALLED + signal.SIGINT, Failure(Interrupted.kind, "interrupted")
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
-        name = signal.Signals(error.code - _SIGNALLED).name
-        return Status.INTERRUPTED, error.code, Failure(Interrupted.kind, f"stopped by {name}")
+        stopped = interruption(error)
+        return Status.INTERRUPTED, stopped.exit_code, Failure(stopped.kind, stopped.message)
     kind, exit_code = ("storage", EXIT_USAGE) if is_storage_error(error) else ("bug", EXIT_BUG)
     return Status.FAILED, exit_code, Failure(kind, f"{type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, rows_of, start, wait_until
+from multiproc.launches import TINY, command, environment, rows_of, start, wait_until
 
 from dynbench.engine.leftovers import worker_pids
 from dynbench.runs.run import Run
@@ -120,3 +120,14 @@ def _trial_processes(parent: int) -> list[int]:
     children = Path(f"/proc/{parent}/task/{parent}/children")
     pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
     return [pid for pid in pids if b"dynbench.probe.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("train"), env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None and process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 141
+    (run,) = RunStore(tmp_path).list()
+    assert (run.status, run.record().exit_code) == (Status.COMPLETED, 0)

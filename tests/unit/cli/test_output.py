@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -100,3 +103,45 @@ def test_a_narrow_terminal_breaks_no_word(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(output.stdout, "_width", 10)
     output.print_table(("word", "other"), [("unbreakable", "indivisible")])
     assert "unbreakable  indivisible" in capsys.readouterr().out
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(output, "stdout", output._Console(width=width, force_terminal=True, color_system=None))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 300])
+def test_a_narrow_terminal_gets_every_cell_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    on_a_terminal(monkeypatch, width)
+    columns = ["name", "G", *(f"column-{chr(97 + i)}" for i in range(12))]
+    rows = [[f"run-{r}", str(r), *(f"{r}{i:02}.5 ms" for i in range(12))] for r in range(3)]
+    output.print_table(columns, rows, keys=2, bold=[1])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert all(text.count(cell) == 1 for cell in (*columns[2:], *(cell for row in rows for cell in row[2:])))
+    tables = text.split("\n\n")
+    assert (len(tables) == 1) == (width == 300)
+    for table in tables:
+        header, *body = table.splitlines()
+        assert header.split()[:2] == columns[:2] and [line.split()[:2] for line in body] == [row[:2] for row in rows]
+
+
+def test_sentences_are_wrapped_before_columns_go_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_terminal(monkeypatch, 60)
+    sentence = "a sentence of many words " * 6
+    output.print_table(("check", "seen", "next"), [("load", sentence, sentence)])
+    out = capsys.readouterr().out
+    assert out.count("check") == 1 and max(map(len, out.splitlines())) <= 60
+
+
+def test_nobody_reading_stderr_ends_nothing() -> None:
+    code = "from dynbench.cli.output import stderr\nfor _ in range(3): stderr.print('x' * 100_000)\nprint('went on')"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "went on\n")

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
+from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
 from dynbench.schedule.policy import REGISTRY
@@ -340,3 +343,18 @@ def test_progress_waits_before_it_shows(monkeypatch):
         for size in (2, 4, 8):
             progress.update(Skipped("sst2", size, None, "why"))
     assert terminal.shown == ["2 lines solved, last sst2 G=4", "3 lines solved, last sst2 G=8", "stopped"]
+
+
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_as_interrupted(tmp_path, signum, exit_code):
+    arguments = ["solve", "lognormal", "--steps", "1000000", "--policy", "partition", "--results", str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "-m", "dynbench", *arguments, "--json"], stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not any(run.status is Status.RUNNING for run in RunStore(tmp_path).list()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signum)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == json.loads(out)["error"]["exit_code"] == exit_code
+    (run,) = RunStore(tmp_path).list()
+    assert (run.status, run.record().exit_code) == (Status.INTERRUPTED, exit_code)

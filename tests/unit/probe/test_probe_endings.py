@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import signal
 from pathlib import Path
 
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.errors import WorkerFailed
+from dynbench.errors import Terminated, WorkerFailed
 from dynbench.probe import prober
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -21,7 +22,7 @@ from dynbench.runs.store import RunStore
         (OSError(errno.ENOSPC, "No space left on device"), Status.FAILED, 2),
         (WorkerFailed("a trial process ended"), Status.FAILED, 3),
         (KeyboardInterrupt(), Status.INTERRUPTED, 130),
-        (SystemExit(143), Status.INTERRUPTED, 143),
+        (Terminated(signal.SIGTERM), Status.INTERRUPTED, 143),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import signal
 from pathlib import Path
 
 import pytest
 
-from dynbench.errors import Interrupted, NothingFits, UsageError, WorkerFailed
+from dynbench.errors import Interrupted, NothingFits, Terminated, UsageError, WorkerFailed
 from dynbench.runs.ending import record_ending
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -18,7 +19,7 @@ ENDINGS = [
     (NothingFits("too much"), Status.OOM, 4, "memory"),
     (Interrupted("stopped", signum=15), Status.INTERRUPTED, 143, "interrupted"),
     (KeyboardInterrupt(), Status.INTERRUPTED, 130, "interrupted"),
-    (SystemExit(143), Status.INTERRUPTED, 143, "interrupted"),
+    (Terminated(signal.SIGTERM), Status.INTERRUPTED, 143, "interrupted"),
     (OSError(errno.ENOSPC, "No space left on device"), Status.FAILED, 2, "storage"),
     (OSError(errno.ENOENT, "no such file"), Status.FAILED, 1, "bug"),
     (ZeroDivisionError("division by zero"), Status.FAILED, 1, "bug"),
