@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
 from dynbench.analysis.metrics import means
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
+from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.errors import RecordError, UsageError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import RunStore, results_option
 
 Progress = Callable[[str], None]
 
@@ -120,7 +122,7 @@ def analyze_runs(
         else group_runs(list(merged.values()))
     )
     comparisons = compare_arms(grouped, settings, force=force)
-    findings = run_checks(Evidence(grouped, comparisons, settings))
+    findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
     entry = into or (chosen[0] if len(chosen) == 1 else store.create("analyze", "comparison", argv=sys.argv))
     on_progress("drawing figures")
     drawn = draw_figures("train", [ArmView(arm.label, arm.whole) for arm in grouped], entry.figures_dir)
@@ -139,6 +141,13 @@ def analyze_runs(
     if into is None and len(chosen) > 1:
         entry.update(status="completed", exit_code=0)
     return report
+
+
+def _recipe_of(entry: Run | None) -> str | None:
+    """What `compare` takes to launch an entry's arms again; None where it did not launch them."""
+    if entry is None or not (entry.path / RECIPE_FILE).is_file():
+        return None
+    return f"{shlex.quote(str(entry.path / RECIPE_FILE))}{results_option(entry.path.parent)}"
 
 
 def arms_of(entry: Run, store: RunStore) -> dict[str, list[Run]]:
@@ -240,7 +249,7 @@ def _folders(runs: Sequence[Run]) -> list[list[Run]]:
         if command not in WITH_ROWS:
             raise UsageError(
                 f"run {run.label} is an entry of `{command}`, analyze reads training runs",
-                f"dynbench report {run.label} shows it; dynbench runs ls lists the runs.",
+                f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} says what it is of.",
             )
         of_run.append(run)
     return list(folders.values())

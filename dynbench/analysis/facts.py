@@ -11,6 +11,7 @@ from dynbench.config.rules import known_world_size
 from dynbench.errors import RecordError
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
+from dynbench.runs.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ class RunFacts:
     def mode(self) -> str:
         """`static` or `dynamic`."""
         return str(self.config["schedule.mode"])
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether its ranks still write."""
+        return not Status(self.status).is_over
 
     @property
     def launcher(self) -> str:

@@ -180,6 +180,11 @@ def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, csv: bool) 
 
 
 def _no_row(run: Run, facts: RunFacts, files: list[RankFile]) -> RecordError:
+    if facts.unfinished:
+        return RecordError(
+            f"run {run.label} ({facts.status}) has no row yet",
+            "Analyze it when it has ended; dynbench runs ls says when.",
+        )
     found = "; ".join(file.note for file in files if file.note) or f"no rank files in {run.ranks_dir}"
     return RecordError(
         f"run {run.label} ({facts.status}) has no row that can be read: {found}",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynbench.analysis.analyze import Report
+    from dynbench.analysis.comparison import Comparison
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
@@ -62,7 +63,9 @@ def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool
             on_progress=show,
         )
         documents = _reports_anew(report, store)
-    if not settings.as_json:
+    if settings.quiet and not settings.as_json:
+        show_verdicts(report)
+    elif not settings.as_json:
         show_report(report, documents)
     if strict:
         require_clean(report.findings)
@@ -135,7 +138,7 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         if run.partial:
             print_line(f"\npartial: {run.label}: {'; '.join(run.lacks)}")
     for comparison in report.comparisons:
-        print_line(f"\n{comparison.verdict} (level {comparison.level}): {comparison.reason}.")
+        print_line(f"\n{_verdict(comparison)}")
         if comparison.predicted is not None:
             print_line(f"  predicted by the probe: {comparison.predicted:.3f}")
         if comparison.recovery is not None:
@@ -155,6 +158,20 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     else:
         option = results_option(report.folder.path.parent)
         print_line(f"next     dynbench report {shlex.quote(report.folder.label)}{option}")
+
+
+def show_verdicts(report: Report) -> None:
+    """A line per comparison; without any, the folder."""
+    from dynbench.cli.output import print_line
+
+    for comparison in report.comparisons:
+        print_line(_verdict(comparison))
+    if not report.comparisons:
+        print_line(str(report.folder.path))
+
+
+def _verdict(comparison: Comparison) -> str:
+    return f"{comparison.verdict} (level {comparison.level}): {comparison.reason}."
 
 
 def show_findings(report: Report) -> None:

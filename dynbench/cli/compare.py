@@ -51,7 +51,7 @@ def command(
     store = settings.store()
     if resume is not None:
         _refuse_with_resume(recipe, launches, name, dry_run, settings)
-        comparison = store.resolve(resume)
+        comparison = _comparison(store, resume)
     else:
         loaded = _load(recipe, launches, settings)
         warnings = _warnings(loaded, store)
@@ -62,7 +62,7 @@ def command(
         comparison.update(warnings=warnings)
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
-        _show(outcome)
+        _show(outcome, settings.quiet)
     if strict:
         from dynbench.analysis.checks import require_clean
 
@@ -71,6 +71,31 @@ def command(
         from dynbench.cli.output import print_json
 
         print_json(outcome.as_dict())
+
+
+def _comparison(store: RunStore, reference: str) -> Run:
+    """The comparison that is meant.
+
+    Raises:
+        RunLookupError: something else is.
+    """
+    import shlex
+
+    from dynbench.errors import RunLookupError
+    from dynbench.runs.store import results_option
+
+    run = store.resolve(reference)
+    command = run.record().command
+    if command == "compare":
+        return run
+    option = results_option(store.root)
+    open_ones = [other for other, it in store.entries() if it.command == "compare" and it.status != "completed"]
+    hint = f"dynbench compare RECIPE{option} starts one; a run is trained anew, dynbench train never goes on with one."
+    if open_ones:
+        hint = (
+            f"Not completed: {', '.join(f'--resume {shlex.quote(other.label)}{option}' for other in open_ones[-5:])}."
+        )
+    raise RunLookupError(f"--resume {reference}: {run.label} is an entry of `{command}`, not a comparison", hint)
 
 
 def _start(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Run:
@@ -157,14 +182,22 @@ def _show_plan(recipes: Sequence[Recipe], warnings: Sequence[str], settings: Set
         print_json({"schema_version": 1, "command": "compare", "dry_run": True, **content, "warnings": warnings})
 
 
-def _show(outcome: Outcome | CellsOutcome) -> None:
+def _show(outcome: Outcome | CellsOutcome, quiet: bool) -> None:
     """Table, verdicts and checks as `analyze` shows them, and where the reports are; of several, a line each."""
     from dynbench.experiment.compare import Outcome
 
     if isinstance(outcome, Outcome):
-        from dynbench.cli.analyze import show_report
+        from dynbench.cli.analyze import show_report, show_verdicts
 
-        show_report(outcome.analysed, outcome.reports)
+        if quiet:
+            show_verdicts(outcome.analysed)
+        else:
+            show_report(outcome.analysed, outcome.reports)
+        return
+    if quiet:
+        from dynbench.cli.output import print_line
+
+        print_line(str(outcome.run.path))
         return
     from dynbench.cli.compare_cells import show_cells
 

@@ -28,6 +28,9 @@ def command(settings: Settings, strict: bool) -> None:
         ]
         result = {"schema_version": 1, "command": "doctor", "environment": facts, "unknown": unknown, "checks": checks}
         print_json(result | ({"error": problem.as_dict()} if strict and warned else {}))
+    elif settings.quiet:
+        if warned:
+            print_line("\n".join(warned))
     else:
         print_pairs("environment", {key: brief(value) for key, value in facts.items() if value is not None})
         print_line("")

@@ -85,9 +85,14 @@ class Settings:
         return "".join(f" {shlex.quote(word)}" for word in words)
 
     @property
+    def quiet(self) -> bool:
+        """Under `-q`: the result is a line for a script, the path of what was made or shown, or the verdict."""
+        return self.verbosity < 0
+
+    @property
     def shows_progress(self) -> bool:
         """False under `-q`."""
-        return self.verbosity >= 0
+        return not self.quiet
 
 
 def common_options(function: Callable[..., object]) -> Callable[..., object]:
@@ -104,7 +109,7 @@ def common_options(function: Callable[..., object]) -> Callable[..., object]:
     options = (
         click.option("--debug", is_flag=True, help="Details of the libraries too; tracebacks."),
         click.option("-v", "--verbose", is_flag=True, help="More details."),
-        click.option("-q", "--quiet", is_flag=True, help="Errors only."),
+        click.option("-q", "--quiet", is_flag=True, help="Errors, and the result in a line: its path, or the verdict."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."),
         click.option(
             "--results",

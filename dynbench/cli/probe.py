@@ -40,6 +40,9 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     if settings.as_json:
         print_json(_as_json(record, {"id": run.id, "name": name, "path": str(run.path), "status": str(run.status)}))
         return
+    if settings.quiet:
+        print_line(str(run.path))
+        return
     _show(record)
     print_line("")
     print_line(f"run      {run.path}")

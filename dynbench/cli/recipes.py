@@ -21,7 +21,7 @@ def command() -> None:
 @common_options
 def list_recipes(settings: Settings) -> None:
     """All shipped recipes."""
-    from dynbench.cli.output import print_json, print_table
+    from dynbench.cli.output import print_json, print_line, print_table
     from dynbench.config.recipes import list_recipes, load_recipe
 
     found = [(name, path, load_recipe(path)) for name, path in list_recipes().items()]
@@ -31,6 +31,8 @@ def list_recipes(settings: Settings) -> None:
             for name, path, recipe in found
         ]
         print_json({"schema_version": 1, "command": "recipes ls", "recipes": rows})
+    elif settings.quiet:
+        print_line("\n".join(name for name, _, _ in found))
     else:
         print_table(("recipe", "what it does"), [(name, recipe.description) for name, _, recipe in found])
 
@@ -75,4 +77,6 @@ def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> Non
     if settings.as_json:
         print_json({"schema_version": 1, "command": "recipes cp", "source": source, "path": path})
     else:
-        print_line(f"{path}\nnext  dynbench compare {path}")
+        print_line(str(path))
+        if not settings.quiet:
+            print_line(f"next  dynbench compare {path}")

@@ -72,7 +72,7 @@ def command(
         print_json({"schema_version": 1, "command": "report", "subject": subject_facts, "path": path})
     else:
         print_line(str(path))
-        if chosen == "md":
+        if chosen == "md" and not settings.quiet:
             named = "" if ref is None else f" {shlex.quote(ref)}"
             language = "" if lang == "en" else f" --lang {lang}"
             print_line(f"next  dynbench report{named}{results_option(store.root)}{language} --format html")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -42,6 +41,9 @@ def list_runs(settings: Settings) -> None:
     rows = [_row(run, record) for run, record in store.entries()]
     if settings.as_json:
         print_json({"schema_version": 1, "command": "runs ls", "results": store.root, "runs": rows})
+    elif settings.quiet:
+        if rows:
+            print_line("\n".join(str(row["id"]) for row in rows))
     elif rows:
         columns = ("id", "name", "command", "status", "created", "duration", "policy", "G", "B")
         print_table(columns, [_cells(row) for row in rows])
@@ -57,13 +59,17 @@ def list_runs(settings: Settings) -> None:
 @common_options
 def show_run(settings: Settings, ref: str) -> None:
     """One run: its record, where its configuration leaves the defaults, its environment, its files."""
-    from dynbench.cli.output import print_json
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.cli.runs_show import facts_of, print_facts
 
-    shown = _facts(settings.store().resolve(ref))
+    run = settings.store().resolve(ref)
+    shown = facts_of(run)
     if settings.as_json:
         print_json({"schema_version": 1, "command": "runs show", **shown})
+    elif settings.quiet:
+        print_line(str(run.path))
     else:
-        _print_facts(shown)
+        print_facts(shown)
 
 
 @command.command("rm", epilog="Example: dynbench runs rm --failed --yes")
@@ -93,6 +99,9 @@ def remove_runs(settings: Settings, refs: Sequence[str], failed: bool, force: bo
         store.remove(run, force=force)
     if settings.as_json:
         print_json({"schema_version": 1, "command": "runs rm", "removed": [run.id for run in runs]})
+    elif settings.quiet:
+        if runs:
+            print_line("\n".join(str(run.path) for run in runs))
     else:
         print_line("\n".join(f"removed {run.path}" for run in runs) or "Nothing to remove.")
 
@@ -172,13 +181,15 @@ def _row(run: Run, record: RunRecord) -> dict[str, object]:
 
 
 def _cells(row: dict[str, object]) -> list[object]:
+    from dynbench.cli.runs_show import shown_duration
+
     return [
         row["id"],
         row["name"],
         row["command"],
         row["status"],
         _when(str(row["created"])),
-        _duration(row["duration_s"]),
+        shown_duration(row["duration_s"]),
         row["policy"],
         row["world_size"],
         row["global_batch"],
@@ -193,70 +204,3 @@ def _when(created: str) -> str:
         return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
     except ValueError:
         return created
-
-
-def _duration(seconds: object) -> str:
-    from dynbench.units import format_ms
-
-    return format_ms(seconds * 1000) if isinstance(seconds, int | float) else ""
-
-
-def _facts(run: Run) -> dict[str, object]:
-    """Everything that a run folder says about itself; parts that cannot be read say why instead."""
-    from dynbench.config.digest import differences
-    from dynbench.config.schema import Config
-    from dynbench.errors import RecordError
-    from dynbench.runs.run import current_status, duration_s
-
-    record = run.record()
-    facts: dict[str, object] = {
-        "run": record.as_dict() | {"status": current_status(record), "path": run.path, "duration_s": duration_s(record)}
-    }
-    try:
-        facts["config_differences"] = {
-            key: {"default": default, "value": value}
-            for key, (default, value) in differences(Config(), run.config()).items()
-        }
-    except RecordError as error:
-        facts["config_differences"], facts["config_error"] = None, error.message
-    try:
-        facts["env"] = run.env()
-    except RecordError as error:
-        facts["env"], facts["env_error"] = None, error.message
-    facts["files"] = [
-        {"path": str(path.relative_to(run.path)), "bytes": path.stat().st_size}
-        for path in sorted(run.path.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    ]
-    return facts
-
-
-def _print_facts(facts: dict[str, object]) -> None:
-    from dynbench.cli.output import brief, print_line, print_pairs
-    from dynbench.units import format_bytes
-
-    run = facts["run"]
-    assert isinstance(run, dict)
-    failure = run.pop("failure")
-    warnings = run.pop("warnings")
-    run["argv"] = shlex.join(run["argv"])
-    run["duration_s"] = _duration(run["duration_s"])
-    print_pairs("run", {key.removesuffix("_s"): value for key, value in run.items() if value not in (None, "")})
-    if failure:
-        print_pairs("failure", {key: value for key, value in failure.items() if value is not None})
-    for warning in warnings:
-        print_line(f"warning: {warning}")
-    changed = facts["config_differences"]
-    if isinstance(changed, dict):
-        texts = {key: f"{brief(item['value'])}  (default {brief(item['default'])})" for key, item in changed.items()}
-        print_pairs("configuration, where it leaves the defaults", texts or {"": "nowhere"})
-    else:
-        print_line(f"configuration: {facts['config_error']}")
-    env = facts["env"]
-    if isinstance(env, dict):
-        print_pairs("environment", {key: brief(value) for key, value in env.items() if value not in (None, {}, "")})
-    else:
-        print_line(f"environment: {facts['env_error']}")
-    files = facts["files"]
-    assert isinstance(files, list)
-    print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in files})

@@ -230,7 +230,7 @@ def _write_csv(solution: Solution, path: Path) -> None:
 
 
 def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw: bool) -> None:
-    from dynbench.cli.output import print_json
+    from dynbench.cli.output import print_json, print_line
     from dynbench.cli.solve_view import print_solution
 
     figures: list[Path] = []
@@ -238,6 +238,9 @@ def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw:
         from dynbench.analysis.figures import draw_figures
 
         figures = draw_figures("solve", solution.run, solution.run.figures_dir)
+    if not settings.as_json and settings.quiet:
+        print_line(str(solution.run.path))
+        return
     if not settings.as_json:
         print_solution(solution, traces, figures)
         return
@@ -255,7 +258,7 @@ def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw:
 
 
 def _list_policies(settings: Settings) -> None:
-    from dynbench.cli.output import print_json, print_table
+    from dynbench.cli.output import print_json, print_line, print_table
     from dynbench.schedule.policy import REGISTRY, missing_package
 
     if settings.as_json:
@@ -264,6 +267,9 @@ def _list_policies(settings: Settings) -> None:
             for name, entry in REGISTRY.items()
         ]
         print_json({"schema_version": 1, "command": "solve", "policies": policies})
+        return
+    if settings.quiet:
+        print_line("\n".join(REGISTRY))
         return
     rows = [
         (name, entry.summary, "train, solve" if entry.in_train else "solve", missing_package(name))

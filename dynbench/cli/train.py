@@ -89,6 +89,9 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
         shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
         print_json({"schema_version": 1, "command": "train", "run": shown, "summary": summary, "figures": figures})
         return
+    if settings.quiet:
+        print_line(str(run.path))
+        return
     if summary is not None:
         header, cells = readable(summary_rows({run.label: summary}))
         print_table(header, cells)

@@ -22,6 +22,10 @@ from dynbench.errors import ConfigError, UsageError, did_you_mean
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 
 
+RECIPE_FILE = "recipe.yaml"
+"""Within a comparison's folder: what it was started with."""
+
+
 class ArmText(Section):
     """One arm as it stands in the file."""
 

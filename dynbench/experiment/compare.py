@@ -15,7 +15,7 @@ from dynbench.analysis.checks.finding import Finding
 from dynbench.analysis.comparability import MAY_DIFFER, describe
 from dynbench.config.digest import differences
 from dynbench.config.dump import dump_config
-from dynbench.config.recipes import Recipe, dump_recipe, load_recipe
+from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.attach import started_as_rank
 from dynbench.engine.resolve import resolve, this_machine
@@ -34,7 +34,6 @@ from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, results_option
 
 _log = logging.getLogger(__name__)
-RECIPE_FILE = "recipe.yaml"
 _GO_ON = "Go on with:"
 OnStage = Callable[[str], None]
 

@@ -14,16 +14,22 @@ def check(evidence: Evidence) -> Iterator[Finding]:
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
         arms = f"{comparison.baseline.label} and {comparison.candidate.label}"
-        values = {
+        values: dict[str, object] = {
             "baseline": comparison.baseline.label,
             "candidate": comparison.candidate.label,
             "pairs": pairs,
             "fewest": FEWEST,
         }
-        hint = "dynbench compare RECIPE launches the arms in ABBA order, as often as the recipe says."
+        wanted = max(FEWEST, pairs + pairs % 2)
+        if evidence.recipe is None:
+            case = "recipe"
+            hint = "dynbench compare RECIPE launches the arms in ABBA order, as often as the recipe says."
+        else:
+            case, values = "more", {**values, "recipe": evidence.recipe, "launches": wanted}
+            hint = f"Compare anew with more launches per arm: dynbench compare {evidence.recipe} --launches {wanted}."
         if pairs < FEWEST:
             seen = f"{arms}: {pairs} paired launch{'es' if pairs > 1 else ''}"
-            yield Finding("warn", seen, f"at least {FEWEST}", hint, values=values, cases={"limit": "few"})
+            yield Finding("warn", seen, f"at least {FEWEST}", hint, values=values, cases={"limit": "few", "hint": case})
         elif pairs % 2:
             seen, limit = f"{arms}: {pairs} paired launches", "an even number, so that drift cancels"
-            yield Finding("info", seen, limit, hint, values=values, cases={"limit": "odd"})
+            yield Finding("info", seen, limit, hint, values=values, cases={"limit": "odd", "hint": case})

@@ -23,11 +23,14 @@ class Evidence:
         arms: all arms; one for a single run.
         comparisons: of the further arms with the first; empty for a single arm.
         settings: thresholds that the user may set.
+        recipe: the recipe that `dynbench compare` made the launches of, with the options that find the registry, as on
+            a command line; None where the user made them.
     """
 
     arms: Sequence[Arm]
     comparisons: Sequence[Comparison]
     settings: Analysis
+    recipe: str | None = None
 
     @property
     def runs(self) -> Iterator[MergedRun]:

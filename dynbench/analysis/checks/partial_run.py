@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dynbench.analysis.checks.finding import Evidence, Finding
 from dynbench.analysis.facts import status_phrase
+from dynbench.analysis.merge import MergedRun
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:
@@ -16,7 +17,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "warn",
                 f"{run.label}: {run.measured.height} measured steps, status {run.facts.status}",
                 f"{run.facts.steps} steps, completed",
-                f"See {run.run.logs_dir} for why; partial launches are left out of comparisons. Train it again.",
+                _hint(run),
                 values={
                     "run": run.label,
                     "measured": run.measured.height,
@@ -24,4 +25,11 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                     "steps": run.facts.steps,
                     "folder": str(run.run.logs_dir),
                 },
+                cases={"hint": "unfinished" if run.facts.unfinished else "ended"},
             )
+
+
+def _hint(run: MergedRun) -> str:
+    if run.facts.unfinished:
+        return "It is not over yet: analyze it again when it has ended; until then it is left out of comparisons."
+    return f"See {run.run.logs_dir} for why; partial launches are left out of comparisons. Train it again."

@@ -14,6 +14,7 @@ GOALS = {"estimate": "estimated difference", "noise": "noise threshold"}
 
 def check(evidence: Evidence) -> Iterator[Finding]:
     """One finding per AMBIGUOUS comparison; the number of launches is as rough as the spread of so few pairs."""
+    recipe = evidence.recipe or "RECIPE"
     for comparison in evidence.comparisons:
         spread = pair_spread(comparison.speedup, comparison.confidence)
         if comparison.verdict is not Verdict.AMBIGUOUS or not spread:
@@ -31,7 +32,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
             f"{comparison.baseline.label} and {comparison.candidate.label}: the ratios of {pairs} paired launches "
             f"spread by {_percent(spread)}; so many show a difference of {shown} in {100 * POWER:g} % of comparisons",
             f"the {GOALS[goal]} of {_percent(aim)}",
-            _hint(launches),
+            _hint(launches, recipe),
             values={
                 "baseline": comparison.baseline.label,
                 "candidate": comparison.candidate.label,
@@ -41,6 +42,7 @@ def check(evidence: Evidence) -> Iterator[Finding]:
                 "power": POWER,
                 "aim": _percent(aim),
                 "launches": launches or MOST_LAUNCHES,
+                "recipe": recipe,
             },
             cases={"limit": goal, "hint": "again" if launches else "too_many"},
         )
@@ -54,11 +56,11 @@ def _launches(needed: int | None, pairs: int) -> int | None:
     return needed if needed > pairs else 2 * pairs
 
 
-def _hint(launches: int | None) -> str:
+def _hint(launches: int | None, recipe: str) -> str:
     if launches is None:
         return f"Over {MOST_LAUNCHES:,} launches per arm would be needed: stop other work on the machine instead."
     return (
-        f"Compare anew with about {launches} launches per arm (dynbench compare RECIPE --launches {launches}), "
+        f"Compare anew with about {launches} launches per arm (dynbench compare {recipe} --launches {launches}), "
         "or on a quieter machine; adding launches until a verdict comes would favour chance."
     )
 

@@ -1,5 +1,7 @@
 """Every check finds its planted fault, and finds nothing in healthy launches."""
 
+import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ from dynbench.analysis.checks.finding import Evidence, Finding
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
 from dynbench.config.schema import Analysis
-from dynbench.errors import ChecksFailed
+from dynbench.errors import ChecksFailed, RecordError
+from dynbench.runs.atomic import write_json
+from dynbench.runs.process import host_name, start_mark
 
 
 @pytest.fixture
@@ -80,6 +84,24 @@ def test_partial_run(merged):
     finding = found({"a": [merged("static", status="interrupted", steps_written=20)]})["partial_run"]
     assert "10 measured steps, status interrupted" in finding.seen
     assert finding.limit == "40 steps, completed"
+
+
+@pytest.mark.parametrize("status", ["created", "running"])
+def test_a_run_that_is_not_over_is_to_be_analyzed_again(make_run, status):
+    run = make_run("static", status="completed", steps_written=20)
+    record = json.loads(run.record_file.read_text())
+    write_json(run.record_file, record | {"status": status, "ended": None} | this_process())
+    finding = found({"a": [merge_run(run)]})["partial_run"]
+    assert "when it has ended" in finding.hint and "Train it again" not in finding.hint
+    for file in run.ranks_dir.glob("*.csv"):
+        file.unlink()
+    with pytest.raises(RecordError, match="has no row yet") as caught:
+        merge_run(run)
+    assert "runs rm" not in caught.value.hint
+
+
+def this_process():
+    return {"host": host_name(), "pid": os.getpid(), "pid_start": start_mark(os.getpid())}
 
 
 def test_rank_files_and_torn_lines(make_run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -21,7 +22,8 @@ from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.config.schema import Analysis
 from dynbench.experiment.report_texts import finding_texts
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels
-from dynbench.runs.atomic import jsonable
+from dynbench.runs.atomic import jsonable, write_json
+from dynbench.runs.process import host_name, start_mark
 from dynbench.runs.run import Run
 
 FIELDS = ("seen", "limit", "hint")
@@ -29,10 +31,10 @@ OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 NAMES = ("static", "partition", "prefix", "window", "other", "elsewhere", "testhost", "data-1", "data-2")
 
 
-def findings(arms: dict[str, list[MergedRun]], *, force: bool = False) -> list[Finding]:
+def findings(arms: dict[str, list[MergedRun]], *, force: bool = False, recipe: str | None = None) -> list[Finding]:
     grouped = named_arms(arms)
     comparisons = compare_arms(grouped, Analysis(), force=force) if len(grouped) > 1 else []
-    return run_checks(Evidence(grouped, comparisons, Analysis()))
+    return run_checks(Evidence(grouped, comparisons, Analysis(), recipe))
 
 
 def scaled(run: MergedRun, **columns: pl.Expr) -> MergedRun:
@@ -98,6 +100,12 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     (evaluated.path / "eval.csv").write_text("step,loss,accuracy,samples\n50,nan,0.5,64\n")
     yield alone(merge_run(evaluated))
     yield against("window", window=8)
+    going_on = make_run("static", steps_written=20)
+    record = json.loads(going_on.record_file.read_text())
+    process = {"host": host_name(), "pid": os.getpid(), "pid_start": start_mark(os.getpid())}
+    write_json(going_on.record_file, record | {"status": "running", "ended": None} | process)
+    yield alone(merge_run(going_on))
+    yield findings({name: [merged(name)] for name in ("static", "partition")}, recipe="results/some-id/recipe.yaml")
 
 
 @pytest.fixture

@@ -66,14 +66,24 @@ def test_mistakes_are_usage_errors(
     assert not (tmp_path / "results").exists()
 
 
-def test_resuming_what_is_no_comparison_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["train", "probe", "solve", "analyze"])
+def test_resuming_what_is_no_comparison_says_what_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     from dynbench.runs.store import RunStore
 
-    run = RunStore(tmp_path).create("train", "static")
+    store = RunStore(tmp_path)
+    run = store.create(command, "static")
+    resume = ["compare", "--resume", run.id, "--results", str(tmp_path)]
 
-    assert main(["compare", "--resume", run.id, "--results", str(tmp_path)]) == 2
+    assert main(resume) == 2
+    said = capsys.readouterr().err
+    assert f"is an entry of `{command}`, not a comparison" in said
+    assert f"dynbench compare RECIPE --results {tmp_path}" in said
 
-    assert "recipe.yaml" in capsys.readouterr().err
+    store.create("compare", "x", name="left")
+    assert main(resume) == 2
+    assert f"--resume left --results {tmp_path}" in capsys.readouterr().err
 
 
 def test_without_a_terminal_every_launch_and_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def launched(
 ) -> Run:
     """Stands in for `launch_training`: a complete run of made-up steps."""
     resolved = resolve(config, this_machine(), store)
-    warnings = launch_warnings(asked, resolved)
+    warnings = launch_warnings(asked, resolved, store.root)
     run = create_run(resolved, store, name=name, replace=replace, argv=None, warnings=warnings)
     run.update(status=Status.RUNNING)
     for rank in range(2):

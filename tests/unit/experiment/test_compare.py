@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
-from dynbench.errors import Interrupted, NotComparable, RecordError, UsageError, WorkerFailed
+from dynbench.errors import Interrupted, NotComparable, RecordError, Terminated, UsageError, WorkerFailed
 from dynbench.experiment import launches
 from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.launches import Clock, CompareProgress
@@ -309,3 +311,65 @@ def test_of_several_nodes_the_first_has_the_name(store: RunStore, recipe: Callab
     first = start_comparison(on_node(0), store, name="both")
     assert start_comparison(on_node(1), store, name="both").name is None
     assert first.name == "both"
+
+
+def test_quiet_says_the_verdict_and_nothing_else(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recipe()
+    results = ("--results", str(store.root))
+    assert main(["compare", str(tmp_path / "demo.yaml"), "-q", "--name", "demo", *results]) == 0
+    (verdict,) = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("FASTER (level step): ")
+    assert main(["analyze", "demo", "-q", *results]) == 0
+    assert capsys.readouterr().out.splitlines() == [verdict]
+    single = store.resolve("@latest:static")
+    assert main(["analyze", single.id, "-q", *results]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(single.path)]
+    assert main(["report", "demo", "-q", *results]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(store.resolve("demo").path / "report.en.md")]
+
+
+def test_show_of_a_comparison_says_its_runs_verdicts_and_the_next_step(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = start_comparison(recipe(), store, name="demo")
+    show = ["runs", "show", "demo", "--results", str(store.root)]
+    assert main(show) == 0
+    assert f"next  dynbench compare --resume demo --results {store.root}" in capsys.readouterr().out
+    outcome = run_comparison(comparison, store)
+    assert main(show) == 0
+    text = capsys.readouterr().out
+    assert ", ".join(outcome.state.arms["partition"]) in text
+    assert "partition  FASTER: " in text
+    assert "environment: that of its runs" in text and "stopped before" not in text
+    assert "configuration of the baseline" in text
+    assert f"next  dynbench report demo --results {store.root}" in text
+
+
+@pytest.mark.parametrize("launches", [2, 6])
+def test_few_launches_of_a_comparison_send_to_more_of_the_same_recipe(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], launches: int
+) -> None:
+    comparison = start_comparison(recipe("launches: 4", f"launches: {launches}"), store)
+    findings = {finding.id: finding for finding in run_comparison(comparison, store).findings}
+    assert ("few_launches" in findings) == (launches == 2)
+    if launches == 2:
+        again = f"dynbench compare {comparison.path / 'recipe.yaml'} --results {store.root} --launches 4"
+        assert again in findings["few_launches"].hint
+        assert load_recipe(comparison.path / "recipe.yaml").launches == 2
+
+
+def test_a_comparison_that_was_terminated_says_so(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(*_: object, **__: object) -> None:
+        raise Terminated(signal.SIGTERM)
+
+    monkeypatch.setattr(launches, "run_training", terminate)
+    comparison = start_comparison(recipe(), store)
+    with pytest.raises(Terminated):
+        run_comparison(comparison, store)
+    record = comparison.record()
+    assert (record.status, record.exit_code) == (Status.INTERRUPTED, 143)

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from probes import COST, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_cost
 from dynbench.errors import UsageError
 from dynbench.probe.timing import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
 from dynbench.probe.trial import TrialStep
-from dynbench.runs.atomic import write_json
-from dynbench.runs.probe_record import PROBE_FILE, CostFit, ProbeRecord
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 
@@ -45,7 +44,10 @@ def test_the_price_is_found_under_drift_and_outliers() -> None:
 
 
 def test_a_step_of_several_micro_batches_adds_up_their_gradients() -> None:
-    config = load_config(None, ["train.precision=fp32", "workload.pad_to_multiple_of=1", "workload.dropout=0.0"])
+    config = load_config(
+        None,
+        ["train.precision=fp32", "train.learning_rate=0.0005", "workload.pad_to_multiple_of=1", "workload.dropout=0.0"],
+    )
     step = TrialStep(config, build_workload(config), torch.device("cpu"))
     norms = []
 
@@ -102,14 +104,8 @@ def test_where_too_little_fits_the_price_is_unknown() -> None:
 
 
 def stored_probe(root: Path, **cost: float) -> None:
-    """A probe run called p; only its cost model is looked at."""
-    fit = CostFit(**{"alpha_ms": 3.0, "beta_ms_per_token": 0.1, "gamma_ms_per_token2": 0.0, "heldout": {}} | cost)
-    nothing = dict.fromkeys(ProbeRecord.model_fields, None)
-    known = {"device": "cpu", "precision": "fp32", "world_size": 2, "global_batch": 8, "pad_to_multiple_of": 1}
-    lists = {key: [] for key in ("capacity", "tables", "trials", "timings", "speeds")}
-    content = {**nothing, **known, **lists, "schema_version": 1, "workload": {}, "predicted_speedup": {}}
-    record = {**content, "predicted_window": 8, "cost_model": fit.model_dump(exclude_unset=True)}
-    write_json(RunStore(root).create("probe", "probe", name="p").path / PROBE_FILE, record)
+    """A probe run called p with this cost model."""
+    make_probe(RunStore(root), name="p", cost_model={**COST, "alpha_ms": 3.0, "beta_ms_per_token": 0.1, **cost})
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ def test_a_run_on_the_probe_plans_with_the_slowed_rank(store: RunStore, launcher
     record = probed(store, *launcher, "launch.slowdown={2: 2}")
     run = store.create("probe", "probe", name="slowed")
     write_json(run.path / PROBE_FILE, record.model_dump())
-    config = load_config(None, (*launcher, "launch.device=cpu", "schedule.mode=dynamic", "probe.run=slowed"))
+    slowed = ("launch.device=cpu", "launch.slowdown={2: 2}", "schedule.mode=dynamic", "probe.run=slowed")
+    config = load_config(None, (*launcher, *slowed))
     resolved = resolve(config, Machine(8, 0, False), store).config
     assert resolved.schedule.speeds == (1.0, 1.0, 0.5, 1.0)
     assert build_problem(resolved, np.arange(2, 100), RANKS, 1, store.root).relative_speeds().tolist() == [1, 1, 0.5, 1]

@@ -1,0 +1,124 @@
+"""What `dynbench runs show` says of one entry of the registry."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dynbench.runs.run import Run
+
+_log = logging.getLogger(__name__)
+OF_ITS_RUNS = "that of its runs; dynbench runs show says it of each"
+
+
+def shown_duration(seconds: object) -> str:
+    """Seconds in a readable unit; empty where they are unknown."""
+    from dynbench.units import format_ms
+
+    return format_ms(seconds * 1000) if isinstance(seconds, int | float) else ""
+
+
+def facts_of(run: Run) -> dict[str, object]:
+    """Everything that a run folder says about itself; parts that cannot be read say why instead."""
+    from dynbench.config.digest import differences
+    from dynbench.config.schema import Config
+    from dynbench.errors import RecordError
+    from dynbench.runs.run import current_status, duration_s
+
+    record = run.record()
+    facts: dict[str, object] = {
+        "run": record.as_dict() | {"status": current_status(record), "path": run.path, "duration_s": duration_s(record)}
+    }
+    facts |= _comparison_facts(run)
+    gathers = record.command in ("analyze", "compare")
+    try:
+        facts["config_differences"] = {
+            key: {"default": default, "value": value}
+            for key, (default, value) in differences(Config(), run.config()).items()
+        }
+    except RecordError as error:
+        facts["config_differences"], facts["config_error"] = None, error.message
+        if gathers:
+            facts["config_error"] = OF_ITS_RUNS
+    try:
+        facts["env"] = run.env()
+    except RecordError as error:
+        facts["env"], facts["env_error"] = None, error.message
+        if gathers:
+            facts["env_error"] = OF_ITS_RUNS
+    facts["files"] = [
+        {"path": str(path.relative_to(run.path)), "bytes": path.stat().st_size}
+        for path in sorted(run.path.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    ]
+    return facts
+
+
+def _comparison_facts(run: Run) -> dict[str, object]:
+    """The runs by arm and the verdicts of a comparison, and what comes next; empty for any other entry."""
+    from dynbench.runs.store import results_option
+
+    label = shlex.quote(run.label)
+    option = results_option(run.path.parent)
+    try:
+        if (run.path / "comparison.json").is_file():
+            found = json.loads((run.path / "comparison.json").read_text(encoding="utf-8"))
+            return {
+                "arms": {arm["name"]: arm["runs"] for arm in found["arms"]},
+                "verdicts": {
+                    item["candidate"]: f"{item['verdict']}: {item['reason']}" for item in found["comparisons"]
+                },
+                "next": f"dynbench report {label}{option}",
+            }
+        if (run.path / "compare.json").is_file():
+            launches = json.loads((run.path / "compare.json").read_text(encoding="utf-8"))["launches"]
+            arms: dict[str, list[str]] = {launch["arm"]: [] for launch in launches}
+            for launch in launches:
+                arms[launch["arm"]] += [launch["run"]] if launch["done"] else []
+            return {"arms": arms, "verdicts": {}, "next": f"dynbench compare --resume {label}{option}"}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s: the comparison cannot be read: %r", run.path, error)
+    return {}
+
+
+def print_facts(facts: dict[str, object]) -> None:
+    """Print what `facts_of` found."""
+    from dynbench.cli.output import brief, print_line, print_pairs
+    from dynbench.units import format_bytes
+
+    run = facts["run"]
+    assert isinstance(run, dict)
+    failure = run.pop("failure")
+    warnings = run.pop("warnings")
+    run["argv"] = shlex.join(run["argv"])
+    run["duration_s"] = shown_duration(run["duration_s"])
+    print_pairs("run", {key.removesuffix("_s"): value for key, value in run.items() if value not in (None, "")})
+    if failure:
+        print_pairs("failure", {key: value for key, value in failure.items() if value is not None})
+    for warning in warnings:
+        print_line(f"warning: {warning}")
+    arms, verdicts = facts.get("arms"), facts.get("verdicts")
+    title = "configuration"
+    if isinstance(arms, dict) and isinstance(verdicts, dict):
+        title = "configuration of the baseline"
+        print_pairs("runs by arm", {name: ", ".join(ids) or "none completed" for name, ids in arms.items()})
+        print_pairs("verdicts", verdicts or {"": "not analyzed yet"})
+    changed = facts["config_differences"]
+    if isinstance(changed, dict):
+        texts = {key: f"{brief(item['value'])}  (default {brief(item['default'])})" for key, item in changed.items()}
+        print_pairs(f"{title}, where it leaves the defaults", texts or {"": "nowhere"})
+    else:
+        print_line(f"configuration: {facts['config_error']}")
+    env = facts["env"]
+    if isinstance(env, dict):
+        print_pairs("environment", {key: brief(value) for key, value in env.items() if value not in (None, {}, "")})
+    else:
+        print_line(f"environment: {facts['env_error']}")
+    files = facts["files"]
+    assert isinstance(files, list)
+    print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in files})
+    if "next" in facts:
+        print_line(f"next  {facts['next']}")

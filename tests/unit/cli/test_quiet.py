@@ -1,0 +1,61 @@
+"""Under `-q` every command prints its result as plain lines for a script: a path, a name, a verdict; never a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynbench.analysis import figures
+from dynbench.cli import health
+from dynbench.cli.health import Finding
+from dynbench.cli.main import COMMANDS, main
+from dynbench.config.recipes import list_recipes
+from dynbench.experiment import training
+from dynbench.experiment.training import TrainingResult
+from dynbench.probe import prober
+from dynbench.runs import probe_record
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import REGISTRY
+
+SOLVE = ["solve", "lognormal", "--steps", "1", "--world-size", "2", "--policy", "static,partition", "--no-figures"]
+LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
+    "train": (["train"], lambda run: [str(run.path)]),
+    "probe": (["probe"], lambda run: [str(run.path)]),
+    "solve": (SOLVE, lambda run: [str(RunStore(run.path.parent).resolve("@latest:solve").path)]),
+    "solve --list": (["solve", "--list"], lambda run: list(REGISTRY)),
+    "runs": (["runs", "ls"], lambda run: [run.id]),
+    "runs show": (["runs", "show", "a"], lambda run: [str(run.path)]),
+    "runs rm": (["runs", "rm", "a", "--yes"], lambda run: [str(run.path)]),
+    "runs rm of nothing": (["runs", "rm", "--failed", "--yes"], lambda run: []),
+    "recipes": (["recipes", "ls"], lambda run: list(list_recipes())),
+    "recipes cp": (["recipes", "cp", "quickstart", "{tmp}/x.yaml"], lambda run: [f"{run.path.parent.parent}/x.yaml"]),
+    "doctor": (["doctor"], lambda run: ["poor"]),
+}
+ELSEWHERE = {"analyze", "compare", "report"}
+"""With a comparison to show, in tests/unit/experiment/test_compare.py."""
+
+
+def test_every_command_has_its_lines() -> None:
+    assert {name.partition(" ")[0] for name in LINES} | ELSEWHERE == set(COMMANDS)
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_quiet_prints_the_result_only(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore(tmp_path / "results")
+    run = store.create("train", "static", name="a")
+    run.update(status="completed", exit_code=0)
+    monkeypatch.setattr(training, "run_training", lambda *_, **__: TrainingResult(run, {"policy": "static"}))
+    monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
+    monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
+    monkeypatch.setattr(health, "CHECKS", {"poor": lambda _: Finding(False, "x"), "fine": lambda _: Finding(True, "x")})
+    arguments, expected = LINES[case]
+    arguments = [word.format(tmp=tmp_path) for word in arguments]
+    assert main([*arguments, "-q", "--results", str(store.root)]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines(), err) == (expected(run), "")
