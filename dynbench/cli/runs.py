@@ -131,12 +131,14 @@ def _chosen(store: RunStore, refs: Sequence[str], failed: bool) -> list[Run]:
 
 
 def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
-    """Say on stderr which folders of the results folder are nobody's to touch."""
+    """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
     from dynbench.runs.foreign import strangers
+    from dynbench.runs.names import slug_of
 
     found = strangers(store.root)
     for path, reason in found:
-        _log.info("%s: %s; `runs rm` leaves it alone", path, reason)
+        if slug_of(path.name) or (path / "run.json").exists():
+            _log.info("%s: %s; `runs rm` leaves it alone", path, reason)
     return found
 
 

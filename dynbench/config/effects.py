@@ -142,6 +142,11 @@ EFFECTS: dict[str, Effect] = {
         lambda s: s.plans_with_cost and s.cost_is_measured,
         "no plan is made with the measured cost (schedule.cost_type, schedule.policy)",
     ),
+    "schedule.further_ms": Effect(
+        "train solve",
+        lambda s: s.plans_with_cost and s.cost_is_measured and s.given.schedule.micro_batches != 1,
+        "no rank has several micro-batches of measured cost (schedule.micro_batches, schedule.cost_type)",
+    ),
     "schedule.buffer": Effect("train solve", _prefix, "policy '{policy}' holds no samples back"),
     "schedule.window": Effect("train solve", _window, "policy '{policy}' plans one batch at a time"),
     "schedule.micro_batches": Effect(

@@ -175,15 +175,19 @@ def test_rm_of_the_failed_leaves_what_is_no_run_of_the_registry(
         "linked",
         "notes",
     ]
-    for name in ("copy", "linked", "notes"):
+    for name in ("copy", "linked"):
         assert f"{store.root / name}: " in err and "leaves it alone" in err
+    assert "notes" not in err
 
 
-def test_ls_tells_what_is_no_run(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_tells_what_looks_like_a_run_and_is_none(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     make(store, "a")
     (store.root / "notes").mkdir()
+    (store.root / "20260101-000000-static-aaaa").mkdir()
     assert main(["runs", "ls"]) == 0
-    assert f"{store.root / 'notes'}: has no run.json" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "20260101-000000-static-aaaa: has no run.json that can be read; `runs rm` leaves it alone" in err
+    assert "notes" not in err
 
 
 def test_rm_of_a_comparison_leaves_its_launches(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
