@@ -45,14 +45,16 @@ class Outcome:
     Attributes:
         run: its folder.
         state: its launches.
-        analysed: runs, verdicts, checks and figures.
+        analysed: runs, verdicts and checks.
         reports: the report files.
+        figures: PNG files, those of the plans made offline among them.
     """
 
     run: Run
     state: CompareState
     analysed: Analysed
     reports: Sequence[Path]
+    figures: Sequence[Path]
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -67,6 +69,7 @@ class Outcome:
             "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
             "recipe": self.state.recipe,
             "reports": self.reports,
+            "figures": self.figures,
         }
 
 
@@ -125,7 +128,7 @@ def run_comparison(
         on_stage("writing the report")
         subject = read_subject(store, comparison)
         reports = [write_report(subject, form=form) for form in FORMATS]
-    return Outcome(comparison, state, analysed, reports)
+    return Outcome(comparison, state, analysed, reports, subject.figures)
 
 
 def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
