@@ -40,7 +40,8 @@ lint: install-test
 	$(BIN)/lint-imports
 
 test: install-test lint
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" tests/multiproc
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --numprocesses 2 --dist worksteal tests/unit tests/contract
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
