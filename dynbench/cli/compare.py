@@ -54,6 +54,7 @@ def command(
         comparison = _comparison(store, resume)
     else:
         loaded = _load(recipe, launches, settings)
+        _check(loaded, store)
         warnings = _warnings(loaded, store)
         if dry_run:
             _show_plan(loaded, warnings, settings)
@@ -106,6 +107,13 @@ def _start(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace
     from dynbench.experiment.cells import start_cells
 
     return start_cells(recipes, store, name=name, replace=replace)
+
+
+def _check(recipes: Sequence[Recipe], store: RunStore) -> None:
+    from dynbench.experiment.compare import check_startable
+
+    for recipe in recipes:
+        check_startable(recipe, store)
 
 
 def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:

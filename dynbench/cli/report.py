@@ -45,7 +45,7 @@ def command(
     from dynbench.cli.output import print_json, print_line
     from dynbench.errors import UsageError
     from dynbench.experiment.reporting import render_report, write_report
-    from dynbench.experiment.subject import find_subject
+    from dynbench.experiment.subject import find_subject, read_subject
     from dynbench.runs.store import results_option
 
     store = settings.store()
@@ -55,6 +55,7 @@ def command(
         from dynbench.experiment.solved import plan_subject
 
         plan_subject(subject, store)
+        subject = read_subject(store, subject.run)
     if output is not None and str(output) == "-":
         if settings.as_json:
             raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")

@@ -94,16 +94,24 @@ def _mismatches(
     yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
 
 
-def probe_warnings(config: Config, world_size: int, root: Path) -> list[str]:
+def probe_warnings(config: Config, world_size: int, root: Path, *, attached: bool = False) -> list[str]:
     """What a run's use of a probe, or its want of one, leaves open; one line each.
 
     Args:
         config: resolved.
         world_size: ranks (G).
         root: results folder in which probe runs are looked up.
+        attached: torchrun or srun has started the ranks.
     """
     schedule, warnings = config.schedule, []
-    if (config.launch.device, config.probe.run, schedule.mode, schedule.capacity) == ("cuda", None, "dynamic", None):
+    probes_itself = not attached and config.launch.nnodes == 1
+    wanted = (config.launch.device, config.probe.run, schedule.mode, schedule.capacity) == (
+        "cuda",
+        None,
+        "dynamic",
+        None,
+    )
+    if wanted and not probes_itself:
         warnings.append(
             "probe.run: null, and no probe is made by itself inside torchrun or srun, or on several nodes: planned "
             f"with cost {schedule.cost_type!r} and without capacities; probe first (--probe RUN), or set --probe off"

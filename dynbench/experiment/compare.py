@@ -18,6 +18,7 @@ from dynbench.config.dump import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.attach import started_as_rank
+from dynbench.engine.plan_check import check_plan
 from dynbench.engine.resolve import resolve, this_machine
 from dynbench.errors import ConfigError, DynbenchError, NotComparable, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
@@ -169,7 +170,7 @@ def check_startable(recipe: Recipe, store: RunStore) -> None:
 
     Raises:
         NotComparable: arms that differ in more than may be compared.
-        UsageError: this process is itself a rank, or an arm cannot run here.
+        UsageError, NothingFits: this process is itself a rank, or an arm cannot run here or be planned.
         ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
     """
     if started_as_rank(recipe.arms[recipe.baseline]):
@@ -186,7 +187,9 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
     hint = ""
     for name, config in recipe.arms.items():
         try:
-            arms[name] = resolve(config, this_machine(), store).config
+            resolved = resolve(config, this_machine(), store)
+            check_plan(resolved.config, resolved.world_size, store.root)
+            arms[name] = resolved.config
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
             hint = error.hint

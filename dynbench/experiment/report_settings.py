@@ -9,14 +9,12 @@ from pathlib import Path
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.metrics import lookup
 from dynbench.config.describe import all_keys
+from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.formats import number
 from dynbench.experiment.subject import Json, Member, Subject
 from dynbench.report import Template, table
 
 Texts = dict[str, str | None]
-
-PER_LAUNCH = ("train.seed", "launch.node_rank")
-"""Keys in which launches of one arm differ; they do not tell arms apart."""
 
 COST_ROW = "cost"
 """Line of the planner's cost with its coefficients, among the keys of the configuration."""
@@ -27,7 +25,7 @@ def arms_table(subject: Subject, template: Template) -> str:
     arms = list(subject.arms.values())
     rows = []
     for key in (COST_ROW, *all_keys()):
-        if key in PER_LAUNCH:
+        if key in NOT_IDENTITY:
             continue
         cells = [_arm_value(members, key, subject, template) for members in arms]
         if len({value for value, _ in cells}) > 1:
@@ -46,9 +44,9 @@ def common_table(subject: Subject, template: Template) -> str:
     rows = []
     for key in (COST_ROW, *all_keys(), *_decided_elsewhere(subject)):
         cells = [_arm_value(members, key, subject, template) for members in arms]
-        if len({value for value, _ in cells}) == 1 or key in PER_LAUNCH:
+        if len({value for value, _ in cells}) == 1 or key in NOT_IDENTITY:
             reasons = dict.fromkeys(reason for _, reason in cells if reason is not None)
-            values = [value for value, _ in cells] if key not in PER_LAUNCH else [_seeds(subject, key)]
+            values = [value for value, _ in cells] if key not in NOT_IDENTITY else [_seeds(subject, key)]
             rows.append([_key_title(key, template), values[0], "; ".join(reasons)])
     return table([template.label(f"headings.{name}") for name in ("setting", "value", "reason")], rows, numeric_from=3)
 

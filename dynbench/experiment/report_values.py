@@ -158,7 +158,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.virtual": "ranks.note" if subject.virtual else None,
         "say.recovered": "recovered" if values["best.recovered"] and claim != Verdict.INCOMPARABLE else None,
         "say.order": f"order.{_order(subject)}",
-        "say.work": f"work.{_work(subject.best)}",
+        "say.work": f"work.{'alike' if claim == 'alike' else _work(subject.best)}",
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
         "say.bound": "solve.bound" if values["table.solve"] else None,
@@ -174,6 +174,8 @@ def _claim(subject: Subject) -> str:
     """Which text says what was found: that of the verdict, or of what stood alone."""
     if subject.best:
         return str(subject.best.get("verdict", "none"))
+    if subject.comparisons:
+        return "alike"
     return "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
 
 

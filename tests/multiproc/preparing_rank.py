@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def main(rank: int, local_rank: int, file: str, slow_rank: int, what: str) -> No
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    code = 0
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    except Exception:
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
-    os._exit(0)  # what torch's threads do while the interpreter goes down is not under test
+    os._exit(code)  # what torch's threads do while the interpreter goes down is not under test

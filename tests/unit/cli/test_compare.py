@@ -45,6 +45,40 @@ def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert printed.err.splitlines() == [f"warning: {line}" for line in warnings]
 
 
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize(
+    ("arm", "exit_code", "said"),
+    [
+        ("{train.global_batch: 32}", 5, "train.global_batch"),
+        (
+            f"{{schedule.policy: partition, schedule.capacity: {[80] * 7 + [9]}, schedule.micro_batches: auto}}",
+            2,
+            "unequal capacity",
+        ),
+        ("{schedule.policy: prefix, schedule.solver: enumerate}", 2, "enumerate would try"),
+        ("{schedule.policy: prefix, schedule.buffer: 3}", 2, "schedule.buffer"),
+    ],
+)
+def test_an_arm_that_cannot_end_well_is_refused_before_anything_is_made(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arm: str,
+    exit_code: int,
+    said: str,
+    dry: bool,
+) -> None:
+    monkeypatch.setattr("dynbench.cli.compare._run", lambda *_: pytest.fail("it was launched"))
+    recipe, results = tmp_path / "r.yaml", tmp_path / "results"
+    shared = "settings: {train: {global_batch: 512}, launch: {nproc: 8, device: cpu}}"
+    recipe.write_text(f"description: d\n{shared}\narms:\n  - name: static\n  - {{name: other, set: {arm}}}\n")
+    words = ["compare", str(recipe), "--json", "--results", str(results), *(["--dry-run"] if dry else [])]
+    assert main(words) == exit_code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert said in error["message"] + error["hint"]
+    assert not results.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

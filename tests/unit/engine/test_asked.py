@@ -10,7 +10,7 @@ from dynbench.config.load import load_config
 from dynbench.config.recipes import find_recipe, list_recipes, load_cells
 from dynbench.engine.asked import launch_warnings
 from dynbench.engine.resolve import Machine, resolve
-from dynbench.errors import UsageError
+from dynbench.errors import ConfigError, UsageError
 from dynbench.experiment import recipe_warnings
 from dynbench.runs.store import RunStore
 
@@ -24,7 +24,9 @@ STORE = RunStore(Path("nowhere"))
 def warned(machine: Machine, *overrides: str, silent: bool = False) -> list[str]:
     config = load_config(None, overrides)
     attached = machine.ranks_given is not None
-    warnings = launch_warnings(None if silent else config, resolve(config, machine, STORE), attached=attached)
+    warnings = launch_warnings(
+        None if silent else config, resolve(config, machine, STORE), STORE.root, attached=attached
+    )
     return [warning.partition(":")[0] for warning in warnings]
 
 
@@ -58,7 +60,17 @@ def test_the_machine_decides_what_is_read(machine: Machine, override: str, keys:
 def test_a_dynamic_run_on_gpus_probes_first_and_reads_its_settings() -> None:
     assert warned(GPUS, "schedule.mode=dynamic", "probe.gap=0.2", "probe.memory_fraction=0.5") == []
     assert warned(LAPTOP, "schedule.mode=dynamic", "probe.gap=0.2") == ["probe.gap"]
-    assert warned(STARTED, "schedule.mode=dynamic", "probe.run=auto", "probe.gap=0.2") == ["probe.gap"]
+    assert warned(STARTED, "schedule.mode=dynamic", "probe.run=off", "probe.gap=0.2") == ["probe.gap"]
+    with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks already"):
+        warned(STARTED, "schedule.mode=dynamic", "probe.run=auto")
+
+
+def test_only_ranks_that_cannot_probe_by_themselves_are_told_so() -> None:
+    nodes = ("launch.nnodes=2", "launch.rdzv_endpoint=a:1")
+    started = Machine(cores=16, gpus=4, bf16=True, ranks_given=(4, 4))
+    assert warned(GPUS, "schedule.mode=dynamic") == []
+    assert warned(GPUS, "schedule.mode=dynamic", *nodes) == ["probe.run"]
+    assert warned(started, "schedule.mode=dynamic") == ["probe.run"]
 
 
 def test_virtual_ranks_that_the_machine_cannot_play_as_asked() -> None:

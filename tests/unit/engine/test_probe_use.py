@@ -9,6 +9,7 @@ from probes import capacity_row, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
+from dynbench.engine.asked import launch_warnings
 from dynbench.engine.launch import create_run, plan_launch
 from dynbench.engine.probe_use import device_name, probe_warnings
 from dynbench.engine.resolve import Machine, Resolved, resolve
@@ -187,9 +188,11 @@ def test_a_probe_that_is_gone_is_named_by_its_setting(store: RunStore) -> None:
 def test_ranks_that_make_no_probe_by_themselves_say_so(store: RunStore, overrides: tuple[str, ...], said: bool) -> None:
     attached = Machine(cores=8, gpus=2, bf16=True, ranks_given=(2, 2))
     resolved = decide(store, attached, *overrides)
-    run = create_run(resolved, store, name=None, replace=False, argv=None)
-    told = [warning for warning in run.record().warnings if "no probe is made by itself" in warning]
-    assert len(told) == said
+    for attached_too in (True, False):
+        warnings = launch_warnings(None, resolved, store.root, attached=attached_too)
+        run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=warnings)
+        told = [warning for warning in run.record().warnings if "no probe is made by itself" in warning]
+        assert len(told) == (said and attached_too)
     assert probe_warnings(decide(store, LAUNCHERS["attached"][0], *overrides, *CPU).config, 2, store.root) == []
 
 

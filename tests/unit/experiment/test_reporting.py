@@ -58,6 +58,10 @@ def test_the_recommendation_computes_the_hours_saved_and_their_interval(
     assert "[167,\N{NO-BREAK SPACE}231]" in recommendation
 
 
+def plain(text: str) -> str:
+    return "".join(text.split())
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_arms_configured_alike_are_never_recommended(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -72,6 +76,10 @@ def test_arms_configured_alike_are_never_recommended(
     assert find_subject(store, None).best is None
     text = render(store, language)
     assert "{{" not in text and "None" not in text and "286" not in text
+    labels = load_template(language).labels
+    for part in ("abstract", "recommendation", "work"):
+        assert plain(labels[f"{part}.launches" if part != "work" else "work.none"])[:20] not in plain(text)
+        assert plain(labels[f"{part}.alike"])[:20] in plain(text)
 
 
 def test_a_policy_that_costs_time_is_not_recommended(store: RunStore, make_comparison: MakeComparison) -> None:

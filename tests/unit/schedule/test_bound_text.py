@@ -10,14 +10,14 @@ from dynbench.schedule.bounds import batch_bound
 from dynbench.schedule.cost import CostModel
 
 TOKENS = "max( Σ_i l_i / Σ_g v_g ,  max_i l_i / max_g v_g )"
-MEASURED = "max( ( m·α + Σ_i (β·l_i + γ·l_i^2) ) / Σ_g v_g ,  ( α + β·l_max + γ·l_max^2 ) / max_g v_g )"
+MEASURED = "max( ( G·α + (m − G)·φ + Σ_i (β·l_i + γ·l_i^2) ) / Σ_g v_g ,  ( α + β·l_max + γ·l_max^2 ) / max_g v_g )"
 SQUARED = "*max( (Σ_i l_i)^2 / (M·(Σ_g √v_g)^2), Σ_i l_i^2 / Σ_g v_g, l_max^2 / max_g v_g )*"
 
 
-def measured(lengths, v, m, alpha, beta, gamma):
+def measured(lengths, v, m, alpha, beta, gamma, further):
     longest = lengths.max()
     return max(
-        (m * alpha + (beta * lengths + gamma * lengths**2).sum()) / v.sum(),
+        (len(v) * alpha + (m - len(v)) * further + (beta * lengths + gamma * lengths**2).sum()) / v.sum(),
         (alpha + beta * longest + gamma * longest**2) / v.max(),
     )
 
@@ -47,17 +47,18 @@ def test_the_formulas_are_the_code(seed, speeds, parts):
     assert batch_bound(lengths, CostModel(), 3, speeds=v) == pytest.approx(tokens)
 
     m = 3 if parts == 1 else max(3, math.ceil((1 / limits).sum()))
-    found = batch_bound(
-        lengths,
-        CostModel("measured", alpha=40.0, beta=0.5, gamma=0.01),
-        3,
-        speeds=v,
-        micro_batches=parts,
-        limits=None if parts == 1 else limits,
-    )
-    assert found == pytest.approx(measured(lengths, v, m, 40.0, 0.5, 0.01))
+    for further in (None, 7.0):
+        found = batch_bound(
+            lengths,
+            CostModel("measured", alpha=40.0, beta=0.5, gamma=0.01, further=further),
+            3,
+            speeds=v,
+            micro_batches=parts,
+            limits=None if parts == 1 else limits,
+        )
+        assert found == pytest.approx(measured(lengths, v, m, 40.0, 0.5, 0.01, 40.0 if further is None else further))
     attention = batch_bound(lengths, CostModel("attention", attention_a=0.2), 3, speeds=v)
-    assert attention == pytest.approx(measured(lengths, v, 3, 0.0, 1.0, 0.2))
+    assert attention == pytest.approx(measured(lengths, v, 3, 0.0, 1.0, 0.2, 0.0))
 
     squares = max(
         lengths.sum() ** 2 / (parts * np.sqrt(v).sum() ** 2), (lengths**2).sum() / v.sum(), lengths.max() ** 2 / v.max()
