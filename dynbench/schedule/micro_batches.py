@@ -24,6 +24,11 @@ EVERY_NUMBER = 64
 """Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
 WORTH = 2e-3
 """With `auto`, numbers are tried while one may be faster than the best so far by more than this part."""
+ALWAYS_TRIED = 8
+RECENT = 4
+GAIN = 1e-2
+"""Above `EVERY_NUMBER`, after the first `ALWAYS_TRIED` numbers, the search ends when the `RECENT` ones have lowered the
+step by less than this part together: it runs inline, before every step."""
 
 _Deal = tuple[float, list[int], list[list[int]]]
 """The slowest rank's cost, or time where speeds differ; the micro-batches' sizes; per rank their indices."""
@@ -34,7 +39,8 @@ class MicroBatchPlanner:
 
     With a fixed number N every rank runs exactly N or, where speeds differ, N on average and at least one. With `auto`
     it is the least that the capacities need, or the next multiple of the ranks; with a `measured` cost, which has a
-    price for each, the number of the fastest plan: they are tried in order of a lower bound, until it ends the search.
+    price for each, the number of the fastest plan: they are tried in order of a lower bound, until it ends the search or,
+    for a large batch, further ones gain little.
 
     Args:
         problem: ranks of equal capacity; `micro_batches` is N or auto.
@@ -100,13 +106,14 @@ class MicroBatchPlanner:
             return min((self._deal(number, lengths, limits) for number in (fewest, *multiples[:1])), key=_slowest)
         numbers = np.array([fewest, *(range(fewest + 1, size + 1) if size <= EVERY_NUMBER else multiples)])
         bounds = self._bounds(numbers, lengths, limits)
-        best = None
-        for place in np.argsort(bounds, kind="stable"):
-            if best is not None and bounds[place] >= best[0] * (1 - WORTH):
+        order = np.argsort(bounds, kind="stable")
+        best = self._deal(int(numbers[order[0]]), lengths, limits)
+        reached = [best[0]]
+        for place in order[1:]:
+            if bounds[place] >= best[0] * (1 - WORTH) or (size > EVERY_NUMBER and _gains_little(reached)):
                 break
-            deal = self._deal(int(numbers[place]), lengths, limits)
-            best = deal if best is None else min(best, deal, key=_slowest)
-        assert best is not None
+            best = min(best, self._deal(int(numbers[place]), lengths, limits), key=_slowest)
+            reached.append(best[0])
         return best
 
     def _bounds(self, numbers: IntArray, lengths: IntArray, limits: IntArray) -> FloatArray:
@@ -150,6 +157,11 @@ class MicroBatchPlanner:
 
 def _slowest(deal: _Deal) -> float:
     return deal[0]
+
+
+def _gains_little(reached: Sequence[float]) -> bool:
+    """Whether the last numbers tried were hardly worth it; `reached` is the least slowest rank after each."""
+    return len(reached) >= ALWAYS_TRIED and reached[-1] > reached[-1 - RECENT] * (1 - GAIN)
 
 
 def _parts_needed(limits: IntArray) -> int:

@@ -160,6 +160,19 @@ def test_auto_is_the_best_of_all_numbers_and_tries_none_twice(planner):
     assert best <= found <= best / (1 - WORTH)
 
 
+@pytest.mark.parametrize("speeds", [None, [1.0, 0.5]])
+@pytest.mark.parametrize(("batch", "further"), [(1024, None), (2048, 0.01)])
+def test_for_a_large_batch_auto_stops_when_further_numbers_gain_little(batch, further, speeds):
+    lengths = np.sort(np.clip(np.random.default_rng(3).lognormal(3.5, 0.8, batch).astype(int), 2, 256))[::-1]
+    changes = {"cost": measured(0.1, further), "speeds": None if speeds is None else np.array(speeds)}
+    planner = MicroBatchPlanner(Problem(lengths, 2, batch, micro_batches="auto", **changes))
+    limits, deal_, tried = planner._limits(lengths), planner._deal, []
+    planner._deal = lambda number, *rest: tried.append(number) or deal_(number, *rest)
+    found = planner._best(lengths, limits)[0]
+    assert 8 <= len(tried) <= 32
+    assert found <= 1.05 * min(deal_(number, lengths, limits)[0] for number in range(2, 128, 9))
+
+
 @settings(max_examples=60)
 @given(choices(most_samples=5))
 def test_no_plan_at_all_is_below_the_bound_that_ends_the_search(planner):
