@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -155,7 +155,8 @@ def build_capacity(config: Config, world_size: int, root: Path | None = None) ->
         return Capacity.uniform(capacity)
     if isinstance(capacity, tuple):
         return Capacity.per_rank(capacity)
-    return probe_capacity(load_probe(capacity, "schedule.capacity", root), world_size)
+    probe = load_probe(capacity, "schedule.capacity", root)
+    return probe_capacity(probe, world_size, config.schedule.micro_batches)
 
 
 def build_speeds(config: Config) -> FloatArray | None:
@@ -169,8 +170,10 @@ def probe_speeds(probe: ProbeRecord, world_size: int) -> FloatArray | None:
     return distinct_speeds(probe.speeds) if len(probe.speeds) == world_size else None
 
 
-def probe_capacity(probe: ProbeRecord, world_size: int) -> Capacity:
+def probe_capacity(probe: ProbeRecord, world_size: int, micro_batches: int | Literal["auto"]) -> Capacity:
     """The capacities that a probe found, for `world_size` ranks.
+
+    Several micro-batches are planned for ranks of equal capacity only: the least of the ranks then holds for all.
 
     Raises:
         UsageError: it probed another number of ranks, and not one for all.
@@ -181,7 +184,19 @@ def probe_capacity(probe: ProbeRecord, world_size: int) -> Capacity:
             f"schedule.capacity: the probe measured {len(tables)} ranks, this run has {world_size}",
             f"Probe with --nproc {world_size}.",
         )
-    return Capacity.table(tables)
+    capacity = Capacity.table(tables)
+    return capacity if micro_batches == 1 else capacity.least()
+
+
+def least_capacity_warning(named: str, probe: ProbeRecord, config: Config) -> list[str]:
+    """That ranks do not use all that was probed for them, where it is so: a line; `named` is the setting and the run."""
+    parts, tables = config.schedule.micro_batches, probe.tables
+    if parts == 1 or all(table == tables[0] for table in tables):
+        return []
+    return [
+        f"schedule.capacity: {named} measured ranks of unequal capacity; with schedule.micro_batches {parts} the least "
+        "at each length holds for all; schedule.micro_batches=1 plans with each rank's own"
+    ]
 
 
 def find_run(store: RunStore, key: str, reference: str) -> Run:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dynbench.config.rules import UNREAD, buffer_size
 from dynbench.config.schema import Config, Workload
-from dynbench.engine.planning import load_probe, names_a_probe
+from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
 from dynbench.schedule.speeds import distinct_speeds
@@ -124,7 +124,9 @@ def probe_warnings(config: Config, world_size: int, root: Path, *, attached: boo
                 f"run has {world_size}: planned with equal speeds; probe with as many ranks, or give the speeds"
             )
     if isinstance(schedule.capacity, str):
-        tested = load_probe(schedule.capacity, "schedule.capacity", root).tested_without_limit
+        probe = load_probe(schedule.capacity, "schedule.capacity", root)
+        warnings += least_capacity_warning(schedule.capacity, probe, config)
+        tested = probe.tested_without_limit
         largest = _largest_micro_batch(config, world_size)
         if tested is not None and largest > tested[0]:
             warnings.append(

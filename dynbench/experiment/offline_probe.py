@@ -10,6 +10,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.planning import (
     build_capacity,
     build_speeds,
+    least_capacity_warning,
     load_probe,
     names_a_probe,
     probe_capacity,
@@ -67,7 +68,7 @@ class OfflineRanks:
         """As configured, else the probe's where it measured these ranks and samples as long as the longest."""
         if self._knows_capacity(world_size) and self._reaches(longest):
             assert self.probe is not None
-            return probe_capacity(self.probe, world_size)
+            return probe_capacity(self.probe, world_size, self.config.schedule.micro_batches)
         return build_capacity(self.config, world_size, self.root)
 
     def speeds(self, world_size: int) -> FloatArray | None:
@@ -78,6 +79,13 @@ class OfflineRanks:
 
     def left_out(self, traces: Sequence[Trace], world_sizes: Sequence[int]) -> list[str]:
         """What of the probe is not used and why, one line each."""
+        capacity = self.config.schedule.capacity
+        if isinstance(capacity, str):
+            probe = load_probe(capacity, "schedule.capacity", self.root)
+            return [*least_capacity_warning(capacity, probe, self.config), *self._left_out(traces, world_sizes)]
+        return self._left_out(traces, world_sizes)
+
+    def _left_out(self, traces: Sequence[Trace], world_sizes: Sequence[int]) -> list[str]:
         if self.probe is None:
             return []
         named, measured = f"probe.run {self.config.probe.run}", len(self.probe.speeds)
@@ -93,6 +101,8 @@ class OfflineRanks:
                     f"{named} measured {measured} ranks: its {part} are left out at G={', '.join(map(str, sizes))}; "
                     f"--world-size {measured} takes them"
                 )
+        if takes_capacity and len(self.probe.tables) in world_sizes:
+            lines += least_capacity_warning(named, self.probe, self.config)
         long = [trace.name for trace in traces if not self._reaches(int(trace.lengths.max()))]
         if long and any(self._knows_capacity(size) for size in world_sizes):
             lines.append(

@@ -84,6 +84,14 @@ class Capacity:
         self.check_ranks(world_size)
         return len(set(self.rows)) == 1
 
+    def least(self) -> Capacity:
+        """What every rank can hold, as one row for all: at each length the least limit."""
+        longest = min(row[-1][0] for row in self.rows)
+        lengths = sorted({length for row in self.rows for length, _ in row if length <= longest})
+        return Capacity(
+            (tuple((length, min(self.limit(g, length) for g in range(len(self.rows)))) for length in lengths),)
+        )
+
     def row(self, rank: int) -> tuple[Step, ...]:
         """The steps (length, max_batch) that hold for one rank."""
         return self.rows[0] if len(self.rows) == 1 else self.rows[rank]

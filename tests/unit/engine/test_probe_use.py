@@ -11,6 +11,8 @@ from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.asked import launch_warnings
 from dynbench.engine.launch import create_run, plan_launch
+from dynbench.engine.plan_check import check_plan
+from dynbench.engine.planning import build_capacity
 from dynbench.engine.probe_use import device_name, probe_warnings
 from dynbench.engine.resolve import Machine, Resolved, resolve
 from dynbench.errors import ConfigError, RunLookupError
@@ -233,3 +235,31 @@ def test_unequal_speeds_of_other_ranks_are_not_left_out_silently(store: RunStore
     given = ("launch.nproc=4", "schedule.capacity=64", "probe.run=probed", "launch.device=cpu")
     config = decide(store, Machine(cores=4, gpus=0, bf16=False), *given).config
     assert [line.partition(":")[0] for line in probe_warnings(config, 4, store.root)] == ["schedule.speeds"]
+
+
+UNEQUAL = {"numbers": [[(64, 45), (256, 40)], [(128, 46), (256, 39)]], "null": [[(256, None)], [(256, 39)]]}
+SPLITTING = [
+    name for name, entry in REGISTRY.items()
+    if entry.in_train and not entry.needs and policy_class(name).splits and policy_class(name).capped
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", SPLITTING)
+@pytest.mark.parametrize("micro_batches", [2, "auto"])
+@pytest.mark.parametrize("tables", UNEQUAL)
+@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
+def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
+    store: RunStore, policy: str, micro_batches: object, tables: str, key: str
+) -> None:
+    probe = make_probe(store, tables=UNEQUAL[tables])
+    settings = (f"schedule.policy={policy}", f"schedule.micro_batches={micro_batches}", f"{key}=probed")
+    config = decide(store, *_flat(LAUNCHERS["torchrun"]), *CPU, *settings).config
+    check_plan(config, 2, store.root)
+    capacity = build_capacity(config, 2, store.root)
+    assert [capacity.limit(rank, 200) for rank in (0, 1)] == [39, 39]
+    assert [capacity.limit(rank, 100) for rank in (0, 1)] == ([40, 40] if tables == "numbers" else [39, 39])
+    (line,) = probe_warnings(config, 2, store.root)
+    assert line.startswith(f"schedule.capacity: {probe.id} measured ranks of unequal capacity")
+    whole = decide(store, *_flat(LAUNCHERS["torchrun"]), *CPU, f"schedule.policy={policy}", f"{key}=probed").config
+    assert build_capacity(whole, 2, store.root).limit(0, 200) > 39
+    assert probe_warnings(whole, 2, store.root) == []

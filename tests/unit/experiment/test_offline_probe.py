@@ -94,6 +94,20 @@ def test_lengths_are_padded_as_the_probe_did(store: RunStore, key: str) -> None:
         OfflineRanks.of(load_config(None, [f"{key}=probed", "workload.pad_to_multiple_of=4"]), store.root)
 
 
+@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
+@pytest.mark.parametrize("micro_batches", [2, "auto"])
+def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
+    store: RunStore, key: str, micro_batches: object
+) -> None:
+    make_probe(store, tables=[[(256, 5)], [(256, 4)]])
+    asked = [f"{key}=probed", f"schedule.micro_batches={micro_batches}"]
+    options = SolveOptions(traces=(SHORT,), world_sizes=(2,), policies=("static", "partition"), steps=3)
+    solution = run_solve(load_config(None, [*asked, "train.global_batch=16"]), options, store)
+    assert [line.result["capacity_violations"] for line in solution.lines] == [0, 0]
+    (line,) = warnings(solution)
+    assert line.endswith("the least at each length holds for all; schedule.micro_batches=1 plans with each rank's own")
+
+
 def test_without_a_probe_nothing_changes(store: RunStore) -> None:
     ranks = OfflineRanks.of(load_config(None), store.root)
     assert (ranks.pad_to_multiple_of, ranks.speeds(4), ranks.capacity(10**6, 4).unlimited) == (1, None, True)
