@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from dynbench.engine.planning import load_probe
+from dynbench.engine.planning import find_run, load_probe
 from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
+from dynbench.runs.store import RunStore
 
 FILE_SCHEMA_VERSION = 1
 
@@ -106,8 +107,27 @@ def build_comm_model(text: str | None, root: Path) -> CommModel:
         return NoComm()
     if (pair := _number_pair(text)) is not None:
         return AlphaBeta(*pair)
-    path = Path(text)
-    return read_comm_file(path) if path.suffix == ".json" or path.is_file() else _from_probe(text, root)
+    return read_comm_file(Path(text)) if _is_file(text) else _from_probe(text, root)
+
+
+def decide_comm_model(
+    text: str | None, store: RunStore, decisions: MutableMapping[str, dict[str, object]]
+) -> str | None:
+    """`launch.comm_model` with a probe run by its id: `@latest` and names mean another run later.
+
+    Raises:
+        UsageError: a negative number.
+        RunLookupError: no such run, or more than one; names the setting.
+    """
+    if text is None or text == "none" or _number_pair(text) is not None or _is_file(text):
+        return text
+    run = find_run(store, "launch.comm_model", text).id
+    decisions["launch.comm_model"] = {"value": run, "reason": f"run meant by {text!r}"}
+    return run
+
+
+def _is_file(text: str) -> bool:
+    return Path(text).suffix == ".json" or Path(text).is_file()
 
 
 def charged_ms(text: str | None, gradient_mb: float, world_size: int, root: Path) -> float:

@@ -14,6 +14,7 @@ import torch
 
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
 from dynbench.config.schema import Config
+from dynbench.engine.comm_model import decide_comm_model
 from dynbench.engine.learning_rate import decide_learning_rate
 from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
 from dynbench.engine.probe_use import PROBE_AGAIN, device_name, probe_problems
@@ -87,6 +88,8 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         "world_size": world_size if launcher == "virtual" else None,
         "threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
     }
+    if launcher == "virtual":
+        launch["comm_model"] = decide_comm_model(config.launch.comm_model, store, decisions)
     train = {
         "precision": _precision(config, machine, device, decisions),
         "learning_rate": decide_learning_rate(config, decisions),

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from probes import make_probe
 
-from dynbench.engine.comm_model import build_comm_model
+from dynbench.config.load import load_config
+from dynbench.engine.comm_model import build_comm_model, decide_comm_model
+from dynbench.engine.resolve import Machine, resolve
 from dynbench.errors import UsageError
+from dynbench.runs.store import RunStore
 
 
 def comm_file(folder: Path, **changes: object) -> str:
@@ -81,3 +85,22 @@ def test_not_json_negative_or_missing(tmp_path: Path) -> None:
     for text in (str(broken), "-1,2", str(tmp_path / "absent.json"), "no-such-probe"):
         with pytest.raises(UsageError):
             build_comm_model(text, tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "none", "0.5,0.2", "absent.json", "file"])
+def test_what_names_no_run_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("{}")
+    decisions: dict[str, dict[str, object]] = {}
+    assert decide_comm_model(text, RunStore(tmp_path), decisions) == text
+    assert decisions == {}
+
+
+@pytest.mark.parametrize("reference", ["@latest:probe", "probed"])
+def test_a_run_is_decided_by_its_id(tmp_path: Path, reference: str) -> None:
+    store = RunStore(tmp_path)
+    probe = make_probe(store)
+    config = load_config(None, ["launch.launcher=virtual", "launch.device=cpu", f"launch.comm_model='{reference}'"])
+    resolved = resolve(config, Machine(cores=2, gpus=0, bf16=False), store)
+    assert resolved.config.launch.comm_model == probe.id
+    assert resolved.decisions["launch.comm_model"] == {"value": probe.id, "reason": f"run meant by '{reference}'"}

@@ -125,6 +125,17 @@ def test_a_model_that_cannot_be_read_ends_the_probe_before_it_begins(store: RunS
     assert store.list() == []
 
 
+@pytest.mark.parametrize("reference", ["@latest:probe", "first", "@latest"])
+def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: RunStore, reference: str) -> None:
+    quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
+    first = run_probe(load_config(None, (*quick, *REAL)), store, report=lambda _: None, name="first")
+    record = probed(store, *VIRTUAL, f"launch.comm_model='{reference}'")
+    assert record.overhead_ms == charged_ms(first.id, mb(GRADIENT_BYTES), RANKS, store.root) > 0
+    config = load_config(store.resolve("@latest:probe").config_file)
+    assert config.launch.comm_model == first.id
+    assert store.resolve("@latest:probe").env()["decisions"]["launch.comm_model"]["value"] == first.id
+
+
 @pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
 @pytest.mark.parametrize(
     ("slowdown", "speeds", "fastest"),
