@@ -189,7 +189,7 @@ def probe_capacity(probe: ProbeRecord, world_size: int, micro_batches: int | Lit
 
 
 def least_capacity_warning(named: str, probe: ProbeRecord, config: Config) -> list[str]:
-    """That ranks do not use all that was probed for them, where it is so: a line; `named` is the setting and the run."""
+    """That ranks do not use all that was probed for them, where it is so: a line; `named` says which probe."""
     parts, tables = config.schedule.micro_batches, probe.tables
     if parts == 1 or all(table == tables[0] for table in tables):
         return []

@@ -75,7 +75,7 @@ def run_probe(
         NothingFits: not one sample of the longest length fits on some rank, or not even the model.
         WorkerFailed: trial processes kept dying.
     """
-    resolved = resolve(config, this_machine(), store)
+    resolved = resolve(_to_be_probed(config), this_machine(), store)
     prober = Prober(resolved, _length_grid(resolved.config), _memory_limit_bytes(resolved))
     if prober.virtual:
         build_comm_model(resolved.config.launch.comm_model, store.root)
@@ -91,6 +91,22 @@ def run_probe(
         write_json(run.path / PROBE_FILE, record.model_dump())
         refuse_if_nothing_fits(record)
     return run
+
+
+def _to_be_probed(config: Config) -> Config:
+    """Without what comes from an earlier probe: it is measured anew here, and may be outdated or gone."""
+    schedule = config.schedule
+    changes: dict[str, object] = {}
+    if isinstance(schedule.capacity, str):
+        changes["capacity"] = None
+    if schedule.cost_type == "measured" and schedule.cost_coefficients is None:
+        changes["cost_type"] = "auto"
+    return config.model_copy(
+        update={
+            "probe": config.probe.model_copy(update={"run": None}),
+            "schedule": schedule.model_copy(update=changes),
+        }
+    )
 
 
 @dataclass(frozen=True)

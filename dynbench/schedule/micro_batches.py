@@ -39,8 +39,8 @@ class MicroBatchPlanner:
 
     With a fixed number N every rank runs exactly N or, where speeds differ, N on average and at least one. With `auto`
     it is the least that the capacities need, or the next multiple of the ranks; with a `measured` cost, which has a
-    price for each, the number of the fastest plan: they are tried in order of a lower bound, until it ends the search or,
-    for a large batch, further ones gain little.
+    price for each, the number of the fastest plan: they are tried in order of a lower bound, until it ends the search
+    or, for a large batch, further ones gain little.
 
     Args:
         problem: ranks of equal capacity; `micro_batches` is N or auto.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from probes import make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.comm_model import charged_ms
@@ -134,6 +135,23 @@ def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: 
     config = load_config(store.resolve("@latest:probe").config_file)
     assert config.launch.comm_model == first.id
     assert store.resolve("@latest:probe").env()["decisions"]["launch.comm_model"]["value"] == first.id
+
+
+@pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
+@pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
+@pytest.mark.parametrize("reference", ["outdated", "gone"])
+def test_a_probe_is_not_refused_for_an_earlier_one(
+    store: RunStore, launcher: tuple[str, ...], key: str, reference: str
+) -> None:
+    make_probe(store, "workload.size=base", name="outdated", ranks=3)
+    measured = ("schedule.cost_type=measured",) if key == "probe.run" else ()
+    quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
+    asked = load_config(None, (*quick, *launcher, *measured, f"{key}='{reference}'"))
+    run = run_probe(asked, store, report=lambda _: None, asked=asked)
+    (warning,) = run.record().warnings
+    assert key in warning
+    kept = load_config(run.config_file)
+    assert (kept.probe.run, kept.schedule.capacity, kept.schedule.speeds) == (None, None, None)
 
 
 @pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
