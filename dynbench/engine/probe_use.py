@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dynbench.config.rules import UNREAD, buffer_size
 from dynbench.config.schema import Config, Workload
+from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
@@ -38,7 +39,24 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     return settings | {"size": workload.size} | ({"vocabulary": vocabulary} if workload.size == "small" else {})
 
 
-def probe_problems(config: Config, device_name: str | None, takes_speeds: bool, root: Path) -> list[str]:
+def takes_speeds(config: Config, probe: ProbeRecord, world_size: int) -> bool:
+    """Whether a run whose speeds are not given plans with those of its probe, or with having none.
+
+    Args:
+        config: settings as asked for.
+        probe: what `probe.run` names.
+        world_size: ranks of the run (G).
+    """
+    reads = Situation("train", config, config, world_size).plans_with_speeds
+    return reads and config.schedule.speeds is None and len(probe.speeds) == world_size
+
+
+def same_slowdown(config: Config, probe: ProbeRecord) -> bool:
+    """Whether the speeds that a probe measured are those of this run's ranks, as far as is known."""
+    return probe.slowdown is None or probe.slowdown == dict(config.launch.slowdown)
+
+
+def probe_problems(config: Config, asked: Config, world_size: int, device_name: str | None, root: Path) -> list[str]:
     """Why a run must not use the probes that it names, a line for each setting that differs; empty when it may.
 
     A run may have shorter samples than were probed, another global batch, and other threads: plans need costs in
@@ -46,8 +64,9 @@ def probe_problems(config: Config, device_name: str | None, takes_speeds: bool, 
 
     Args:
         config: resolved.
+        asked: settings as asked for.
+        world_size: ranks (G).
         device_name: the accelerators or the processor; None where they have none.
-        takes_speeds: whether the ranks' speeds come from `probe.run`.
         root: results folder in which probe runs are looked up.
 
     Raises:
@@ -58,15 +77,16 @@ def probe_problems(config: Config, device_name: str | None, takes_speeds: bool, 
     named = {"probe.run": config.probe.run} if names_a_probe(config) else {}
     if isinstance(capacity, str) and capacity not in named.values():
         named["schedule.capacity"] = capacity
+    probes = {key: load_probe(reference, key, root) for key, reference in named.items()}
     return [
         f"{setting}: {ours!r}, but {key} {reference} was made with {theirs!r}"
         for key, reference in named.items()
         for setting, ours, theirs in _mismatches(
             config,
-            load_probe(reference, key, root),
+            probes[key],
             device_name,
             capacity=reference == capacity,
-            speeds=takes_speeds and key == "probe.run",
+            speeds=key == "probe.run" and takes_speeds(asked, probes[key], world_size),
         )
     ]
 
@@ -89,7 +109,7 @@ def _mismatches(
             pairs[f"workload.{key}"] = (ours, theirs)
     if capacity and launch.device == "cpu" and isinstance(launch.nproc, int) and launch.nproc > len(probe.tables):
         pairs["launch.nproc"] = (launch.nproc, len(probe.tables))  # the processes would share what one was probed with
-    if speeds and probe.slowdown is not None:
+    if speeds and not same_slowdown(config, probe):
         pairs["launch.slowdown"] = (dict(launch.slowdown), probe.slowdown)
     yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
 

@@ -17,7 +17,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.comm_model import decide_comm_model
 from dynbench.engine.learning_rate import decide_learning_rate
 from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
-from dynbench.engine.probe_use import PROBE_AGAIN, device_name, probe_problems
+from dynbench.engine.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
 from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.provenance import usable_cores
 from dynbench.runs.store import RunStore
@@ -108,7 +108,7 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     )
     problems = check_rules(resolved if machine.ranks_given is None else _without_nodes(resolved), world_size)
     hardware = device_name(device, machine.gpu_names)
-    mismatches = probe_problems(resolved, hardware, config.schedule.speeds is None, store.root)
+    mismatches = probe_problems(resolved, config, world_size, hardware, store.root)
     if config.probe.run == "auto" and machine.ranks_given is not None:
         problems.append(
             "probe.run: auto, but torchrun or srun has started the ranks already; probe once, name that run"
@@ -275,8 +275,9 @@ def _from_probe(config: Config, world_size: int, store: RunStore, decisions: dic
     if schedule.capacity is None and policy_class(schedule.policy_name).capped:
         changes["capacity"] = run.id
     if schedule.speeds is None:
-        found = probe_speeds(load_probe(run.id, "probe.run", store.root), world_size)
-        if found is not None:
+        probe = load_probe(run.id, "probe.run", store.root)
+        found = probe_speeds(probe, world_size)
+        if found is not None and same_slowdown(config, probe):
             changes["speeds"] = tuple(round(speed, 4) for speed in found.tolist())
     for key, value in changes.items():
         _decide(decisions, f"schedule.{key}", value, f"measured by probe.run, {config.probe.run}")

@@ -9,6 +9,7 @@ from probes import capacity_row, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
+from dynbench.config.situation import SPEED_POLICIES
 from dynbench.engine.asked import launch_warnings
 from dynbench.engine.launch import create_run, plan_launch
 from dynbench.engine.plan_check import check_plan
@@ -140,12 +141,25 @@ def test_names_of_devices() -> None:
 
 def test_speeds_measured_under_another_slowdown_are_refused_unless_given(store: RunStore) -> None:
     make_probe(store, "launch.slowdown={1: 2.0}", speeds=[1.0, 0.5])
-    machine = LAUNCHERS["torchrun"]
+    machine, plans = _flat(LAUNCHERS["torchrun"]), "schedule.policy=partition"
     with pytest.raises(ConfigError, match=r"launch.slowdown: \{\}, but probe.run .* made with \{1: 2.0\}"):
-        decide(store, *_flat(machine), *CPU, "probe.run=probed")
-    decide(store, *_flat(machine), *CPU, "probe.run=probed", "launch.slowdown={1: 2.0}")
-    decide(store, *_flat(machine), *CPU, "probe.run=probed", "schedule.speeds=[1.0, 1.0]")
-    decide(store, *_flat(machine), *CPU, "schedule.capacity=probed")
+        decide(store, *machine, *CPU, plans, "probe.run=probed")
+    decide(store, *machine, *CPU, plans, "probe.run=probed", "launch.slowdown={1: 2.0}")
+    decide(store, *machine, *CPU, plans, "probe.run=probed", "schedule.speeds=[1.0, 1.0]")
+    decide(store, *machine, *CPU, plans, "schedule.capacity=probed")
+
+
+@pytest.mark.parametrize("policy", [name for name, entry in REGISTRY.items() if entry.in_train and not entry.needs])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_another_slowdown_is_refused_only_where_speeds_are_taken(store: RunStore, policy: str, ranks: int) -> None:
+    make_probe(store, "launch.slowdown={1: 2.0}", speeds=[1.0, 0.5], tables=[[(256, 40)]] * 4)
+    machine = Machine(cores=4, gpus=0, bf16=False)
+    asked = ("launch.launcher=virtual", f"launch.world_size={ranks}", f"schedule.policy={policy}", "probe.run=probed")
+    if policy in SPEED_POLICIES and ranks == 2:
+        with pytest.raises(ConfigError, match=r"launch\.slowdown"):
+            decide(store, machine, *CPU, *asked)
+    else:
+        assert decide(store, machine, *CPU, *asked).config.schedule.speeds is None
 
 
 def test_processes_of_a_cpu_do_not_share_what_one_was_probed_with(store: RunStore) -> None:
