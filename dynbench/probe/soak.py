@@ -84,14 +84,17 @@ def soak(
 def _lowered(row: CapacityRow, reply: Reply | None) -> CapacityRow:
     """The row after its rank ran out of memory; where no limit had been found, what failed is one from its length on.
 
-    A process that ended without an answer says nothing of what failed: every row counts as having failed.
+    A process that ended without an answer says nothing of what failed: every row counts as having failed. One sample
+    that passed its trial is left, unless one sample no longer than these is what failed.
     """
     n, length = (row.max_batch, row.length) if reply is None else (int(str(reply["n"])), int(str(reply["length"])))
+    alone_failed = reply is not None and n == 1 and length <= row.length
+    least = 1 if row.tested_ok >= 1 and not alone_failed else 0
     if row.tested_fail is not None:
-        return row.model_copy(update={"max_batch": int(row.max_batch * SHRINK)})
+        return row.model_copy(update={"max_batch": max(least, int(row.max_batch * SHRINK))})
     if row.length < length:
         return row
-    return row.model_copy(update={"max_batch": int(min(row.max_batch, n) * SHRINK), "tested_fail": n})
+    return row.model_copy(update={"max_batch": max(least, int(min(row.max_batch, n) * SHRINK)), "tested_fail": n})
 
 
 def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tuple[int, int]]]:
