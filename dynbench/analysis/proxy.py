@@ -1,7 +1,8 @@
-"""How well the planner's cost stood for time: each rank's predicted cost against its measured compute.
+"""How well the planner's cost stood for time: each rank's predicted cost against its measured time.
 
-A cost without a unit of time is brought to ms by one factor, total compute over total cost; `measured` is in ms and is
-held against the compute as it is. Rows are those of measured steps, one per rank and step; of more than `MOST_ROWS`,
+A cost without a unit of time is held against the compute (forward and backward), brought to ms by one factor, total
+compute over total cost. `measured` is in ms and is held, as it is, against what a probe's steps consist of: data,
+forward, backward and optimizer. Rows are those of measured steps, one per rank and step; of more than `MOST_ROWS`,
 evenly spaced ones.
 """
 
@@ -21,7 +22,7 @@ ProxyError = dict[str, float | None]
 
 MOST_ROWS = 1_000_000
 
-_COLUMNS = ("rank", "compute_ms", "padded_tokens", "local_batch", "micro_batches")
+_COLUMNS = ("rank", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "local_batch", "micro_batches")
 
 
 def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
@@ -29,8 +30,8 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
 
     Returns:
         `cost_type`, the planner's; and for `padded_tokens` and `cost` (with the planner's coefficients), over all rows:
-        `correlation` (Pearson, with compute) and `mape` (mean of |predicted - compute| / compute). None where it
-        cannot be told: no spread, unknown coefficients, or, for a cost that is no sum over tokens, several
+        `correlation` (Pearson, with the time) and `mape` (mean of |predicted - time| / time), where the time is the
+        compute, and for `measured` compute, optimizer and data. None where it cannot be told: no spread, unknown coefficients, or, for a cost that is no sum over tokens, several
         micro-batches per rank, whose lengths are not recorded.
     """
     rows = (
@@ -46,10 +47,11 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
     cost = cost_model(merged)
     predicted = None if cost is None else _predicted(cost, columns)
     in_ms = cost is not None and cost.cost_type == "measured"
+    time_ms = compute_ms + columns["optimizer_ms"] + columns["data_ms"] if in_ms else compute_ms
     return {
         "cost_type": str(merged.facts.config["schedule.cost_type"]),
         "padded_tokens": _error(tokens / speeds, compute_ms, scaled=True),
-        "cost": _nothing() if predicted is None else _error(predicted / speeds, compute_ms, scaled=not in_ms),
+        "cost": _nothing() if predicted is None else _error(predicted / speeds, time_ms, scaled=not in_ms),
     }
 
 
@@ -94,13 +96,13 @@ def _predicted(cost: CostModel, columns: dict[str, FloatArray]) -> FloatArray | 
     return cost.cost_padded(samples, tokens / np.maximum(samples, 1))
 
 
-def _error(predicted: FloatArray, compute_ms: FloatArray, *, scaled: bool) -> ProxyError:
+def _error(predicted: FloatArray, time_ms: FloatArray, *, scaled: bool) -> ProxyError:
     if len(predicted) < 2 or not predicted.sum() > 0:
         return _nothing()
-    factor = compute_ms.sum() / predicted.sum() if scaled else 1.0
-    mape = float(np.mean(np.abs(factor * predicted - compute_ms) / compute_ms))
-    spread = predicted.std() > 0 and compute_ms.std() > 0
-    return {"correlation": float(np.corrcoef(predicted, compute_ms)[0, 1]) if spread else None, "mape": mape}
+    factor = time_ms.sum() / predicted.sum() if scaled else 1.0
+    mape = float(np.mean(np.abs(factor * predicted - time_ms) / time_ms))
+    spread = predicted.std() > 0 and time_ms.std() > 0
+    return {"correlation": float(np.corrcoef(predicted, time_ms)[0, 1]) if spread else None, "mape": mape}
 
 
 def _nothing() -> ProxyError:
