@@ -162,19 +162,24 @@ def predictions(speaker: Speaker, solved: Solved | None) -> str:
 
 
 def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> float | None:
-    """Baseline's planned cost per real token over the candidate's; None where they have no common unit of time."""
+    """Baseline's planned cost per real token over the candidate's; None where they have no common unit of time.
+
+    Where they were planned with other costs or speeds, a baseline of equal counts has the same plans under the
+    candidate's, as long as it takes as many micro-batches: then it is what the candidate was planned against.
+    """
     if solved is None:
         return None
     lines = {str(line.get("arm")): line for line in solved.results if line.get("arm") is not None}
     before, after = lines.get(baseline), lines.get(candidate)
     if before is None or after is None:
         return None
-    squared = "tokens_sq" in (before.get("cost_type"), after.get("cost_type"))
-    units_differ = before.get("cost_type") != after.get("cost_type") and before.get("policy") != "static"
-    top, bottom = after.get("speedup_vs_static"), before.get("speedup_vs_static")
-    if squared or units_differ or not (isinstance(top, int | float) and isinstance(bottom, int | float) and bottom):
+    if "tokens_sq" in (before.get("cost_type"), after.get("cost_type")):
         return None
-    return top / bottom
+    top, bottom = _float(before.get("cost_per_token")), _float(after.get("cost_per_token"))
+    if top and bottom and all(before.get(key) == after.get(key) for key in ("cost_type", "speeds")):
+        return top / bottom
+    same_static = before.get("policy") == "static" and before.get("micro_batches") == after.get("micro_batches")
+    return _float(after.get("speedup_vs_static")) if same_static else None
 
 
 def cost_types(speaker: Speaker, solved: Solved | None) -> str:

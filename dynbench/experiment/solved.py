@@ -136,7 +136,9 @@ def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore
         for outcome in _solve(_named(trace, arm, policy, planned), policy, config, world_size, root):
             if isinstance(outcome, Line):
                 if outcome.result["policy"] == policy:
+                    speeds = config.schedule.speeds
                     outcome.result["arm"] = arm
+                    outcome.result["speeds"] = list(speeds) if isinstance(speeds, tuple) else speeds
                     lines.append(outcome)
             else:
                 skipped.append(outcome)

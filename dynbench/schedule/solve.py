@@ -244,6 +244,7 @@ def _line(setting: _Setting, policy: Policy, series: Series) -> Line:
         "solver": problem.solver if isinstance(policy, Prefix) else None,
         "exact": series.exact,
         "mean_max_cost": mean_max,
+        "cost_per_token": series.cost_per_token(len(series)),
         "p95_max_cost": float(np.percentile(series.max_cost, 95)),
         "mean_cost_variance": float(series.variance.mean()),
         "padding_ratio": float(series.padded_tokens.sum() / series.real_tokens.sum()),

@@ -137,8 +137,8 @@ def test_predicted_against_achieved_takes_probe_and_plans(
     folder = make_comparison(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
     sizes = {"world_size": 2, "global_batch": 64, "cost_type": "tokens", "exact": "both"}
     lines = [
-        {"arm": "static", "policy": "static", "speedup_vs_static": 1.0, **sizes},
-        {"arm": "planned", "policy": "prefix", "speedup_vs_static": 2.0, **sizes},
+        {"arm": "static", "policy": "static", "cost_per_token": 3.0, **sizes},
+        {"arm": "planned", "policy": "prefix", "cost_per_token": 1.5, **sizes},
     ]
     write_json(folder.path / "solve.json", {"run": "s", "results": lines})
 
@@ -154,13 +154,26 @@ def test_predicted_against_achieved_takes_probe_and_plans(
 
 
 @pytest.mark.parametrize(
-    ("static_cost", "cost", "expected"),
-    [("tokens", "tokens", 2.0), ("tokens", "attention", 2.0), ("tokens", "tokens_sq", None)],
+    ("before", "after", "expected"),
+    [
+        ({}, {}, 2.5),
+        ({}, {"micro_batches": 2}, 2.5),
+        ({}, {"cost_type": "attention"}, 2.0),
+        ({}, {"speeds": [1.0, 2.0]}, 2.0),
+        ({}, {"cost_type": "attention", "micro_batches": 2}, None),
+        ({"policy": "lpt"}, {}, 2.5),
+        ({"policy": "lpt"}, {"cost_type": "attention"}, None),
+        ({}, {"cost_type": "tokens_sq"}, None),
+        ({"cost_type": "tokens_sq"}, {"cost_type": "tokens_sq"}, None),
+    ],
 )
-def test_costs_in_another_unit_predict_no_time(static_cost: str, cost: str, expected: float | None) -> None:
+def test_costs_in_another_unit_predict_no_time(
+    before: dict[str, object], after: dict[str, object], expected: float | None
+) -> None:
+    common = {"cost_type": "tokens", "micro_batches": 1, "speeds": None}
     lines = [
-        {"arm": "a", "policy": "static", "cost_type": static_cost, "speedup_vs_static": 1.0},
-        {"arm": "b", "policy": "prefix", "cost_type": cost, "speedup_vs_static": 2.0},
+        {"arm": "a", "policy": "static", "cost_per_token": 5.0, "speedup_vs_static": 1.0, **common, **before},
+        {"arm": "b", "policy": "prefix", "cost_per_token": 2.0, "speedup_vs_static": 2.0, **common, **after},
     ]
     assert planned_speedup(Solved("s", lines), "a", "b") == expected
     assert planned_speedup(Solved("s", lines[:1]), "a", "b") is None

@@ -11,6 +11,8 @@ import pytest
 
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
+from dynbench.engine.planning import build_problem
+from dynbench.experiment.answers import planned_speedup
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.solved import STEPS, Solved, plan_offline, problem_of, read_solved
 from dynbench.experiment.subject import find_subject
@@ -165,6 +167,24 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     assert costs == {"tokens", "tokens_sq", "attention", "measured"}
     assert {line["policy"] for line in solved.cost_types} == {"prefix", "partition"}
     assert (folder.figures_dir / "solve_greedy_gap.png").is_file()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_planned_speedup_is_that_of_the_arms_own_plans(store: RunStore, micro_batches: int) -> None:
+    """What `static` would take with the candidate's micro-batches does not stand for the baseline."""
+    arms = {
+        "static": trained(store, "static"),
+        "own": trained(store, "partition", schedule__micro_batches=micro_batches),
+    }
+
+    solved = plan_offline(store.create("analyze", "comparison"), arms, 2, store)
+
+    costs = []
+    for run in arms.values():
+        problem = build_problem(run.config(), trained_trace(run).lengths, 2, 1, store.root)
+        policy = make_policy(run.config().schedule.policy_name, problem)
+        costs.append(run_policy(policy, problem, STEPS).cost_per_token(STEPS))
+    assert planned_speedup(solved, "static", "own") == pytest.approx(costs[0] / costs[1])
 
 
 def test_data_that_changed_since_is_not_planned(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:

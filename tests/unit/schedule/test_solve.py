@@ -22,7 +22,7 @@ KEYS = {
     "trace", "samples", "world_size", "global_batch", "max_length", "steps", "seed", "cost_type", "window",
     "micro_batches", "policy", "solver", "exact", "mean_max_cost", "p95_max_cost", "mean_cost_variance",
     "padding_ratio", "speedup_vs_static", "mean_bound", "gap_to_bound", "plan_ms", "capacity_violations",
-    "adjacent_length_correlation", "step_length_spread", "local_batch", "greedy_gap",
+    "adjacent_length_correlation", "step_length_spread", "local_batch", "greedy_gap", "cost_per_token",
 }  # fmt: skip
 
 
