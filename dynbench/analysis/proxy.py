@@ -31,8 +31,9 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
     Returns:
         `cost_type`, the planner's; and for `padded_tokens` and `cost` (with the planner's coefficients), over all rows:
         `correlation` (Pearson, with the time) and `mape` (mean of |predicted - time| / time), where the time is the
-        compute, and for `measured` compute, optimizer and data. None where it cannot be told: no spread, unknown coefficients, or, for a cost that is no sum over tokens, several
-        micro-batches per rank, whose lengths are not recorded.
+        compute, and for `measured` compute, optimizer and data together. None where it cannot be told: no spread,
+        unknown coefficients, or, for a cost that is no sum over tokens, several micro-batches per rank, whose lengths
+        are not recorded.
     """
     rows = (
         pl.scan_parquet(merged.run.path / PARQUET)

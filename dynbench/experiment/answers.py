@@ -25,7 +25,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
 """Name of the question to the metric that answers it, and the one told beside it; less is better in all."""
 
 OWN = (
-    *("arm.name", "change.percent", "groups.names", "answers.groups", "bound.speedup"),
+    *("arm.name", "change.percent", "groups.names", "answers.groups", "bound.speedup", "bound.said"),
     *(f"{which}.{what}" for which in ("first", "second") for what in ("before", "after", "change")),
     *("proxy.correlation", "proxy.mape", "costs.policy", "costs.list", "costs.best"),
     *("predicted.speedup", "predicted.reached", "achieved.speedup", "achieved.interval"),
@@ -142,23 +142,32 @@ def predictions(speaker: Speaker, solved: Solved | None) -> str:
         if item.get("verdict") == "INCOMPARABLE":
             lines.append(speaker.say("answers.incomparable", arm_name=f"`{arm}`"))
             continue
-        bound, probed = item.get("bound_speedup"), item.get("predicted_speedup")
+        probed = item.get("predicted_speedup")
         planned = planned_speedup(solved, subject.baseline, arm)
         common = {
             "arm_name": f"`{arm}`",
             "achieved_speedup": speedup(item),
             "achieved_interval": interval(item) or speaker.template.label("words.no_interval"),
-            "bound_speedup": _ratio(bound),
+            "bound_said": _bound(speaker, item),
         }
         for kind, value in (("probe", probed), ("plan", planned)):
             if isinstance(value, int | float):
                 achieved = item.get("speedup")
                 reached = achieved / value if isinstance(achieved, int | float) and value else None
                 own = {"predicted_speedup": _ratio(value), "predicted_reached": percent(reached)}
-                lines.append(speaker.say(f"prediction.{kind}", **common, **own))
+                lines.append(speaker.say(f"prediction.{kind}", **common, **own).strip())
         if not isinstance(probed, int | float) and planned is None:
-            lines.append(speaker.say("prediction.none", **common))
+            lines.append(speaker.say("prediction.none", **common).strip())
     return speaker.bullets(lines) if lines else speaker.say("prediction.alone")
+
+
+def _bound(speaker: Speaker, comparison: Json) -> str:
+    """The bound on what the candidate could reach, and of which plans it is; empty where there is none."""
+    bound = comparison.get("bound_speedup")
+    if not isinstance(bound, int | float):
+        return ""
+    kind = "samples" if comparison.get("bound_within_steps") is False else "steps"
+    return speaker.say(f"prediction.bound_{kind}", bound_speedup=_ratio(bound))
 
 
 def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> float | None:

@@ -13,7 +13,8 @@ OWN = tuple(
     f"memory.{key}"
     for key in (
         *("arms", "capacity", "margin", "limit", "steps", "shrunk"),
-        *("shortest", "longest", "most", "least", "peak", "there"),
+        *(f"{free}{end}" for free in ("", "free_") for end in ("shortest", "longest", "most", "least")),
+        *("peak", "there"),
     )
 )
 """Placeholders that only these sentences use."""
@@ -48,7 +49,9 @@ def _sentence(speaker: Speaker, capacity: str, names: str) -> str:
         given = all(part.strip().isdecimal() for part in capacity.split(","))
         return speaker.say("memory.given" if given else "memory.lost", **own)
     record, config = _mapping(probe.get("record")), _mapping(probe.get("config"))
-    own |= _table(record)
+    limited, free = _tables(record)
+    own |= {f"memory_{key}": text for key, text in _ends(limited).items()}
+    own |= {f"memory_free_{key}": text for key, text in _ends(free).items()}
     margin, limit = config.get("probe.margin"), lookup(record, "memory_limit_mb")
     own["memory_margin"] = percent(float(margin)) if isinstance(margin, int | float) else None
     own["memory_limit"] = number(limit)
@@ -56,26 +59,34 @@ def _sentence(speaker: Speaker, capacity: str, names: str) -> str:
     own["memory_steps"] = number(lookup(record, "soak.steps"))
     own["memory_shrunk"] = number(lookup(record, "soak.shrunk"))
     kind = "none" if not isinstance(soak, Mapping) else "passed" if soak.get("ok") else "failed"
-    return f"{speaker.say('memory.probe', **own)} {speaker.say(f'memory.soak_{kind}', **own)}".strip()
+    said = ["probe", "probe_partly"] if limited and free else ["probe_free"] if free else ["probe"]
+    return " ".join(speaker.say(f"memory.{key}", **own) for key in (*said, f"soak_{kind}"))
 
 
-def _table(record: Json) -> Texts:
-    """The ends of the probed capacities, over all ranks."""
+def _tables(record: Json) -> tuple[dict[int, int], dict[int, int]]:
+    """Length to the least number of samples over the ranks: found as a limit, and tested where no rank has a limit."""
     rows = record.get("capacity")
-    found = [
-        (int(row["length"]), int(row["max_batch"]))
-        for row in (rows if isinstance(rows, Sequence) else ())
-        if isinstance(row, Mapping) and isinstance(row.get("max_batch"), int)
-    ]
-    if not found:
-        return {f"memory_{key}": None for key in ("shortest", "longest", "most", "least")}
-    (shortest, longest) = min(found)[0], max(found)[0]
-    most, least = (min(n for length, n in found if length == end) for end in (shortest, longest))
+    limited: dict[int, int] = {}
+    free: dict[int, int] = {}
+    for row in rows if isinstance(rows, Sequence) else ():
+        if isinstance(row, Mapping) and isinstance(row.get("max_batch"), int):
+            found, length, samples = (
+                free if row.get("tested_fail") is None else limited,
+                row["length"],
+                row["max_batch"],
+            )
+            found[length] = min(samples, found.get(length, samples))
+    return limited, {length: samples for length, samples in free.items() if length not in limited}
+
+
+def _ends(found: Mapping[int, int]) -> Texts:
+    """The shortest and the longest length, and how many samples of each."""
+    shortest, longest = min(found, default=None), max(found, default=None)
     return {
-        "memory_shortest": number(shortest),
-        "memory_longest": number(longest),
-        "memory_most": number(most),
-        "memory_least": number(least),
+        "shortest": number(shortest),
+        "longest": number(longest),
+        "most": None if shortest is None else number(found[shortest]),
+        "least": None if longest is None else number(found[longest]),
     }
 
 

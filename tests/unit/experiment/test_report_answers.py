@@ -153,6 +153,36 @@ def test_predicted_against_achieved_takes_probe_and_plans(
     assert text.count(said) == 1
 
 
+BOUNDS = {
+    "en": ("The bound on the steps of", "The bound on the samples of"),
+    "zh": ("各步的上限为", "的样本无论分到哪一步，上限为"),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("predicted", [1.5, None])
+@pytest.mark.parametrize(
+    ("bound", "within_steps", "expected"),
+    [(2.25, True, (1, 0)), (2.25, None, (1, 0)), (2.25, False, (0, 1)), (None, None, (0, 0))],
+)
+def test_a_bound_is_told_of_the_plans_that_it_holds_for(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    predicted: float | None,
+    bound: float | None,
+    within_steps: bool | None,
+    expected: tuple[int, int],
+) -> None:
+    found = {"predicted_speedup": predicted, "bound_speedup": bound, "bound_within_steps": within_steps}
+    make_comparison(found)
+
+    text = part(report(store, language), "### 4.7", "### 4.8")
+
+    assert tuple(text.count(words) for words in BOUNDS[language]) == expected
+    assert ("2.250" in text) == (bound is not None)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [

@@ -173,7 +173,7 @@ def test_how_memory_was_guarded_is_told_as_it_was(
     outcome: str,
 ) -> None:
     rows = [
-        {"rank": rank, "length": length, "max_batch": most - rank}
+        {"rank": rank, "length": length, "max_batch": most - rank, "tested_fail": most + 100}
         for rank in (0, 1)
         for length, most in ((32, 400), (256, 41))
     ]
@@ -194,6 +194,49 @@ def test_how_memory_was_guarded_is_told_as_it_was(
     assert said == ([f"memory.soak_{outcome}"] if key == "probe" else [])
     if key == "probe":
         assert all(number in section for number in ("399", "40", "20.0 %", "2,000", "256"))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("failed", "expected", "numbers"),
+    [
+        ({}, ["probe_free"], ("511", "42")),
+        ({64: (0, 1), 256: (0, 1)}, ["probe", "probe_partly"], ("299", "42", "511")),
+        ({64: (0,), 256: (0, 1)}, ["probe", "probe_partly"], ("300", "42", "511")),
+        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, ["probe"], ("511", "42")),
+    ],
+)
+def test_what_was_tested_without_failure_is_no_capacity(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    failed: dict[int, tuple[int, ...]],
+    expected: list[str],
+    numbers: tuple[str, ...],
+) -> None:
+    rows = [
+        {
+            "rank": rank,
+            "length": length,
+            "max_batch": most - rank,
+            "tested_fail": most + 100 if rank in failed.get(length, ()) else None,
+        }
+        for rank in (0, 1)
+        for length, most in ((32, 512), (64, 300), (256, 43))
+    ]
+    make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": "a-probe"}})
+    probe = store.root / "a-probe"
+    probe.mkdir()
+    write_json(probe / "run.json", {})
+    write_json(probe / "probe.json", {"capacity": rows, "memory_limit_mb": 2000.0, "soak": None})
+    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+
+    section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
+
+    kinds = ("probe", "probe_partly", "probe_free")
+    assert told(language, section, *(f"memory.{kind}" for kind in kinds)) == [f"memory.{kind}" for kind in expected]
+    assert all(number in section for number in numbers)
+    assert ("20.0" in section) == ("probe" in expected)  # a margin only where something failed
 
 
 @pytest.mark.parametrize(("ranks", "batch", "buffer"), [(2, 8, 7), (3, 9, 4), (4, 12, 9), (8, 64, 57)])
