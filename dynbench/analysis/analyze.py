@@ -121,7 +121,7 @@ def analyze_runs(
         if arms
         else group_runs(list(merged.values()))
     )
-    comparisons = compare_arms(grouped, settings, force=force)
+    comparisons = compare_arms(grouped, settings, force=force, summaries=summaries)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
     entry = into or (chosen[0] if len(chosen) == 1 else store.create("analyze", "comparison", argv=sys.argv))
     on_progress("drawing figures")

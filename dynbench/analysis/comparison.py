@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -15,7 +15,7 @@ from dynbench.analysis.pairing import Pair, Pairing, pair_launches
 from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.stats import Ratio, paired_ratio
-from dynbench.analysis.summary import summary_of
+from dynbench.analysis.summary import Summary, summary_of
 from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
@@ -92,7 +92,13 @@ class Comparison:
         }
 
 
-def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False) -> list[Comparison]:
+def compare_arms(
+    arms: Sequence[Arm],
+    settings: Analysis,
+    *,
+    force: bool = False,
+    summaries: Mapping[str, Summary] | None = None,
+) -> list[Comparison]:
     """Compares every further arm with the first.
 
     Two arms of one configuration are A/A: what they differ by, and the half-width of their interval, raise the noise
@@ -102,6 +108,7 @@ def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False
         arms: the baseline, then the candidates.
         settings: threshold and confidence.
         force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
+        summaries: id of each run to its summary; None makes them.
 
     Raises:
         NotComparable: keys differ that may not, or no whole launches are left to pair.
@@ -109,7 +116,9 @@ def compare_arms(arms: Sequence[Arm], settings: Analysis, *, force: bool = False
     baseline, candidates = arms[0], arms[1:]
     measured = [_noise(one, other, settings.confidence) for one, other in combinations(arms, 2)]
     noise = max([settings.noise_threshold, *measured])
-    return [_compare(baseline, arm, settings, noise, force) for arm in candidates]
+    if summaries is None:
+        summaries = {run.run.id: summary_of(run) for arm in arms for run in arm.runs}
+    return [_compare(baseline, arm, settings, noise, force, summaries) for arm in candidates]
 
 
 def _noise(one: Arm, other: Arm, confidence: float) -> float:
@@ -129,7 +138,9 @@ def seconds_per_token(merged: MergedRun) -> float:
     return merged.time_ms / 1000 / float(merged.measured["real_tokens"].sum())
 
 
-def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, force: bool) -> Comparison:
+def _compare(
+    baseline: Arm, candidate: Arm, settings: Analysis, noise: float, force: bool, summaries: Mapping[str, Summary]
+) -> Comparison:
     pairing = pair_launches(baseline, candidate)
     if force and not pairing.pairs:
         pairing = pair_launches(baseline, candidate, partial=True)
@@ -160,7 +171,7 @@ def _compare(baseline: Arm, candidate: Arm, settings: Analysis, noise: float, fo
         noise=noise,
         confidence=settings.confidence,
         loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
-        improvement_percent=_improvements(pairs),
+        improvement_percent=_improvements(pairs, summaries),
         predicted=predicted_speedup(*pairs[0]),
         recovery=None if aa or forbidden else recovery(pairs, level),
         compared=compared_settings(*pairs[0]),
@@ -213,10 +224,10 @@ def _with_virtual_note(reason: Phrase, merged: MergedRun) -> Phrase:
     return Phrase(text, "reason.virtual", reason=reason, comm_model=comm_model)
 
 
-def _improvements(pairs: Sequence[Pair]) -> dict[str, float]:
+def _improvements(pairs: Sequence[Pair], summaries: Mapping[str, Summary]) -> dict[str, float]:
     """Improvement of every metric that both arms have, means over the paired launches."""
-    before = means([summary_of(base) for base, _ in pairs])
-    after = means([summary_of(other) for _, other in pairs])
+    before = means([summaries[base.run.id] for base, _ in pairs])
+    after = means([summaries[other.run.id] for _, other in pairs])
     gains = {
         metric.key: improvement_percent(metric, before.get(metric.key), after.get(metric.key)) for metric in METRICS
     }

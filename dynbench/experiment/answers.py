@@ -74,6 +74,17 @@ def change(before: float | None, after: float | None) -> tuple[str, float | None
     return ("more" if part > 0 else "less"), abs(part)
 
 
+def _gained(comparison: Json, metric: str) -> tuple[str, float] | None:
+    """The change as the comparison has it, over paired launches, of a metric of which less is better; else None."""
+    gains = comparison.get("improvement_percent")
+    gain = _float(gains.get(metric)) if isinstance(gains, Mapping) else None
+    if gain is None:
+        return None
+    if abs(gain) < 100 * SAME:
+        return "same", 0.0
+    return ("less" if gain > 0 else "more"), abs(gain) / 100
+
+
 def question(speaker: Speaker, name: str) -> str:
     """The answer to one of `QUESTIONS`: where it got better or worse, then every candidate with its numbers."""
     subject, (first, second) = speaker.subject, QUESTIONS[name]
@@ -91,7 +102,7 @@ def question(speaker: Speaker, name: str) -> str:
         own: Texts = {"arm_name": f"`{arm}`"}
         for label, metric in (("first", first), ("second", second)):
             before, after = mean_of(baseline, metric), mean_of(subject.arms.get(arm, ()), metric)
-            kind, part = change(before, after)
+            kind, part = _gained(item, metric) or change(before, after)
             if label == "first":
                 groups.setdefault(kind, []).append(f"`{arm}`")
             said = "more_from_zero" if part is None and kind != "unknown" else kind

@@ -70,11 +70,8 @@ def _tables(record: Json) -> tuple[dict[int, int], dict[int, int]]:
     free: dict[int, int] = {}
     for row in rows if isinstance(rows, Sequence) else ():
         if isinstance(row, Mapping) and isinstance(row.get("max_batch"), int):
-            found, length, samples = (
-                free if row.get("tested_fail") is None else limited,
-                row["length"],
-                row["max_batch"],
-            )
+            found = free if row.get("tested_fail") is None else limited
+            length, samples = int(row["length"]), row["max_batch"]
             found[length] = min(samples, found.get(length, samples))
     return limited, {length: samples for length, samples in free.items() if length not in limited}
 

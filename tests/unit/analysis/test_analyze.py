@@ -4,7 +4,9 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from dynbench.analysis import summary
 from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.proxy import proxy_error
 from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
@@ -40,6 +42,17 @@ def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
     assert (pair[0].figures_dir / "timeline.png").is_file()
     assert "No check found anything." in (pair[0].path / "summary.md").read_text()
     assert len(store.list()) == 2
+
+
+def test_each_run_is_summarised_once_however_many_comparisons(make_run, store, monkeypatch):
+    found = []
+    monkeypatch.setattr(summary, "proxy_error", lambda merged: found.append(merged.run.id) or proxy_error(merged))
+    runs = [make_run(policy) for policy in ("static", "partition", "prefix")]
+
+    report = analyze_runs(runs, store, Analysis())
+
+    assert len(report.comparisons) == 2
+    assert sorted(found) == sorted(run.id for run in runs)
 
 
 @pytest.mark.parametrize("arguments", [("analyze", "runA"), ("analyze", "runA", "runB"), ("report", "runA")])

@@ -101,6 +101,25 @@ def test_better_worse_and_equal_arms_are_named_as_such(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_change_is_that_of_the_paired_launches(
+    store: RunStore, make_comparison: MakeComparison, language: str, name: str
+) -> None:
+    """As the change column has it; the means beside it may be over a launch more."""
+    gains = dict(zip(QUESTIONS[name], (-30.0, 12.5), strict=True))
+    summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(50.0, 150.0, 5.0)}
+    make_comparison({"candidate": "other", "improvement_percent": gains}, summaries=summaries)
+
+    text = report(store, language)
+
+    asked = part(text, "### 4.4", "### 4.5")
+    more, less = {"en": ("30.0 % more", "12.5 % less"), "zh": ("增加 30.0 %", "减少 12.5 %")}[language]
+    assert (asked.count(more), asked.count(less)) == (1, 1)
+    note = part(text, "### 4.3", "### 4.4")
+    assert ("only, here and in section 4.4" if language == "en" else "只按成对的启动计算") in note
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("launches", [1, 3])
 def test_alone_nothing_is_compared(
     store: RunStore, make_comparison: MakeComparison, language: str, launches: int
