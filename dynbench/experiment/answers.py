@@ -29,6 +29,7 @@ OWN = (
     *(f"{which}.{what}" for which in ("first", "second") for what in ("before", "after", "change")),
     *("proxy.correlation", "proxy.mape", "costs.policy", "costs.list", "costs.best"),
     *("predicted.speedup", "predicted.reached", "achieved.speedup", "achieved.interval"),
+    *("skipped.name", "skipped.reason"),
 )
 """Placeholders that only the texts of single sentences use."""
 
@@ -200,6 +201,16 @@ def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> flo
         return top / bottom
     same_static = before.get("policy") == "static" and before.get("micro_batches") == after.get("micro_batches")
     return _float(after.get("speedup_vs_static")) if same_static else None
+
+
+def unplanned(speaker: Speaker, solved: Solved | None) -> str:
+    """What could not be planned offline, and why; empty where everything was."""
+    lines = []
+    for item in solved.skipped if solved else ():
+        arm, policy = item.get("arm"), item.get("policy")
+        own = {"skipped_name": f"`{arm or policy}`", "skipped_reason": str(item.get("reason"))}
+        lines.append(speaker.say(f"solve.skipped_{'arm' if arm else 'policy'}", **own))
+    return speaker.bullets(lines)
 
 
 def cost_types(speaker: Speaker, solved: Solved | None) -> str:

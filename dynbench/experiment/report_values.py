@@ -141,6 +141,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         "table.proxy": answers.proxies(speaker),
         "say.prediction": answers.predictions(speaker, solved),
         "say.cost_types": answers.cost_types(speaker, solved),
+        "say.unplanned": answers.unplanned(speaker, solved),
         "say.memory_safety": memory_safety.memory_sentences(speaker),
         "say.data": " ".join(speaker.say(key) for key in data_keys(speaker.subject, speaker.template)),
     }

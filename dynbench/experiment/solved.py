@@ -20,7 +20,7 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.cost import CostModel
+from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.cost_types import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
@@ -51,12 +51,14 @@ class Solved:
         results: lines as `solve --json` prints them, each with the `arm` that it stands for, or null.
         cost_types: lines of `schedule.cost_types`.
         reason: why nothing could be planned; None where it was.
+        skipped: `arm` (null for a policy that no arm has), `policy` and `reason` of what could not be planned.
     """
 
     run: str | None
     results: Sequence[Json] = ()
     cost_types: Sequence[Json] = ()
     reason: str | None = None
+    skipped: Sequence[Json] = ()
 
 
 def plan_offline(
@@ -72,12 +74,17 @@ def plan_offline(
         argv: the command line to record.
 
     Returns:
-        The plans; where the data or a probe is gone, the reason, which is logged too.
+        The plans; where the data or a probe is gone or nothing can be planned, the reason, which is logged too. Plans
+        that the folder has already are kept then, and returned.
     """
     try:
         solved = _plan(folder, arms, world_size, store, argv)
     except DynbenchError as error:
         _log.warning("exact against greedy was not measured: %s", error.message)
+        kept = read_solved(folder.path)
+        if kept is not None and kept.run is not None:
+            _log.warning("%s: the plans made before stay (%s)", folder.path / SOLVE_FILE, kept.run)
+            return kept
         solved = Solved(None, reason=error.message)
     write_json(folder.path / SOLVE_FILE, {"schema_version": SCHEMA_VERSION, **asdict(solved)})
     return solved
@@ -117,6 +124,7 @@ def read_solved(folder: Path) -> Solved | None:
         _objects(data.get("results")),
         _objects(data.get("cost_types")),
         None if reason is None else str(reason),
+        _objects(data.get("skipped")),
     )
 
 
@@ -132,6 +140,7 @@ def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore
     planned += [(None, policy, _without_arm(first)) for policy in ALWAYS if policy not in present]
     lines: list[Line] = []
     skipped: list[Skipped] = []
+    unplanned: list[Json] = []
     for arm, policy, config in planned:
         for outcome in _solve(_named(trace, arm, policy, planned), policy, config, world_size, root):
             if isinstance(outcome, Line):
@@ -142,10 +151,14 @@ def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore
                     lines.append(outcome)
             else:
                 skipped.append(outcome)
-    costs = list(_cost_types(configs, trace.lengths, world_size, root))
+                unplanned.append({"arm": arm, "policy": policy, "reason": outcome.reason})
+    if not lines:
+        reasons = "; ".join(f"{item['arm'] or item['policy']}: {item['reason']}" for item in unplanned)
+        raise UsageError(f"nothing could be planned: {reasons}", "Plan with settings that can be met.")
+    costs = list(_cost_types(configs, trace, world_size, root))
     run = keep_solution(first, trace, lines, skipped, store, argv)
     draw_figures("solve", run, folder.figures_dir, SOLVE_FIGURES)
-    return Solved(run.label, [line.result for line in lines], [asdict(line) for line in costs])
+    return Solved(run.label, [line.result for line in lines], [asdict(line) for line in costs], skipped=unplanned)
 
 
 def _named(trace: Trace, arm: str | None, policy: str, planned: Sequence[tuple[str | None, str, Config]]) -> Trace:
@@ -158,7 +171,7 @@ def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Pat
     """The line of one policy on the problem that its runs planned; why not, where it cannot be planned."""
 
     def make_problem(lengths: IntArray, ranks: int, window: int) -> Problem:
-        return replace(problem_of(config, lengths, ranks, root), window=window)
+        return replace(problem_of(config, lengths, ranks, root, trace.positions), window=window)
 
     request = SolveRequest(
         traces=[trace],
@@ -175,28 +188,26 @@ def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Pat
         yield Skipped(trace.name, world_size, policy, error.message)
 
 
-def _cost_types(
-    configs: Mapping[str, Config], lengths: IntArray, world_size: int, root: Path
-) -> Iterator[CostTypeLine]:
+def _cost_types(configs: Mapping[str, Config], trace: Trace, world_size: int, root: Path) -> Iterator[CostTypeLine]:
     """Every cost type on the baseline's problem; `measured` where an arm has its coefficients."""
     config = next(iter(configs.values()))
-    problem = problem_of(config, lengths, world_size, root)
-    multiple = problem.cost.pad_to_multiple_of
-    costs = {
-        "tokens": CostModel("tokens", pad_to_multiple_of=multiple),
-        "tokens_sq": CostModel("tokens_sq", pad_to_multiple_of=multiple),
-        "attention": CostModel("attention", config.schedule.attention_a, pad_to_multiple_of=multiple),
+    problem = problem_of(config, trace.lengths, world_size, root, trace.positions)
+    multiple, positions = problem.cost.pad_to_multiple_of, trace.positions
+    unmeasured: tuple[CostType, ...] = ("tokens", "tokens_sq", "attention")
+    costs: dict[str, CostModel] = {
+        name: CostModel(name, config.schedule.attention_a, pad_to_multiple_of=multiple, positions=positions)
+        for name in unmeasured
     }
     measured = next((each for each in configs.values() if each.schedule.cost_type == "measured"), None)
     if measured is not None:
-        costs["measured"] = build_cost(measured, multiple, root)
+        costs["measured"] = build_cost(measured, multiple, root, positions)
     return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, world_size))
 
 
-def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path) -> Problem:
-    """The planning problem of a run, from its resolved configuration."""
+def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path, positions: int | None = None) -> Problem:
+    """The planning problem of a run, from its resolved configuration; `positions` as in `build_problem`."""
     multiple = config.workload.pad_to_multiple_of
-    return build_problem(config, lengths, world_size, 1 if multiple == "auto" else multiple, root)
+    return build_problem(config, lengths, world_size, 1 if multiple == "auto" else multiple, root, positions)
 
 
 def _steps(config: Config, world_size: int) -> int:

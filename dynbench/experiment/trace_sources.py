@@ -35,7 +35,7 @@ def run_trace(run: Run) -> Trace:
 
 
 def trained_trace(run: Run) -> Trace:
-    """The very lengths that a run trained on, after truncation and subset.
+    """The very lengths that a run trained on, after truncation and subset, and what its model takes.
 
     Raises:
         DataError: the data is no longer what the run trained on; or as loading it does.
@@ -45,17 +45,19 @@ def trained_trace(run: Run) -> Trace:
     from dynbench.workloads.registry import build_workload
 
     config, data = run.config(), run.env().get("data")
-    train = build_workload(config).train
+    workload = build_workload(config)
+    train = workload.train
     trained = data.get("fingerprint") if isinstance(data, Mapping) else None
     if trained is not None and trained != train.fingerprint:
         raise DataError(
             f"{run.label}: workload.dataset {config.workload.dataset} is no longer the data that it trained on",
             "Bring the data back, or train again.",
         )
-    return Trace(config.workload.dataset, train.lengths, f"training data of {run.label}")
+    return Trace(config.workload.dataset, train.lengths, f"training data of {run.label}", workload.positions)
 
 
 def _trace(config: Config, name: str) -> Trace:
     from dynbench.workloads.registry import build_workload
 
-    return Trace(name, build_workload(config).train.lengths, f"workload.dataset {config.workload.dataset}")
+    workload = build_workload(config)
+    return Trace(name, workload.train.lengths, f"workload.dataset {config.workload.dataset}", workload.positions)

@@ -132,6 +132,8 @@ _Place = tuple[Trace, Problem, UsageError | None]
 
 def _place(request: SolveRequest, trace: Trace, world_size: int) -> _Place:
     problem = request.make_problem(trace.lengths, world_size, 1)
+    if trace.positions is not None:
+        problem = replace(problem, cost=replace(problem.cost, positions=trace.positions))
     _check_fits(problem, trace)
     try:
         problem.data_order()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -23,11 +23,13 @@ class Trace:
         name: how results call it.
         lengths: tokens per sample, positive, shape [N].
         source: file or distribution it came from.
+        positions: longest padded sample that the model trained on them takes, tokens; None for any.
     """
 
     name: str
     lengths: IntArray
     source: str
+    positions: int | None = None
 
     def cut(self, max_length: int | None) -> Trace:
         """The trace as truncation to `max_length` tokens leaves it; unchanged for None."""
@@ -35,7 +37,7 @@ class Trace:
             return self
         if max_length < 1:
             raise UsageError(f"--max-length {max_length}: a sample has at least 1 token", "Give a positive number.")
-        return Trace(self.name, np.minimum(self.lengths, max_length), self.source)
+        return replace(self, lengths=np.minimum(self.lengths, max_length))
 
 
 @dataclass(frozen=True, slots=True)

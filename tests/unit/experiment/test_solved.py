@@ -16,7 +16,7 @@ from dynbench.experiment.answers import planned_speedup
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.solved import STEPS, Solved, plan_offline, problem_of, read_solved
 from dynbench.experiment.subject import find_subject
-from dynbench.experiment.trace_sources import trained_trace
+from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
@@ -24,6 +24,8 @@ from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.policy import make_policy
+from dynbench.schedule.traces import Trace
+from dynbench.workloads.registry import build_workload
 
 MakeComparison = Callable[..., Run]
 
@@ -46,6 +48,10 @@ SOLVED = {
     },
 }
 """A line of `prefix` as `solve` writes it."""
+
+
+def dataset_trace_of(run: Run) -> Trace:
+    return dataset_trace(run.config())
 
 
 def section(store: RunStore, language: str = "en") -> str:
@@ -185,6 +191,77 @@ def test_the_planned_speedup_is_that_of_the_arms_own_plans(store: RunStore, micr
         policy = make_policy(run.config().schedule.policy_name, problem)
         costs.append(run_policy(policy, problem, STEPS).cost_per_token(STEPS))
     assert planned_speedup(solved, "static", "own") == pytest.approx(costs[0] / costs[1])
+
+
+POSITIONS = {"workload__pad_to_multiple_of": 1000}
+"""Every sample is padded to more than the small model takes, so to its 512 positions."""
+
+
+@pytest.mark.parametrize("policy", ["static", "prefix", "partition", "window"])
+def test_plans_pad_to_what_the_model_takes_as_training_does(store: RunStore, policy: str) -> None:
+    run = trained(store, policy, **POSITIONS)
+    config = run.config()
+    workload = build_workload(config)
+    problem = build_problem(config, workload.train.lengths, 2, 1000, store.root, workload.positions)
+    expected = run_policy(make_policy(policy, problem), problem, STEPS).max_cost.mean()
+
+    solved = plan_offline(store.create("analyze", "comparison"), {policy: run}, 2, store)
+
+    line = next(line for line in solved.results if line["arm"] == policy)
+    assert line["mean_max_cost"] == pytest.approx(expected)
+    judged = [item["mean"] for item in solved.cost_types if item["judge"] == "tokens"]
+    assert judged
+    assert max(map(float, map(str, judged))) <= 512 * 24
+
+
+@pytest.mark.parametrize("source", [dataset_trace_of, run_trace, trained_trace])
+def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore, source: Callable[[Run], Trace]) -> None:
+    trace = source(trained(store, "static"))
+
+    assert (trace.positions, trace.cut(8).positions) == (512, 512)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_arm_that_cannot_be_planned_is_named_with_the_reason(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    folder = make_comparison({"candidate": "tight"})
+    arms = {"static": trained(store, "static"), "tight": trained(store, "partition", schedule__capacity=2)}
+
+    solved = plan_offline(folder, arms, 2, store)
+
+    (found,) = solved.skipped
+    assert (found["arm"], found["policy"]) == ("tight", "partition")
+    assert read_solved(folder.path) == solved
+    assert [line["arm"] for line in solved.results] == ["static", None]
+    shown = section(store, language)
+    assert f"`tight` {'could not be planned: ' if language == 'en' else '无法规划：'}{found['reason']}" in shown
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_nothing_that_can_be_planned_is_told_with_the_reason(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    folder = make_comparison({})
+
+    solved = plan_offline(folder, {"static": trained(store, "static", train__global_batch=9000)}, 2, store)
+
+    assert (solved.run, list(solved.results)) == (None, [])
+    assert "static: " in str(solved.reason)
+    assert " ".join(str(solved.reason).split()) in section(store, language)
+
+
+def test_plans_that_fail_leave_those_made_before(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    folder, run = store.create("analyze", "comparison"), trained(store, "static")
+    good = plan_offline(folder, {"static": run}, 2, store)
+    write_json(run.env_file, {"data": {"fingerprint": "another"}})
+
+    again = plan_offline(folder, {"static": run}, 2, store)
+
+    assert good.run is not None
+    assert again == read_solved(folder.path) == good
+    assert "no longer the data that it trained on" in caplog.text
+    assert str(good.run) in caplog.text
 
 
 def test_data_that_changed_since_is_not_planned(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
