@@ -79,7 +79,8 @@ def plan_launch(
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
     command = ("torchrun", *torchrun_argv(resolved.config, run_path))
     environment = worker_environment(resolved.config.launch)
-    return LaunchPlan(resolved, run_path, command, environment, tuple(launch_warnings(asked, resolved, store.root)))
+    warnings = () if asked is None else tuple(launch_warnings(asked, resolved, store.root))
+    return LaunchPlan(resolved, run_path, command, environment, warnings)
 
 
 def launch_training(
@@ -101,7 +102,7 @@ def launch_training(
         replace: take the name over from an older run.
         argv: the command line to record.
         on_progress: called from a thread when steps were completed.
-        asked: the settings as asked for, to warn of those that nothing reads; None where that has been done.
+        asked: the settings as asked for, for what is warned of; None where that has been done.
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from dynbench.config.effects import unread
 from dynbench.config.recipes import Recipe
+from dynbench.config.rules import rule_warnings
 from dynbench.engine.asked import situation
+from dynbench.engine.probe_use import probe_warnings
 from dynbench.engine.resolve import resolve, this_machine
 from dynbench.runs.store import RunStore
 
 
 def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
-    """Settings that were changed and that no arm with that value reads, a line each.
+    """What its launches would say again and again, and settings that no arm with that value reads; a line each.
 
     Args:
         recipes: the comparisons, several where the recipe has cells.
@@ -22,4 +24,11 @@ def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
         DynbenchError: an arm whose settings cannot work on this machine.
     """
     arms = [config for recipe in recipes for config in recipe.arms.values()]
-    return unread([situation("compare", config, resolve(config, this_machine(), store)) for config in arms])
+    pairs = [(config, resolve(config, this_machine(), store)) for config in arms]
+    situations = [situation("compare", config, resolved) for config, resolved in pairs]
+    lines: list[str] = []
+    for asked, (_, resolved) in zip(situations, pairs, strict=True):
+        lines += rule_warnings(resolved.config, resolved.world_size, ())
+        if not asked.probes:
+            lines += probe_warnings(resolved.config, resolved.world_size, store.root)
+    return [*dict.fromkeys(lines), *unread(situations)]

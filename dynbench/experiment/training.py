@@ -58,7 +58,8 @@ def run_training(
         replace: take the name over.
         argv: the command line to record.
         on_progress: told how far it is.
-        warn_unread: name the settings that were changed and that nothing reads; a comparison does so for all its arms.
+        warn_unread: warn of what the settings leave open and of those that nothing reads; a comparison does so once,
+            for all its arms.
         figures: draw the run's figures; where that fails, a warning says why, and the run is complete all the same.
 
     Returns:

@@ -62,9 +62,9 @@ class Prefix(Policy):
         every_count = buffer > batch - ranks
         self._little_choice = ranks * buffer < 2 * batch and not every_count
 
-    def _warn_of_little_choice(self) -> None:
+    def warn_of_little_choice(self) -> None:
+        """Say so where the buffers hold too few samples to choose among; a training run is told before its launch."""
         if self._little_choice:
-            self._little_choice = False
             buffer, ranks, batch = buffer_size(self.problem), self.problem.world_size, self.problem.global_batch
             logger.warning(
                 "schedule.buffer: %d ranks of %d samples are less than twice the global batch of %d, which leaves "
@@ -78,7 +78,6 @@ class Prefix(Policy):
 
     def steps(self, start: int = 0) -> Iterator[PrefixStep]:
         """As `plans`, with the costs that each was solved from."""
-        self._warn_of_little_choice()
         problem = self.problem
         streams = [RankStream(problem, rank) for rank in range(problem.world_size)]
         for step in count():

@@ -195,6 +195,8 @@ def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
                 raise
             yield Skipped(setting.trace.name, problem.world_size, name, error.message)
             return
+        if isinstance(policy, Prefix):
+            policy.warn_of_little_choice()
         series = setting.baseline if name == "static" else None
         if series is None:
             series = run_policy(policy, problem, setting.steps, setting.limit_s)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from probes import make_probe
 
 from dynbench.cli import compare
 from dynbench.cli.main import main
+from dynbench.config.load import load_config
+from dynbench.config.recipes import find_recipe, load_cells
+from dynbench.engine.launch import plan_launch
+from dynbench.engine.resolve import Machine
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches
+from dynbench.experiment.recipe_warnings import recipe_warnings
 from dynbench.runs.store import RunStore
 
 
@@ -30,6 +37,21 @@ def test_arms_are_warned_about_together_and_launches_draw_nothing(
     assert not options.get("figures", False)
     (warning,) = RunStore(tmp_path).resolve("c").record().warnings
     assert warning.startswith("schedule.window: 16 has no effect: policy 'static, prefix, partition'")
+
+
+def test_what_all_launches_have_in_common_is_said_once(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    make_probe(store, speeds=[1.0, 0.5], tables=[[(256, 40)]] * 4)
+    settings = ("schedule.policy=prefix", "schedule.buffer=20", "train.global_batch=64", "launch.nproc=4")
+    arm = load_config(None, (*settings, "launch.device=cpu", "probe.run=probed"))
+    arms = {"a": arm, "b": arm.model_copy(deep=True)}
+    (recipe,) = load_cells(find_recipe("quickstart"))
+    lines = recipe_warnings([replace(recipe, arms=arms)], store)
+    assert [line.partition(":")[0] for line in lines] == ["schedule.buffer", "schedule.speeds"]
+    plan = plan_launch(arm, store, machine=Machine(cores=4, gpus=0, bf16=False))
+    assert plan.warnings == ()
+    plan = plan_launch(arm, store, machine=Machine(cores=4, gpus=0, bf16=False), asked=arm)
+    assert [line.partition(":")[0] for line in plan.warnings] == ["schedule.buffer", "schedule.speeds"]
 
 
 def test_nothing_is_registered_where_an_arm_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
