@@ -20,7 +20,7 @@ from dynbench.engine.rank_warnings import keep_warnings
 from dynbench.engine.ranks_given import ranks_from_environment
 from dynbench.engine.resolve import Resolved, resolve, this_machine
 from dynbench.engine.worker import train
-from dynbench.errors import DynbenchError, Interrupted, NothingFits, UsageError, WorkerFailed
+from dynbench.errors import DynbenchError, Interrupted, NothingFits, UsageError, WorkerFailed, interruption
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -157,4 +157,6 @@ def _reported(run: Run, error: BaseException) -> DynbenchError:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         signum = error.code - 128
         return Interrupted(f"stopped by signal {signum}", signum=signum)
+    if isinstance(error, KeyboardInterrupt):
+        return interruption(error)
     return root_cause(run, {})

@@ -97,16 +97,18 @@ def set_threads(settings: Launch) -> None:
 
 
 class StopFlag:
-    """Remembers SIGTERM or SIGINT until the step in progress is recorded.
+    """Remembers SIGTERM, SIGINT or SIGHUP until the step in progress is recorded.
 
-    Outside the loop, and on the second signal, the process ends at once.
+    Outside the loop, and on the second signal, the process ends at once. A SIGHUP that is ignored, as under nohup,
+    stays so.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self.deferred = False
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._on_signal)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self.signum is not None or not self.deferred:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.engine.attach import slurm_as_torchrun, started_as_rank
-from dynbench.errors import UsageError
+from dynbench.engine.attach import _reported, slurm_as_torchrun, started_as_rank
+from dynbench.errors import Interrupted, Terminated, UsageError
+from dynbench.runs.store import RunStore
 
 SRUN = {
     "SLURM_PROCID": "3",
@@ -49,3 +53,17 @@ def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(key, "0")
     assert started_as_rank(nodes)
+
+
+@pytest.mark.parametrize(
+    ("error", "signum"),
+    [
+        (Terminated(signal.SIGHUP), signal.SIGHUP),
+        (KeyboardInterrupt(), signal.SIGINT),
+        (SystemExit(128 + signal.SIGHUP), signal.SIGHUP),
+    ],
+)
+def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path: Path, error: BaseException, signum: int) -> None:
+    reported = _reported(RunStore(tmp_path).create("train", "static"), error)
+    assert isinstance(reported, Interrupted)
+    assert reported.exit_code == 128 + signum

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -57,3 +58,23 @@ def test_a_process_ends_at_once_with_its_output_written() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (7, "said\n")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str, ignored: bool) -> None:
+    code = (
+        "import os, signal, sys; from dynbench.engine.process import StopFlag\n"
+        "number = getattr(signal, sys.argv[1])\n"
+        "signal.signal(number, signal.SIG_IGN if sys.argv[2] == 'True' else signal.SIG_DFL)\n"
+        "stop = StopFlag()\n"
+        "with stop.defer():\n"
+        "    os.kill(os.getpid(), number)\n"
+        "print(stop.signum == number); sys.stdout.flush()\n"
+        "os.kill(os.getpid(), number)\n"
+    )
+    command = [sys.executable, "-c", code, name, str(ignored)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    kept = name == "SIGHUP" and ignored
+    assert ended.stdout == f"{not kept}\n"
+    assert ended.returncode == (0 if kept else 128 + getattr(signal, name))
