@@ -11,14 +11,28 @@ REFERENCE_LIMIT = 2_000_000
 """Most plans that the solver `enumerate` tries."""
 
 
-def number_of_counts(lower: IntArray, upper: IntArray, total: int) -> float:
-    """How many integer vectors between two bounds add up to a total; a float, as it may be huge."""
+def number_of_counts(lower: IntArray, upper: IntArray, total: int, enough: float = np.inf) -> float:
+    """How many integer vectors between two bounds add up to a total; a float, as it may be huge.
+
+    Args:
+        lower: shape [G].
+        upper: shape [G].
+        total: what each vector adds up to.
+        enough: counting ends above this, with a number that is not too large.
+    """
     room = total - int(lower.sum())
     if room < 0:
         return 0.0
     ways = np.ones(1)
-    for width in (upper - lower).tolist():
+    widths = np.minimum(upper - lower, room)
+    after = int(widths.sum())
+    for width in widths.tolist():
         ways = np.convolve(ways, np.ones(width + 1))[: room + 1]
+        after -= width
+        # What these ranks took leaves the later ones something they can take in one way at least.
+        least = float(ways[max(0, room - after) :].sum())
+        if least > enough:
+            return least
     return float(ways[room]) if room < len(ways) else 0.0
 
 
@@ -55,10 +69,9 @@ def check_enumerable(most: IntArray, global_batch: int) -> None:
     Raises:
         UsageError: more than `REFERENCE_LIMIT`.
     """
-    number = number_of_counts(np.ones_like(most), most, global_batch)
-    if number > REFERENCE_LIMIT:
+    if number_of_counts(np.ones_like(most), most, global_batch, enough=REFERENCE_LIMIT) > REFERENCE_LIMIT:
         raise UsageError(
-            f"schedule.solver: enumerate would try {number:.3g} plans, at most {REFERENCE_LIMIT:,}",
+            f"schedule.solver: enumerate would try more than {REFERENCE_LIMIT:,} plans",
             "Use solver=exact, or fewer ranks, a smaller global batch or buffer.",
         )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dynbench.errors import UsageError
 from dynbench.schedule import prefix_variance
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.prefix_enumerate import all_counts, number_of_counts
+from dynbench.schedule.prefix_enumerate import all_counts, check_enumerable, number_of_counts
 from dynbench.schedule.prefix_heuristics import HEURISTICS, gap
 from dynbench.schedule.prefix_solvers import solve_counts
 
@@ -118,6 +118,18 @@ def test_all_counts_are_listed_once(bounds, total):
     expected = [c for c in product(*map(range, lower, upper + 1)) if sum(c) == total]
     assert counts.tolist() == [list(c) for c in expected]
     assert number_of_counts(lower, upper, total) == len(expected)
+    for enough in (0, 1, 7, 50):
+        counted = number_of_counts(lower, upper, total, enough)
+        assert counted == len(expected) if len(expected) <= enough else enough < counted <= len(expected)
+
+
+@pytest.mark.parametrize("buffer", [None, 40, 10])
+def test_too_many_plans_are_refused_without_counting_them_all(monkeypatch, buffer):
+    convolve, calls = np.convolve, []
+    monkeypatch.setattr(np, "convolve", lambda *parts: calls.append(0) or convolve(*parts))
+    with pytest.raises(UsageError, match="more than 2,000,000 plans"):
+        check_enumerable(np.full(1024, buffer or 8192), 8192)
+    assert len(calls) < 1024 // 2
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
