@@ -18,6 +18,7 @@ from dynbench.engine.planning import (
 )
 from dynbench.engine.probe_use import PROBE_AGAIN
 from dynbench.errors import ConfigError
+from dynbench.padding import padded_lengths
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.plan import FloatArray
@@ -68,7 +69,9 @@ class OfflineRanks:
         """As configured, else the probe's where it measured these ranks and samples as long as the longest."""
         if self._knows_capacity(world_size) and self._reaches(longest):
             assert self.probe is not None
-            return probe_capacity(self.probe, world_size, self.config.schedule.micro_batches)
+            found = probe_capacity(self.probe, world_size, self.config.schedule.micro_batches)
+            # Plans made offline know no positions: they pad the longest samples on to the next multiple.
+            return Capacity(tuple((*row, (self._rounded(row[-1][0]), row[-1][1])) for row in found.rows))
         return build_capacity(self.config, world_size, self.root)
 
     def speeds(self, world_size: int) -> FloatArray | None:
@@ -123,4 +126,10 @@ class OfflineRanks:
         return len(self.probe.tables) in (1, world_size)
 
     def _reaches(self, longest: int) -> bool:
-        return -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of <= self._longest
+        assert self.probe is not None
+        positions = self.probe.positions
+        within = positions is None or longest <= positions
+        return within and int(padded_lengths(longest, self.pad_to_multiple_of, positions)) <= self._longest
+
+    def _rounded(self, length: int) -> int:
+        return int(padded_lengths(length, self.pad_to_multiple_of, None))

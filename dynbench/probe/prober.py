@@ -183,6 +183,7 @@ class Prober:
             world_size=world_size,
             global_batch=config.train.global_batch,
             pad_to_multiple_of=problem.cost.pad_to_multiple_of,
+            positions=workload.positions,
             workload=measured_settings(config.workload),
             slowdown=dict(config.launch.slowdown),
             capacity=found.rows,

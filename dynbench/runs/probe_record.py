@@ -119,6 +119,8 @@ class ProbeRecord(Record):
     world_size: int
     global_batch: int
     pad_to_multiple_of: int
+    positions: int | None = None
+    """Longest padded sample that the model takes, tokens; null for any, and in records that did not say."""
     workload: dict[str, object]
     """The settings that decide memory and time; a run that differs in them must not use this probe (its `max_length`
     may be less)."""

@@ -78,6 +78,20 @@ def test_samples_longer_than_were_tried_leave_the_capacities_out_and_say_so(stor
     assert solution.lines[0].result["local_batch"]["max"] <= 9
 
 
+@pytest.mark.parametrize(("positions", "taken"), [(250, True), (None, False)])
+def test_samples_are_padded_to_the_models_positions_at_most(
+    store: RunStore, positions: int | None, taken: bool
+) -> None:
+    make_probe(store, tables=[[(250, 3)]] * 2, pad_to_multiple_of=8, positions=positions)
+    ranks = OfflineRanks.of(load_config(None, ["probe.run=probed"]), store.root)
+    assert ranks.capacity(249, 2).unlimited is not taken
+    longest = Trace("full", np.array([250] * 8), "made up")
+    assert (ranks.left_out([longest], [2]) == []) is taken
+    assert ranks.capacity(251, 2).unlimited
+    (line,) = solved(store, traces=(Trace("full", np.full(64, 250), "made up"),), batch_per_rank=3).lines
+    assert line.result["local_batch"]["max"] == 3
+
+
 def test_one_device_that_played_all_ranks_speaks_for_any_number(store: RunStore) -> None:
     make_probe(store, ranks=1, tables=[[(64, 9)]])
     solution = solved(store, world_sizes=(2, 4))
