@@ -62,6 +62,11 @@ def plain(text: str) -> str:
     return "".join(text.split())
 
 
+def opening(label: str) -> str:
+    """A text as far as its first placeholder."""
+    return plain(label).partition("{{")[0]
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_arms_configured_alike_are_never_recommended(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -78,8 +83,8 @@ def test_arms_configured_alike_are_never_recommended(
     assert "{{" not in text and "None" not in text and "286" not in text
     labels = load_template(language).labels
     for part in ("abstract", "recommendation", "work"):
-        assert plain(labels[f"{part}.launches" if part != "work" else "work.none"])[:20] not in plain(text)
-        assert plain(labels[f"{part}.alike"])[:20] in plain(text)
+        assert opening(labels[f"{part}.launches" if part != "work" else "work.none"]) not in plain(text)
+        assert opening(labels[f"{part}.alike"]) in plain(text)
 
 
 def test_a_policy_that_costs_time_is_not_recommended(store: RunStore, make_comparison: MakeComparison) -> None:
