@@ -92,6 +92,29 @@ def test_the_weakest_pair_decides(merged):
     assert comparison_level([(static, partition), (static, prefix)]) == "stream"
 
 
+def apart(merged, differences):
+    """Two runs whose losses differ, relative to the larger, by so much in each step."""
+    a, b = (merged("static", warmup_steps=10, steps=len(differences) - 10) for _ in range(2))
+    loss = pl.col("loss_global") * (1 - pl.Series("difference", differences))
+    object.__setattr__(b, "steps", b.steps.with_columns(loss_global=loss))
+    return a, b
+
+
+def test_rounding_that_training_amplifies_is_no_other_gradient(merged):
+    grown = np.minimum(1e-8 * np.exp(np.arange(300) * 0.06), 0.4)
+    noisy = grown * np.random.default_rng(0).uniform(0.02, 1.0, 300)
+    assert noisy.max() > 0.3
+    for pair in ([apart(merged, noisy)], [apart(merged, noisy)[::-1]]):
+        assert loss_difference(pair) == pytest.approx(noisy[:50].max(), rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("step", [1, 12, 49, 50, 120, 299])
+def test_another_gradient_is_seen_wherever_it_begins(merged, step):
+    differences = np.full(300, 1e-8)
+    differences[step:] = 0.01 * np.linspace(1, 5, 300 - step)
+    assert loss_difference([apart(merged, differences)]) >= 0.0099
+
+
 def test_loss_difference_is_the_largest_over_steps_and_pairs(merged):
     a, b, c = merged("static"), merged("partition"), merged("partition", loss_shift=0.01)
     assert loss_difference([(a, b)]) < 1e-12
