@@ -1,0 +1,142 @@
+"""Figures that a text quotes from a reference result are those of the result."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REFERENCE = REPOSITORY / "results" / "reference"
+FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?!\.?\w)")
+
+
+@dataclass(frozen=True)
+class Quote:
+    """One figure: where it stands, and of which arms of which result it is the speed-up.
+
+    Attributes:
+        file: text, relative to the repository.
+        pattern: finds the figure as its only group; blanks in it match any run of white space.
+        result: folder below `results/reference`.
+        arm: what is faster.
+        over: than what.
+    """
+
+    file: str
+    pattern: str
+    result: str
+    arm: str
+    over: str = "static"
+
+    def find(self, text: str) -> list[re.Match[str]]:
+        """All places of a text that quote it."""
+        return list(re.finditer(self.pattern.replace(" ", r"[\s#]+"), text))
+
+
+HF_PEERS_ARMS = (
+    "window8",
+    "window4",
+    "partition",
+    "hf_batch_rebalance",
+    "partition_micro",
+    "prefix",
+    "sorted_equal",
+    "karmarkar_karp",
+    "token_budget",
+    "group_by_length",
+)
+QUOTES = (
+    Quote("README.md", r"over 8 batches is ([\d.]+) times as fast as `static`", "hf_peers", "window8"),
+    Quote(
+        "README.md", r"`static` and ([\d.]+) times as fast as `hf_batch_", "hf_peers", "window8", "hf_batch_rebalance"
+    ),
+    Quote("README.zh-CN.md", r"的 `window` 是 `static` 的 ([\d.]+) 倍快", "hf_peers", "window8"),
+    Quote("README.zh-CN.md", r"`hf_batch_rebalance` 的 ([\d.]+) 倍快", "hf_peers", "window8", "hf_batch_rebalance"),
+    Quote("README.md", r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
+    Quote("README.zh-CN.md", r"其中 `partition` 是 `static` 的 ([\d.]+) 倍快", "sst2", "partition"),
+    *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),
+)
+"""Every figure of `TEXTS`; a new one is a line here."""
+
+TEXTS = ("README.md", "README.zh-CN.md", "recipes/hf_peers.yaml")
+
+
+def read(file: str) -> str:
+    return (REPOSITORY / file).read_text(encoding="utf-8")
+
+
+def measured(result: str) -> Mapping[str, float]:
+    """Speed-up of every arm over the result's baseline, which is 1 itself."""
+    comparisons = json.loads((REFERENCE / result / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
+    return {comparisons[0]["baseline"]: 1.0, **{item["candidate"]: item["speedup"] for item in comparisons}}
+
+
+def contradictions(quote: Quote, text: str) -> list[str]:
+    """Places where the text says another figure than was measured, or that it does not quote it at all."""
+    speedups = measured(quote.result)
+    value = speedups[quote.arm] / speedups[quote.over]
+    places = quote.find(text)
+    if not places:
+        return [f"{quote.file} does not quote {quote.arm} over {quote.over}: {quote.pattern}"]
+    wrong = []
+    for place in places:
+        decimals = len(place[1].partition(".")[2])
+        if place[1] != f"{value:.{decimals}f}":
+            wrong.append(f"{quote.file}: {place[0]!r}, measured {value:.4f} ({quote.result})")
+    return wrong
+
+
+def unbacked(file: str, text: str) -> list[str]:
+    """Figures of the paragraphs that name a reference result, which no quote covers."""
+    spans = [place.span(1) for quote in QUOTES if quote.file == file for place in quote.find(text)]
+    found = []
+    for paragraph in re.finditer(r"(?m)(?:^#.*\n)+|(?:^[^#\n].*\n)+", text):
+        if "results/reference/" not in paragraph[0] and not any(
+            paragraph.start() <= start < paragraph.end() for start, _ in spans
+        ):
+            continue
+        for figure in FIGURE.finditer(text, *paragraph.span()):
+            if figure.span() not in spans and "%" not in text[figure.end() : figure.end() + 2]:
+                line = text.count("\n", 0, figure.start()) + 1
+                found.append(f"{file}:{line}: {figure[0]} is quoted from no reference result")
+    return found
+
+
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: f"{quote.file}-{quote.arm}-{quote.over}")
+def test_quoted_figure_is_the_measured_one(quote: Quote) -> None:
+    assert contradictions(quote, read(quote.file)) == []
+
+
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: f"{quote.file}-{quote.arm}-{quote.over}")
+def test_a_changed_figure_is_found(quote: Quote) -> None:
+    text = read(quote.file)
+    start, end = quote.find(text)[0].span(1)
+    changed = f"{float(text[start:end]) + 0.01:.2f}"
+    assert len(contradictions(quote, text[:start] + changed + text[end:])) == 1
+
+
+@pytest.mark.parametrize("file", TEXTS)
+def test_every_figure_beside_a_reference_result_is_a_quote(file: str) -> None:
+    assert unbacked(file, read(file)) == []
+
+
+@pytest.mark.parametrize("file", TEXTS)
+def test_an_unbacked_figure_is_found(file: str) -> None:
+    text = read(file)
+    place = max(quote.find(text)[0].end() for quote in QUOTES if quote.file == file)
+    assert len(unbacked(file, f"{text[:place]} and 9.87 times as much{text[place:]}")) == 1
+
+
+def test_reference_results_are_whole_and_name_no_machine_path() -> None:
+    folders = sorted(path for path in REFERENCE.iterdir() if path.is_dir())
+    assert {path.name for path in folders} >= {quote.result for quote in QUOTES}
+    for folder in folders:
+        for name in ("recipe.yaml", "env.json", "comparison.json", "summary.md", "summary.csv"):
+            text = (folder / name).read_text(encoding="utf-8")
+            assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp)/", text), f"{folder.name}/{name}"
+        assert list((folder / "figures").glob("*.png"))
