@@ -20,6 +20,7 @@ import torch.distributed as dist
 from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.process import die_with_parent
 from dynbench.probe.limits import data_bytes, limit_process
+from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.units import mb
@@ -56,7 +57,14 @@ def main() -> None:
     else:
         _send(replies, {"ready": True, "gradient_bytes": step.buckets.numel() * step.buckets.element_size()})
         for line in sys.stdin:
-            _send(replies, _answer(step, json.loads(line)))
+            request = json.loads(line)
+            if request["op"] == "further":
+                step = None  # the memory is needed for a model under its synchronisation
+                shape = request["n"], request["length"], request["repeats"]
+                _send(replies, {"ms": split_price_ms(config, workload, device, shape)})
+            else:
+                assert step is not None, "no trial follows the price of a split"
+                _send(replies, _answer(step, request))
     os._exit(0)
 
 
@@ -75,8 +83,6 @@ def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
         return {"fits": fits, "peak_mem_mb": peak}
     if kind == "time":
         return {"ms": step.timed(request["n"], request["length"], request["repeats"])}
-    if kind == "further":
-        return {"ms": step.further(request["n"], request["length"], request["repeats"])}
     if kind == "reduce":
         return {"ms": step.reduce(request["repeats"])}
     return _soak(step, request["micro_batches"])

@@ -161,6 +161,7 @@ class Prober:
             seed,
             report,
             config.launch.slowdown,
+            share=config.train.global_batch // world_size,
         )
         overhead_ms = self._overhead_ms(timings.allreduce, run.path.parent)
         ranks = world_size if self.virtual else self.processes

@@ -18,9 +18,7 @@ from dynbench.schedule.plan import FloatArray
 from dynbench.units import mb
 
 REDUCE_REPEATS = 7
-FURTHER_REPEATS = 9
-FURTHER_SAMPLES = 4
-"""Samples of the micro-batches that splitting is timed with: the smaller they are, the better its price shows."""
+FURTHER_REPEATS = 15
 
 
 class Timings(NamedTuple):
@@ -52,10 +50,20 @@ def time_grid(
     seed: int,
     report: Callable[[str], None],
     slowdown: Mapping[int, float],
+    share: int,
 ) -> Timings:
-    """Times of every rank, stretched by `slowdown`, and of the gradient's all-reduce.
+    """Times of every rank, stretched by `slowdown`, of the gradient's all-reduce, and of a step in two micro-batches.
 
     The order of the points is shuffled, so that a machine that slows down over time does not bend the fit.
+
+    Args:
+        start: starts the trial processes.
+        points: (samples, length) of the micro-batches.
+        repeats: times per point.
+        seed: of the order.
+        report: told what is being timed.
+        slowdown: rank to factor.
+        share: samples of a rank in a step (B / G), what splitting is timed with as far as they fit.
 
     Raises:
         WorkerFailed: a trial process ended without an answer.
@@ -70,21 +78,25 @@ def time_grid(
             ):
                 ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
-        further = _time_further(children, points, report, slowdown)
         replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS})
+        further = _time_further(children, points, share, report, slowdown)
     reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
     allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
     return Timings(measured, further, allreduce)
 
 
 def _time_further(
-    children: Children, points: Sequence[tuple[int, int]], report: Callable[[str], None], slowdown: Mapping[int, float]
+    children: Children,
+    points: Sequence[tuple[int, int]],
+    share: int,
+    report: Callable[[str], None],
+    slowdown: Mapping[int, float],
 ) -> list[float] | None:
     length = min((length for _, length in points), default=0)
-    n = min(FURTHER_SAMPLES, max((n for n, at in points if at == length), default=0) // 3)
+    n = min(share, max((n for n, at in points if at == length), default=0)) // 2
     if n == 0:
         return None
-    report(f"timing steps of several micro-batches of {n} samples x {length} tokens")
+    report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
     replies = children.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS})
     return [_numbers(reply, rank)[0] * slowdown.get(rank, 1.0) for rank, reply in enumerate(replies)]
 

@@ -15,8 +15,8 @@ from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.memory import memory_meter
 from dynbench.engine.precision import Precision
 from dynbench.engine.replica import build_optimizer
+from dynbench.probe.shapes import shaped
 from dynbench.workloads.base import Workload
-from dynbench.workloads.data import TokenisedData
 
 STEPS_PER_TRIAL = 2
 """The first step allocates the optimizer's state only after its activations are gone; the second holds both."""
@@ -37,32 +37,18 @@ class TrialStep:
         self._model = workload.build_model(config.train.seed).to(device).train()
         self._optimizer = build_optimizer(self._model, config.train)
         self._precision = Precision(config.train.precision, device)
-        self._tokens = workload.train.tokens
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         # DistributedDataParallel keeps one flat copy of the gradients in its buckets.
         self.buckets = torch.zeros(sum(p.numel() for p in parameters), device=device)
         self.memory = memory_meter(device)
 
-    def batch(self, n: int, length: int) -> TokenisedData:
-        """`n` samples, one token short of `length`, cut from the data's own tokens.
-
-        Short, so that padding to `length` leaves a mask: without padding the attention drops it and takes a kernel that
-        training hardly ever gets.
-        """
-        real = max(1, length - 1)
-        tokens = np.resize(self._tokens, n * real)
-        labels = np.resize(self._workload.train.labels, n)
-        return TokenisedData(tokens, np.arange(n + 1, dtype=np.int64) * real, labels, "probe")
-
-    def step(self, n: int, length: int, micro_batches: int = 1) -> None:
-        """Forward and backward of micro-batches of one shape, then optimizer step; ends with the device idle."""
-        data = self.batch(n, length)
-        for _ in range(micro_batches):
-            host = self._workload.collate(data, np.arange(n, dtype=np.int64), length)
-            inputs = {key: value.to(self.device) for key, value in host.items()}
-            with self._precision.autocast():
-                loss = self._workload.loss(self._model, inputs)
-            self._precision.backward(loss)
+    def step(self, n: int, length: int) -> None:
+        """Forward, backward and optimizer step of one micro-batch; ends with the device idle."""
+        host = self._workload.collate(shaped(self._workload, n, length), np.arange(n, dtype=np.int64), length)
+        inputs = {key: value.to(self.device) for key, value in host.items()}
+        with self._precision.autocast():
+            loss = self._workload.loss(self._model, inputs)
+        self._precision.backward(loss)
         self._precision.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -99,24 +85,10 @@ class TrialStep:
         self.step(n, length)
         return [self._ms(n, length) for _ in range(repeats)]
 
-    def _ms(self, n: int, length: int, micro_batches: int = 1) -> float:
+    def _ms(self, n: int, length: int) -> float:
         start = time.perf_counter()
-        self.step(n, length, micro_batches)
+        self.step(n, length)
         return (time.perf_counter() - start) * 1e3
-
-    def further(self, n: int, length: int, repeats: int) -> float:
-        """Milliseconds that a split costs per micro-batch after the first: its launch, and adding up gradients.
-
-        A step of two or three micro-batches of `n` samples less the step of one with all of them, median of all such
-        pairs; the two follow each other, so that a drift of the machine falls on both.
-        """
-        prices = []
-        for repeat in range(repeats + 1):
-            for parts in (2, 3):
-                apart, together = self._ms(n, length, parts), self._ms(parts * n, length)
-                if repeat:  # the first ones warm up
-                    prices.append((apart - together) / (parts - 1))
-        return statistics.median(prices)
 
     def reduce(self, repeats: int) -> float:
         """Median milliseconds of an all-reduce of the gradient buckets."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from probes import COST, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_cost
+from dynbench.engine.replica import LossPart, MicroBatch
 from dynbench.errors import UsageError
+from dynbench.probe.split_price import SplitStep
 from dynbench.probe.timing import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
-from dynbench.probe.trial import TrialStep
 from dynbench.runs.store import RunStore
+from dynbench.sync.local import Local
+from dynbench.sync.registry import REGISTRY
 from dynbench.workloads.registry import build_workload
 
 ALPHA, BETA, FURTHER = 7.0, 0.1, 5.0
@@ -27,45 +30,69 @@ def step_ms(n: int, length: int, parts: int = 1) -> float:
     return ALPHA + (parts - 1) * FURTHER + parts * n * length * BETA
 
 
-class Planted(TrialStep):
+class Planted(SplitStep):
     """Steps of a planted price, on a machine that gets slower and stumbles now and then."""
 
     def __init__(self) -> None:
         self.rng, self.done = np.random.default_rng(0), 0
 
-    def _ms(self, n: int, length: int, micro_batches: int = 1) -> float:
+    def ms(self, n: int, length: int, micro_batches: int) -> float:
         self.done += 1
         stumble = 50.0 if self.rng.random() < 0.1 else 0.0
         return step_ms(n, length, micro_batches) * (1 + 0.001 * self.done) + self.rng.normal(0, 0.2) + stumble
 
 
 def test_the_price_is_found_under_drift_and_outliers() -> None:
-    assert Planted().further(4, 32, 9) == pytest.approx(FURTHER, rel=0.1)
+    assert Planted().price(4, 32, 15) == pytest.approx(FURTHER, rel=0.1)
 
 
-def test_a_step_of_several_micro_batches_adds_up_their_gradients() -> None:
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy"), [("torchrun", name) for name in sorted(REGISTRY)] + [("virtual", "ddp")]
+)
+def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchronisation(
+    process_group: None, launcher: str, strategy: str
+) -> None:
     config = load_config(
         None,
-        ["train.precision=fp32", "train.learning_rate=0.0005", "workload.pad_to_multiple_of=1", "workload.dropout=0.0"],
+        [
+            f"launch.launcher={launcher}",
+            f"sync.name={strategy}",
+            "train.precision=fp32",
+            "train.learning_rate=0.0005",
+            "workload.pad_to_multiple_of=1",
+            "workload.dropout=0.0",
+        ],
     )
-    step = TrialStep(config, build_workload(config), torch.device("cpu"))
-    norms = []
+    with closing(SplitStep(config, build_workload(config), torch.device("cpu"))) as step:
+        parts, gradients = [], []
+        inner = step._replica.compute
 
-    def note(optimizer: torch.optim.Optimizer) -> None:
-        norms.append(sum(float(p.grad.norm()) ** 2 for p in optimizer.param_groups[0]["params"]))
+        def compute(batches: Sequence[MicroBatch], weight: Callable[[], float]) -> list[LossPart]:
+            parts.append([batch.n for batch in batches])
+            return inner(batches, weight)
 
-    step._precision = SimpleNamespace(
-        autocast=step._precision.autocast,
-        backward=step._precision.backward,
-        step=note,
-    )
-    step.step(2, 16)
-    step.step(2, 16, 3)
-    assert norms[1] == pytest.approx(9 * norms[0], rel=1e-3)
+        def update() -> None:
+            gradients.append([p.grad.clone() for p in step._replica.model.parameters()])
+            step._replica.optimizer.zero_grad(set_to_none=not step._replica.strategy.keeps_gradients)
+
+        step._replica.compute, step._replica.update = compute, update
+        assert step.ms(2, 16, 2) > 0
+        assert step.ms(2, 16, 1) > 0
+    assert parts == [[2, 2], [2]]
+    assert isinstance(step._replica.strategy, Local if launcher == "virtual" else REGISTRY[strategy])
+    for split, whole in zip(*gradients, strict=True):
+        torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
 
 
-def timed(points: Sequence[tuple[int, int]], slowdown: Mapping[int, float]) -> Timings:
-    """`time_grid` on two ranks of planted times."""
+def timed(points: Sequence[tuple[int, int]], slowdown: Mapping[int, float], asked: list[tuple[int, int]]) -> Timings:
+    """`time_grid` on two ranks of planted times; `asked` takes the shape that splitting is timed at."""
 
     class Children:
         gradient_bytes, world_size = 10**6, 2
@@ -74,7 +101,7 @@ def timed(points: Sequence[tuple[int, int]], slowdown: Mapping[int, float]) -> T
             if request["op"] == "time":
                 return [{"ms": [step_ms(request["n"], request["length"])]}] * 2
             if request["op"] == "further":
-                assert (3 * request["n"], request["length"]) <= max(points)
+                asked.append((request["n"], request["length"]))
                 return [{"ms": FURTHER}] * 2
             return [{"ms": 1.0}] * 2
 
@@ -82,12 +109,19 @@ def timed(points: Sequence[tuple[int, int]], slowdown: Mapping[int, float]) -> T
     def start() -> Iterator[Children]:
         yield Children()
 
-    return time_grid(start, points, 1, 0, lambda text: None, slowdown)
+    return time_grid(start, points, 1, 0, lambda text: None, slowdown, share=12)
+
+
+@pytest.mark.parametrize(("largest", "half"), [(64, 6), (8, 4), (7, 3), (2, 1)])
+def test_the_price_is_timed_at_a_ranks_share_as_far_as_it_fits(largest: int, half: int) -> None:
+    asked: list[tuple[int, int]] = []
+    timings = timed([(n, length) for n in (1, largest) for length in (32, 64)], {1: 2.0}, asked)
+    assert asked == [(half, 32)]
+    assert timings.further == [FURTHER, 2 * FURTHER]
 
 
 def test_the_price_reaches_the_cost_model_at_the_fastest_ranks_speed() -> None:
-    timings = timed([(n, length) for n in (1, 2, 4, 8) for length in (32, 64)], {1: 2.0})
-    assert timings.further == [FURTHER, 2 * FURTHER]
+    timings = timed([(n, length) for n in (1, 2, 4, 8) for length in (32, 64)], {1: 2.0}, [])
     speeds = np.array([1.0, 0.5])
     further_ms = further_at_full_speed(timings.further, speeds)
     fit = fit_cost(at_full_speed(timings.points, speeds), 0, 0.001, further_ms)
@@ -97,10 +131,10 @@ def test_the_price_reaches_the_cost_model_at_the_fastest_ranks_speed() -> None:
 
 
 def test_where_too_little_fits_the_price_is_unknown() -> None:
-    timings = timed([(1, 32), (2, 32), (1, 64)], {})
+    timings = timed([(1, 32), (1, 64)], {}, [])
     assert timings.further is None
     assert further_at_full_speed(timings.further, np.array([1.0, 0.5])) is None
-    assert timed([], {}).further is None
+    assert timed([], {}, []).further is None
 
 
 def stored_probe(root: Path, **cost: float) -> None:

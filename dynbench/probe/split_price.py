@@ -1,0 +1,76 @@
+"""What a split costs: the step of two micro-batches against one, as training takes it, under its synchronisation.
+
+A bare model does not tell. Under DistributedDataParallel the first micro-batch's gradients are kept apart from the
+buckets, so that a further one adds to them and copies them, on all ranks at once, and leaves less of the backward pass
+for the all-reduce to hide behind.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import closing
+
+import numpy as np
+import torch
+
+from dynbench.config.schema import Config
+from dynbench.engine.replica import MicroBatch, Replica
+from dynbench.engine.timers import StepTimer
+from dynbench.probe.shapes import shaped
+from dynbench.sync.local import Local
+from dynbench.sync.registry import build_strategy
+from dynbench.workloads.base import Workload
+
+
+class SplitStep:
+    """Training steps whose share is one micro-batch, or the same samples in two.
+
+    Args:
+        config: resolved settings.
+        workload: where the model and the loss come from.
+        device: where to run.
+    """
+
+    def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
+        make = Local if config.launch.launcher == "virtual" else build_strategy
+        self._workload = workload
+        self._timer = StepTimer(device)
+        self._replica = Replica(
+            config,
+            workload,
+            device,
+            self._timer,
+            lambda model, on_ready: make(model, config.sync, on_ready),
+        )
+
+    def close(self) -> None:
+        """Let go of the process group."""
+        self._replica.strategy.close()
+
+    def ms(self, n: int, length: int, micro_batches: int) -> float:
+        """Milliseconds of a step of so many micro-batches of `n` samples of `length` tokens, data left out."""
+        data = shaped(self._workload, n, length)
+        host = self._workload.collate(data, np.arange(n, dtype=np.int64), length)
+        inputs = {name: tensor.to(self._replica.device) for name, tensor in host.items()}
+        self._timer.clock.synchronise()
+        start = time.perf_counter()
+        self._replica.compute([MicroBatch(n, inputs)] * micro_batches, lambda: 1 / (n * micro_batches))
+        self._replica.update()
+        self._timer.clock.synchronise()
+        self._timer.take_phases()
+        return (time.perf_counter() - start) * 1e3
+
+    def price(self, n: int, length: int, repeats: int) -> float:
+        """Milliseconds that a step of two micro-batches of `n` samples takes longer than one of `2 * n`.
+
+        The median of pairs that follow each other, so that a drift of the machine falls on both; the first warm up.
+        """
+        pairs = [self.ms(n, length, 2) - self.ms(2 * n, length, 1) for _ in range(repeats + 2)]
+        return statistics.median(pairs[2:])
+
+
+def split_price_ms(config: Config, workload: Workload, device: torch.device, shape: tuple[int, int, int]) -> float:
+    """`SplitStep.price` of (n, length, repeats); the model and its buckets are gone afterwards."""
+    with closing(SplitStep(config, workload, device)) as step:
+        return step.price(*shape)
