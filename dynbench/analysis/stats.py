@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,77 +72,16 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], confi
 
 
 def student_t_quantile(p: float, df: float) -> float:
-    """Quantile of Student's t distribution with `df` degrees of freedom; relative error below 1e-9.
+    """Quantile of Student's t distribution with `df` degrees of freedom.
 
     Raises:
         ValueError: p outside (0, 1) or df not positive.
     """
+    from scipy.special import stdtrit
+
     if not 0 < p < 1 or not df > 0:
         raise ValueError(f"no quantile for p={p}, df={df}")
-    centre, tail = abs(p - 0.5), min(p, 1 - p)
-
-    # Whichever of the two areas is small enough to be told apart from its complement.
-    def excess(t: float) -> float:
-        return _t_centre(t, df) - centre if centre < 0.25 else tail - _t_tail(t, df)
-
-    low, high = 0.0, 1.0
-    while excess(high) < 0:
-        low, high = high, high * 2
-    root = _bisect(excess, low, high) if centre else 0.0
-    return root if p > 0.5 else -root
-
-
-def _t_tail(t: float, df: float) -> float:
-    """P(T > t) for t >= 0 (Abramowitz and Stegun, 26.7.1)."""
-    return 0.5 * regularised_beta(df / (df + t * t), df / 2, 0.5)
-
-
-def _t_centre(t: float, df: float) -> float:
-    """P(0 < T < t): the complement of the above within one half."""
-    return 0.5 * regularised_beta(t * t / (df + t * t), 0.5, df / 2)
-
-
-def regularised_beta(x: float, a: float, b: float) -> float:
-    """Regularised incomplete beta function I_x(a, b), for 0 <= x <= 1 and a, b > 0.
-
-    By its continued fraction (DLMF 8.17.22), evaluated with Lentz's method (Thompson and Barnett, J. Comput. Phys. 64,
-    1986) on the side of the mean where it converges fast.
-    """
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - regularised_beta(1 - x, b, a)
-    log_front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(log_front) / (a * _beta_fraction(x, a, b))
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    tiny = 1e-300
-    value, c, d = 1.0, 1.0, 0.0
-    for i in range(1, 10_000):
-        m, odd = divmod(i, 2)
-        if odd:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d = 1 / ((1 + term * d) or tiny)
-        c = (1 + term / c) or tiny
-        value *= c * d
-        if abs(c * d - 1) < 1e-16:
-            break
-    return value
-
-
-def _bisect(increasing: Callable[[float], float], low: float, high: float) -> float:
-    """The root of an increasing function between two points, to the last bit."""
-    while True:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            return middle
-        if increasing(middle) < 0:
-            low = middle
-        else:
-            high = middle
+    return float(stdtrit(df, p))
 
 
 def coefficient_of_variation(values: ArrayLike) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.stats import spearmanr
 
 from dynbench.schedule.cost import CostModel
 
@@ -36,14 +37,10 @@ class Accuracy:
 
 
 def nonnegative_least_squares(design: FloatArray, target: FloatArray, weights: FloatArray) -> FloatArray:
-    """Coefficients x >= 0 that minimise sum(w * (A x - y)**2), by trying every set of free coefficients.
-
-    With the few columns of a cost model the enumeration is exact and needs no iteration: the optimum is the best
-    unconstrained solution over the subsets whose solution is non-negative (Lawson and Hanson, Solving Least Squares
-    Problems, chapter 23, describe the general method).
+    """Coefficients x >= 0 that minimise sum(w * (A x - y)**2).
 
     Args:
-        design: shape [points, columns].
+        design: shape [points, columns]; of any scales.
         target: shape [points].
         weights: shape [points], positive.
 
@@ -52,22 +49,10 @@ def nonnegative_least_squares(design: FloatArray, target: FloatArray, weights: F
     """
     root = np.sqrt(weights)
     scaled = design * root[:, None]
-    wanted = target * root
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1.0
-    best, best_error = np.zeros(design.shape[1]), float(wanted @ wanted)
-    for free in range(1, design.shape[1] + 1):
-        for columns in combinations(range(design.shape[1]), free):
-            chosen = list(columns)
-            solution, *_ = np.linalg.lstsq(scaled[:, chosen] / size[chosen], wanted, rcond=None)
-            if (solution < 0).any():
-                continue
-            residual = scaled[:, chosen] @ (solution / size[chosen]) - wanted
-            error = float(residual @ residual)
-            if error < best_error:
-                best, best_error = np.zeros(design.shape[1]), error
-                best[chosen] = solution / size[chosen]
-    return best
+    solution, _ = nnls(scaled / size, target * root)
+    return np.asarray(solution / size, dtype=np.float64)
 
 
 def columns_of(points: Sequence[GridPoint]) -> tuple[IntArray, IntArray, FloatArray]:
@@ -139,13 +124,6 @@ def split(points: Sequence[GridPoint], seed: int, held_out: float = 0.25) -> tup
     return edges + [p for i, p in enumerate(inner) if i not in chosen], [inner[i] for i in sorted(chosen)]
 
 
-def ranks_of(values: FloatArray) -> FloatArray:
-    """Ranks from 0, ties sharing their mean rank; same shape."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    return np.asarray((first + (counts - 1) / 2)[inverse], dtype=np.float64)
-
-
 def accuracy(predict: Predictor, held_out: Sequence[GridPoint]) -> Accuracy | None:
     """Error and rank correlation on held-out points; None with fewer than three, or without any spread."""
     if len(held_out) < 3:
@@ -153,10 +131,9 @@ def accuracy(predict: Predictor, held_out: Sequence[GridPoint]) -> Accuracy | No
     n, length, ms = columns_of(held_out)
     predicted = predict(n, length)
     mape = float(np.mean(np.abs(predicted - ms) / ms))
-    a, b = ranks_of(predicted), ranks_of(ms)
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
+    if np.ptp(predicted) == 0 or np.ptp(ms) == 0:
         return None
-    return Accuracy(mape, float(np.corrcoef(a, b)[0, 1]))
+    return Accuracy(mape, float(spearmanr(predicted, ms).statistic))
 
 
 def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[str, Accuracy | None]:
