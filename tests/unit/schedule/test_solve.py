@@ -14,7 +14,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.measure import adjacent_correlation, length_spread, run_policy
 from dynbench.schedule.policy import REGISTRY, Problem, make_policy, missing_package
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
-from dynbench.schedule.traces import Trace, built_in_trace, load_trace
+from dynbench.schedule.traces import Trace, built_in_trace
 
 RNG = np.random.default_rng(5)
 HEAVY = Trace("heavy", np.clip(RNG.lognormal(4, 1, 2_000).astype(np.int64), 4, 512), "made up")
@@ -238,9 +238,9 @@ SST2_TARGETS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", SST2_TARGETS, ids=str)
-def test_what_comes_back_on_sst2(shared_data, where):
+def test_what_comes_back_on_sst2(where):
     world_size, batch, policy, window = where
-    trace = load_trace(str(shared_data / "sst2_train.lengths.parquet"))
+    trace = built_in_trace("sst2")
     steps = len(trace.lengths) // batch // window * window
     names = [policy, "hf_batch_rebalance"]
     found = lines(request(names, [trace], (world_size,), batch, min(steps, 1_000), (window,)))

@@ -11,6 +11,7 @@ import pytest
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.traces import built_in_trace
 from dynbench.schedule.window import plan_window
 from dynbench.schedule.window_search import random_variance
 from dynbench.schedule.window_sweep import SortedWindow
@@ -92,10 +93,8 @@ class Judge:
         return best
 
 
-def sst2_problem(shared_data, world_size: int, batch: int, window: int) -> Problem:
-    polars = pytest.importorskip("polars")
-    lengths = polars.read_parquet(shared_data / "sst2_train.lengths.parquet")["length"].to_numpy().astype(np.int64)
-    return Problem(lengths, world_size, batch, window=window)
+def sst2_problem(world_size: int, batch: int, window: int) -> Problem:
+    return Problem(built_in_trace("sst2").lengths, world_size, batch, window=window)
 
 
 def window_cost(lengths: np.ndarray, shares) -> int:
@@ -110,8 +109,8 @@ def test_the_judge_ends_where_it_should():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "batch", "window", "_ratio"), SST2)
-def test_planning_is_within_three_percent_of_a_slow_search(shared_data, world_size, batch, window, _ratio):
-    problem = sst2_problem(shared_data, world_size, batch, window)
+def test_planning_is_within_three_percent_of_a_slow_search(world_size, batch, window, _ratio):
+    problem = sst2_problem(world_size, batch, window)
     batches = problem.data_order().epoch_batches(0)
     planned = judged = plan_seconds = judge_seconds = 0.0
     for first in range(0, 3 * window, window):
@@ -131,8 +130,8 @@ def test_planning_is_within_three_percent_of_a_slow_search(shared_data, world_si
 
 
 @pytest.mark.parametrize(("world_size", "batch", "window", "ratio"), SST2)
-def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread(shared_data, world_size, batch, window, ratio):
-    problem = sst2_problem(shared_data, world_size, batch, window)
+def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread(world_size, batch, window, ratio):
+    problem = sst2_problem(world_size, batch, window)
     cost, means = {}, {}
     for name in ("static", "window"):
         plans = list(islice(make_policy(name, problem).plans(), 25 * window))
