@@ -97,7 +97,7 @@ def main(program: str, accumulated: int) -> None:
     preset(transformers.DistilBertConfig, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
     preset(transformers.TrainingArguments, gradient_accumulation_steps=accumulated, max_grad_norm=0.0)
     preset(transformers.TrainingArguments, per_device_eval_batch_size=4)
-    if Path(program).stem == "sampler-accelerate":  # the Trainer makes an Accelerator of its own
+    if Path(program).stem == "with_accelerate":  # the Trainer makes an Accelerator of its own
         preset(accelerate.Accelerator, gradient_accumulation_steps=accumulated)
     judge = GradientJudge({"__name__": "__main__"}, accumulated)
     register_optimizer_step_pre_hook(judge.before_step)

@@ -13,16 +13,17 @@ import pytest
 
 pytestmark = pytest.mark.multiproc
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-BLOCK = re.compile(r"<!-- example: (?P<name>[\w-]+) -->\n+```python\n(?P<code>.*?)```", re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "recipes" / "own_loop"
+EXCERPT = re.compile(r"```python\n(.*?)```", re.DOTALL)
 JUDGE = Path(__file__).with_name("readme_rank.py")
 EVALUATION = 1
 """What the judge adds for the Trainer's evaluation after the optimizer steps."""
 LINE = r"rank [01], epoch 1: last batch \d+ samples, loss [\d.]+"
 EXAMPLES = {
-    "sampler-ddp": (LINE, 2, None),
-    "sampler-trainer": (r"trained 32 steps", 2, "accelerate"),
-    "sampler-accelerate": (LINE, 2, "accelerate"),
+    "plain_ddp": (LINE, 2, None),
+    "with_trainer": (r"trained 32 steps", 2, "accelerate"),
+    "with_accelerate": (LINE, 2, "accelerate"),
 }
 """Name to what is printed, how often, and the package that it needs beside ours."""
 TO_THE_END = "import os, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__'); sys.stdout.flush(); os._exit(0)"
@@ -30,18 +31,21 @@ TO_THE_END = "import os, runpy, sys; runpy.run_path(sys.argv[1], run_name='__mai
 collective aborts now and then: 5 of 48 runs of the Trainer program on a busy machine, 3 of 20 of the plain DDP one."""
 
 
-def test_every_program_of_the_readme_is_known_here() -> None:
-    marked = {match["name"] for match in BLOCK.finditer(README.read_text(encoding="utf-8"))}
-    assert marked == set(EXAMPLES)
+def test_every_program_is_known_here() -> None:
+    assert {path.stem for path in PROGRAMS.iterdir()} == set(EXAMPLES)
 
 
-def test_the_chinese_readme_has_the_same_programs() -> None:
-    chinese = README.with_name("README.zh-CN.md").read_text(encoding="utf-8")
-    assert BLOCK.findall(chinese) == BLOCK.findall(README.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readme_points_to_all_programs_and_quotes_the_first(readme: str) -> None:
+    text = (ROOT / readme).read_text(encoding="utf-8")
+    assert set(re.findall(r"\(recipes/own_loop/(\w+)\.py\)", text)) == set(EXAMPLES)
+    (excerpt,) = EXCERPT.findall(text)
+    lines = iter(program("plain_ddp").splitlines())
+    assert all(line in lines for line in excerpt.splitlines()), "every line, in the program's order"
 
 
 def program(name: str) -> str:
-    return next(m["code"] for m in BLOCK.finditer(README.read_text(encoding="utf-8")) if m["name"] == name)
+    return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
 
 
 def launched(name: str, code: str, folder: Path, *wrapper: str) -> str:
@@ -70,8 +74,8 @@ def as_causal_model(code: str) -> str:
     code, left_out = re.subn(r" +self\.model_accepts_loss_kwargs = .*\n", "", code)
     assert cut == left_out == 1
     for old, new in {
-        "DataCollatorWithPadding, DistilBertConfig, DistilBertForSequenceClassification": (
-            "DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM"
+        "    DataCollatorWithPadding,\n    DistilBertConfig,\n    DistilBertForSequenceClassification,\n": (
+            "    DataCollatorForTokenClassification,\n    LlamaConfig,\n    LlamaForCausalLM,\n"
         ),
         '.tolist(), "labels": n % 2}': '.tolist(), "labels": [-100] * (n // 2) + [n] * (n - n // 2)}',
         "DistilBertForSequenceClassification(": "LlamaForCausalLM(",
@@ -97,13 +101,13 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "accumulated", "steps"),
     [
-        ("sampler-ddp", 1, 32),
-        ("sampler-trainer", 1, 32 + EVALUATION),
-        ("sampler-trainer", 2, 16 + EVALUATION),
-        ("sampler-trainer", 3, 12 + EVALUATION),
-        ("sampler-trainer", 4, 8 + EVALUATION),
-        ("sampler-accelerate", 1, 32),
-        ("sampler-accelerate", 3, 10),
+        ("plain_ddp", 1, 32),
+        ("with_trainer", 1, 32 + EVALUATION),
+        ("with_trainer", 2, 16 + EVALUATION),
+        ("with_trainer", 3, 12 + EVALUATION),
+        ("with_trainer", 4, 8 + EVALUATION),
+        ("with_accelerate", 1, 32),
+        ("with_accelerate", 3, 10),
     ],
 )
 def test_its_gradients_are_those_of_the_global_batches_in_one_process(
@@ -115,6 +119,6 @@ def test_its_gradients_are_those_of_the_global_batches_in_one_process(
 
 
 def test_a_causal_model_of_the_trainer_weighs_by_its_targets_itself(tmp_path: Path) -> None:
-    errors = gradient_errors("sampler-trainer", as_causal_model(program("sampler-trainer")), 3, tmp_path)
+    errors = gradient_errors("with_trainer", as_causal_model(program("with_trainer")), 3, tmp_path)
     assert len(errors) == 12 + EVALUATION
     assert max(errors[:12]) < 1e-9  # its evaluation is a mean of the batches' means
