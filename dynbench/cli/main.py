@@ -36,13 +36,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
+    "data": ("dynbench.cli.data", "The lengths of a data set, to share them without its text."),
     "runs": ("dynbench.cli.runs", "List, show and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
     "doctor": ("dynbench.cli.doctor", "What this machine has, and what would go wrong."),
 }
 """Command to module and short help: `--help` reads this table and imports no command."""
 
-GROUPS = ("runs", "recipes")
+GROUPS = ("data", "runs", "recipes")
 """Commands with commands of their own."""
 
 EXIT_PIPE_CLOSED = 141

@@ -211,12 +211,12 @@ def _dataset(settings: Settings, max_length: int | None, flags: Mapping[str, obj
 
 
 def _write_trace(traces: Sequence[Trace], path: Path) -> None:
+    from dynbench.cli.data import save_lengths
     from dynbench.errors import UsageError
-    from dynbench.schedule.trace_files import write_trace
 
     if len(traces) != 1:
         raise UsageError(f"--write-trace {path}: {len(traces)} traces for one file", "Name a single trace.")
-    write_trace(traces[0].lengths, path)
+    save_lengths(traces[0].lengths, path)
 
 
 def _write_csv(solution: Solution, path: Path) -> None:

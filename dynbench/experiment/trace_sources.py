@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
@@ -16,26 +17,29 @@ def dataset_trace(config: Config) -> Trace:
     Raises:
         ConfigError, DataError, HubError: as loading the data for training does.
     """
-    return _trace(config, config.workload.dataset)
+    from dynbench.workloads.registry import build_workload
+
+    workload, dataset = build_workload(config), config.workload.dataset
+    return Trace(dataset, workload.train.lengths, f"workload.dataset {dataset}", workload.positions)
 
 
 def run_trace(run: Run) -> Trace:
-    """Lengths of the samples that a run trained on, tokenised anew (or taken from the cache).
+    """As `trained_trace`, under the run's name.
 
     Raises:
         UsageError: the run has trained on nothing.
-        RecordError: its configuration cannot be read.
+        DataError, HubError, RecordError: as `trained_trace`.
     """
     record = run.record()
     if record.command != "train":
-        raise UsageError(
-            f"--from-run {run.label}: a run of `{record.command}` has no data set", "Name a run of `dynbench train`."
-        )
-    return _trace(run.config(), run.label)
+        raise UsageError(f"{run.label}: a run of `{record.command}` has no data set", "Name a run of `dynbench train`.")
+    return replace(trained_trace(run), name=run.label)
 
 
 def trained_trace(run: Run) -> Trace:
     """The very lengths that a run trained on, after truncation and subset, and what its model takes.
+
+    They are made anew from the data, or taken from the cache.
 
     Raises:
         DataError: the data is no longer what the run trained on; or as loading it does.
@@ -54,10 +58,3 @@ def trained_trace(run: Run) -> Trace:
             "Bring the data back, or train again.",
         )
     return Trace(config.workload.dataset, train.lengths, f"training data of {run.label}", workload.positions)
-
-
-def _trace(config: Config, name: str) -> Trace:
-    from dynbench.workloads.registry import build_workload
-
-    workload = build_workload(config)
-    return Trace(name, workload.train.lengths, f"workload.dataset {config.workload.dataset}", workload.positions)

@@ -13,15 +13,20 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file through a temporary one beside it, flushed to disk before it takes the name.
+    """Write a UTF-8 file as `write_bytes` does; line ends stay as they are."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file through a temporary one beside it, flushed to disk before it takes the name.
 
     Raises:
-        OSError: it cannot be written; names `path`, and the old text stays.
+        OSError: it cannot be written; names `path`, and the old content stays.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

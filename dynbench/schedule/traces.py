@@ -9,10 +9,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dynbench.errors import DataError, UsageError, did_you_mean
+from dynbench.errors import UsageError, did_you_mean
 from dynbench.lengths import GSM8K, SST2, LengthHistogram
 from dynbench.schedule.plan import IntArray
-from dynbench.schedule.trace_files import READERS
+from dynbench.trace_files import READERS, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,5 @@ def load_trace(spec: str, column: str | None = None) -> Trace:
             f"{spec}: no such trace file or distribution. {did_you_mean(spec, BUILT_IN)}".rstrip(),
             f"Give a file ({', '.join(READERS)}) or one of {', '.join(BUILT_IN)}.",
         )
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(f"{path}: unknown trace format {path.suffix!r}", f"Known: {', '.join(READERS)}.")
-    lengths = reader(path, column)
-    if not len(lengths):
-        raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.")
+    lengths = read_trace(path, column)
     return Trace(path.name.removesuffix(path.suffix).removesuffix(".lengths"), lengths, str(path))

@@ -26,6 +26,7 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "probe": (["probe"], lambda run: [str(run.path)]),
     "solve": (SOLVE, lambda run: [str(RunStore(run.path.parent).resolve("@latest:solve").path)]),
     "solve --list": (["solve", "--list"], lambda run: list(REGISTRY)),
+    "data lengths": (["data", "lengths", "-o", "{tmp}/x.csv"], lambda run: [f"{run.path.parent.parent}/x.csv"]),
     "runs": (["runs", "ls"], lambda run: [run.id]),
     "runs show": (["runs", "show", "a"], lambda run: [str(run.path)]),
     "runs rm": (["runs", "rm", "a", "--yes"], lambda run: [str(run.path)]),

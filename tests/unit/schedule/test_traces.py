@@ -1,5 +1,6 @@
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from dynbench.errors import DataError, UsageError
 from dynbench.lengths import SST2
-from dynbench.schedule.trace_files import LONGEST_LENGTH, READERS, write_trace
 from dynbench.schedule.traces import BUILT_IN, Trace, built_in_trace, describe, load_trace, lognormal_lengths
+from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace
 
 LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 
@@ -18,7 +19,7 @@ LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 @pytest.mark.parametrize("suffix", READERS)
 def test_what_is_written_is_read_again(tmp_path, suffix):
     path = tmp_path / f"some.lengths{suffix}"
-    write_trace(LENGTHS, path)
+    path.write_bytes(encode_trace(LENGTHS, path))
     trace = load_trace(str(path))
     assert trace.lengths.tolist() == LENGTHS.tolist()
     assert (trace.name, trace.source) == ("some", str(path))
@@ -29,7 +30,7 @@ def test_any_positive_lengths_survive_every_format(tmp_path_factory, lengths):
     folder = tmp_path_factory.mktemp("trace")
     for suffix in READERS:
         path = folder / f"trace{suffix}"
-        write_trace(np.array(lengths), path)
+        path.write_bytes(encode_trace(np.array(lengths), path))
         assert load_trace(str(path)).lengths.tolist() == lengths
 
 
@@ -47,7 +48,7 @@ def test_a_column_is_found_or_named(tmp_path):
         load_trace(str(tmp_path / "one.parquet"), "length")
 
 
-@pytest.mark.parametrize("name", ["bare.csv", "bare.jsonl"])
+@pytest.mark.parametrize("name", ["bare.csv", "bare.txt", "bare.jsonl"])
 def test_bare_numbers_need_no_header(tmp_path, name):
     (tmp_path / name).write_text("5\n6\n")
     assert load_trace(str(tmp_path / name)).lengths.tolist() == [5, 6]
@@ -126,7 +127,7 @@ def test_a_bad_parquet_column_is_refused(tmp_path, frame, message):
         ("binary.jsonl", b"\xff\xfe\n", "not a readable text file"),
         ("not.parquet", b"text", "not a readable parquet file"),
         ("not.npy", b"text", "not a readable .npy array"),
-        ("trace.txt", b"3\n", "unknown trace format '.txt'"),
+        ("trace.xls", b"3\n", "unknown trace format '.xls'"),
     ],
 )
 def test_an_unreadable_file_is_refused_in_one_line(tmp_path, name, content, message):
@@ -149,12 +150,14 @@ def test_an_unknown_trace_names_the_nearest():
         load_trace("gsm8")
 
 
-def test_writing_needs_a_known_format_and_a_folder(tmp_path):
-    with pytest.raises(UsageError, match="unknown trace format"):
-        write_trace(LENGTHS, tmp_path / "trace.xls")
-    for suffix in READERS:
-        with pytest.raises(UsageError, match="cannot be written"):
-            write_trace(LENGTHS, tmp_path / "absent" / f"trace{suffix}")
+def test_writing_needs_a_known_format():
+    with pytest.raises(DataError, match="unknown trace format"):
+        encode_trace(LENGTHS, Path("trace.xls"))
+
+
+def test_text_holds_a_number_a_line_and_tables_one_column():
+    assert encode_trace(LENGTHS, Path("trace.txt")) == b"12\n3\n448\n7\n"
+    assert encode_trace(LENGTHS, Path("trace.CSV")) == b"length\n12\n3\n448\n7\n"
 
 
 def test_cutting_shortens_and_refuses_nonsense():

@@ -1,10 +1,12 @@
 """Trace files: one length per sample, read strictly (file, row and value of a mistake are named) and written.
 
-Parquet, CSV or JSONL with a column `length` (or one column), or a one-dimensional .npy array.
+Parquet, CSV or JSONL with a column `length` (or one column), text with a number on each line, or a one-dimensional
+.npy array.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,41 +15,69 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dynbench.errors import DataError, UsageError
-from dynbench.schedule.plan import IntArray
+from dynbench.errors import DataError
 
 if TYPE_CHECKING:
     import polars as pl
 
+IntArray = NDArray[np.int64]
+
 LONGEST_LENGTH = 2**31 - 1
 """Lengths above this are taken for a mistake, tokens."""
 _COLUMN = "length"
+_NAME_ONE = "Name the column of the lengths: solve --column, else --length-column."
 
 
-def write_trace(lengths: IntArray, path: Path) -> None:
-    """Write lengths in the format that the suffix names; parquet and CSV and JSONL get a column `length`.
+def encode_trace(lengths: IntArray, path: Path) -> bytes:
+    """What a trace file of that name holds: the lengths in their order and nothing else.
 
     Raises:
-        UsageError: unknown suffix, or a folder that cannot be written.
+        DataError: unknown suffix.
+    """
+    suffix = trace_suffix(path)
+    content = io.BytesIO()
+    if suffix == ".npy":
+        np.save(content, lengths)
+        return content.getvalue()
+    import polars as pl
+
+    frame = pl.DataFrame({_COLUMN: lengths})
+    if suffix == ".parquet":
+        frame.write_parquet(content)
+    elif suffix == ".jsonl":
+        frame.write_ndjson(content)
+    else:
+        frame.write_csv(content, include_header=suffix == ".csv")
+    return content.getvalue()
+
+
+def trace_suffix(path: Path) -> str:
+    """The key of `READERS` that a file's name ends in.
+
+    Raises:
+        DataError: none of them.
     """
     suffix = path.suffix.lower()
     if suffix not in READERS:
-        raise UsageError(f"{path}: unknown trace format {path.suffix!r}", f"Known: {', '.join(READERS)}.")
-    try:
-        if suffix == ".npy":
-            np.save(path, lengths)
-            return
-        import polars as pl
+        raise DataError(f"{path}: unknown trace format {path.suffix!r}", f"Known: {', '.join(READERS)}.")
+    return suffix
 
-        frame = pl.DataFrame({_COLUMN: lengths})
-        if suffix == ".parquet":
-            frame.write_parquet(path)
-        elif suffix == ".csv":
-            frame.write_csv(path)
-        else:
-            frame.write_ndjson(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}", "Name a writable folder.") from error
+
+def read_trace(path: Path, column: str | None = None) -> IntArray:
+    """The lengths of a trace file in its order, tokens, shape [N], at least one.
+
+    Args:
+        path: the file; its name ends in one of `READERS`.
+        column: column that holds the lengths; None takes `length`, or the only column.
+
+    Raises:
+        DataError: it cannot be read, or a length is missing, not a whole number or not positive; names file, row
+            (counted from 1, header left out) and value.
+    """
+    lengths = READERS[trace_suffix(path)](path, column)
+    if not len(lengths):
+        raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.")
+    return lengths
 
 
 def check_lengths(values: NDArray[np.generic], source: str) -> IntArray:
@@ -145,7 +175,7 @@ def _read_jsonl(path: Path, column: str | None) -> IntArray:
 
 def _field(record: dict[str, object], name: str, path: Path, row: int) -> object:
     if name not in record:
-        raise DataError(f"{path}: row {row}: no field {name!r}; it has {', '.join(record)}", "Name one with --column.")
+        raise DataError(f"{path}: row {row}: no field {name!r}; it has {', '.join(record)}", _NAME_ONE)
     return record[name]
 
 
@@ -154,7 +184,7 @@ def _from_frame(frame: pl.DataFrame, path: Path, column: str | None) -> IntArray
 
     name = column or _pick_column(frame.columns, path)
     if name not in frame.columns:
-        raise DataError(f"{path}: no column {name!r}; it has {', '.join(frame.columns)}", "Name one with --column.")
+        raise DataError(f"{path}: no column {name!r}; it has {', '.join(frame.columns)}", _NAME_ONE)
     values = frame[name]
     if values.dtype == pl.String:
         numbers = values.str.strip_chars().cast(pl.Float64, strict=False)
@@ -174,7 +204,7 @@ def _pick_column(columns: Sequence[str], path: Path) -> str:
         return _COLUMN
     if len(columns) == 1:
         return columns[0]
-    raise DataError(f"{path}: no column {_COLUMN!r}; it has {', '.join(columns)}", "Name one with --column.")
+    raise DataError(f"{path}: no column {_COLUMN!r}; it has {', '.join(columns)}", _NAME_ONE)
 
 
 def _first_line(error: BaseException) -> str:
@@ -185,6 +215,7 @@ READERS: dict[str, Callable[[Path, str | None], IntArray]] = {
     ".parquet": _read_parquet,
     ".csv": _read_csv,
     ".jsonl": _read_jsonl,
+    ".txt": _read_csv,
     ".npy": _read_npy,
 }
 """File suffix to reader(path, column)."""

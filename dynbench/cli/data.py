@@ -1,0 +1,116 @@
+"""`dynbench data`: what can be taken out of a data set, to be shared."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dynbench.cli.options import Settings, common_options, config_options
+
+if TYPE_CHECKING:
+    from dynbench.schedule.plan import IntArray
+    from dynbench.schedule.traces import Trace
+
+DATASET_KEYS = (
+    *("dataset", "data_path", "text_column", "label_column", "length_column"),
+    *("tokenizer", "model", "max_length", "subset"),
+)
+
+
+@click.group()
+def command() -> None:
+    """Take out of a data set what can be shared."""
+
+
+@command.command(
+    "lengths",
+    short_help="The lengths of the training samples, and nothing else.",
+    epilog="\b\nExamples:\n  dynbench data lengths runA -o lengths.parquet\n"
+    "  dynbench data lengths --dataset tsv --data-path train.tsv --tokenizer vocab.txt --max-length 512",
+)
+@click.argument("run", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("lengths.parquet"),
+    show_default=True,
+    help="File to write: .parquet, .csv, .jsonl, .txt or .npy.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+@config_options(*(f"workload.{key}" for key in DATASET_KEYS), "train.seed")
+@common_options
+def export_lengths(settings: Settings, run: str | None, output: Path, force: bool) -> None:
+    """Write the lengths that are trained on, in tokens and in the order of the data, to a file.
+
+    They are those of RUN, or of --dataset: cut to --max-length, without held-out samples, the subset drawn. The order
+    stays, because batches depend on it: `train --dataset lengths` plans the same steps from the file.
+    """
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.errors import UsageError
+    from dynbench.schedule.traces import describe
+    from dynbench.trace_files import trace_suffix
+
+    trace_suffix(output)
+    if output.exists() and not force:
+        raise UsageError(f"{output}: exists already", "Name another file with -o, or give --force.")
+    trace, max_length = _trace(settings, run)
+    save_lengths(trace.lengths, output)
+    found = describe(trace.lengths)
+    if settings.as_json:
+        facts = {"path": output, "source": trace.source, "max_length": max_length, "lengths": found}
+        print_json({"schema_version": 1, "command": "data lengths", **facts})
+        return
+    print_line(str(output))
+    if settings.quiet:
+        return
+    print_line(
+        f"{found.samples:,} lengths in the order of the data ({trace.source}): mean {found.mean:.1f}, "
+        f"p50 {found.p50:g}, max {found.max} tokens, cut to {max_length}; no text, no token, no label"
+    )
+    path = shlex.quote(str(output))
+    print_line(f"next  dynbench train --dataset lengths --data-path {path} --max-length {max_length}")
+
+
+def save_lengths(lengths: IntArray, path: Path) -> None:
+    """Write lengths as the file's suffix says, all or nothing.
+
+    Raises:
+        DataError: unknown suffix.
+        UsageError: the file cannot be written.
+    """
+    from dynbench.errors import UsageError
+    from dynbench.runs.atomic import write_bytes
+    from dynbench.trace_files import encode_trace
+
+    content = encode_trace(lengths, path)
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}", "Name a file in an existing folder."
+        ) from error
+
+
+def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
+    """The lengths asked for, and the `max_length` that cut them.
+
+    Raises:
+        UsageError: a run, and settings of data beside it.
+    """
+    from dynbench.errors import UsageError
+    from dynbench.experiment.trace_sources import dataset_trace, run_trace
+
+    if run is None:
+        config = settings.config()
+        return dataset_trace(config), config.workload.max_length
+    if settings.flags or settings.overrides or settings.config_path:
+        raise UsageError(
+            f"data lengths {run}: a run, and settings beside it",
+            "Name a run, which has its own, or a data set.",
+        )
+    found = settings.store().resolve(run)
+    return run_trace(found), found.config().workload.max_length
