@@ -67,7 +67,9 @@ class PretrainedModel:
         if config.vocab_size < vocab_size:
             raise UsageError(
                 f"{KEY}: {name} knows {config.vocab_size} tokens, the data have {vocab_size}",
-                "Use the model's own tokenizer (workload.tokenizer: null).",
+                "Use the model's own tokenizer (workload.tokenizer: null)."
+                if settings.tokenizer is not None
+                else f"Use a model that knows {vocab_size} tokens or more, or --weights random.",
             )
         fit_to_data(config, num_labels, pad_id, settings.dropout)
         return cls(config, name if folder is None else str(folder), folder is None)

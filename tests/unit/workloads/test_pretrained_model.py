@@ -63,9 +63,11 @@ def test_positions_are_the_models(model_folder):
     assert find(model_folder).positions == 64
 
 
-def test_a_smaller_vocabulary_is_refused(model_folder):
-    with pytest.raises(UsageError, match="knows 15 tokens, the data have 16"):
-        find(model_folder, vocab_size=16)
+@pytest.mark.parametrize(("tokenizer", "way_out"), [("another", "tokenizer: null"), (None, "knows 16 tokens or more")])
+def test_a_smaller_vocabulary_is_refused(model_folder, tokenizer, way_out):
+    with pytest.raises(UsageError, match="knows 15 tokens, the data have 16") as caught:
+        find(model_folder, vocab_size=16, tokenizer=tokenizer)
+    assert way_out in caught.value.hint
 
 
 def test_weights_of_another_architecture_are_refused(copy):
