@@ -39,11 +39,12 @@ class Flag:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("--dataset", "workload.dataset", "embedded, lognormal, sst2, tsv or jsonl.", "NAME"),
-    Flag("--data-path", "workload.data_path", "Training file of tsv and jsonl.", "FILE"),
-    Flag("--eval-path", "workload.eval_path", "Evaluation file of tsv and jsonl.", "FILE"),
+    Flag("--dataset", "workload.dataset", "embedded, lognormal, sst2, tsv, jsonl or lengths.", "NAME"),
+    Flag("--data-path", "workload.data_path", "Training file of tsv, jsonl and lengths.", "FILE"),
+    Flag("--eval-path", "workload.eval_path", "Evaluation file of tsv, jsonl and lengths.", "FILE"),
     Flag("--text-column", "workload.text_column", "Column that holds the text.", "NAME"),
     Flag("--label-column", "workload.label_column", "Column that holds the label.", "NAME"),
+    Flag("--length-column", "workload.length_column", "Column of lengths [length, or the only one].", "NAME"),
     Flag("--tokenizer", "workload.tokenizer", "Hub name, folder, or vocab.txt.", "NAME|PATH"),
     Flag("--model", "workload.model", "Hub name or folder of the model.", "NAME|PATH"),
     Flag("--weights", "workload.weights", "Where the model starts.", choices=("pretrained", "random")),

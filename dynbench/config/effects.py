@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dynbench.config.describe import field_of
 from dynbench.config.schema import Config
-from dynbench.config.situation import CAPPED_POLICIES, FILE_DATASETS, GENERATED_DATASETS, Situation
+from dynbench.config.situation import CAPPED_POLICIES, GENERATED_DATASETS, TEXT_FILE_DATASETS, Situation
 
 
 def _always(_: Situation) -> bool:
@@ -46,7 +46,7 @@ def _has_texts(s: Situation) -> bool:
 
 
 def _has_columns(s: Situation) -> bool:
-    return s.config.workload.dataset in FILE_DATASETS
+    return s.config.workload.dataset in TEXT_FILE_DATASETS
 
 
 def _random(s: Situation) -> bool:
@@ -98,7 +98,7 @@ def _probes(s: Situation) -> bool:
     return s.command == "probe" or s.probes
 
 
-_NO_COLUMNS = "dataset '{dataset}' has no columns to name"
+_NO_COLUMNS = "dataset '{dataset}' has no columns of texts and labels to name"
 _NO_TEXTS = "dataset '{dataset}' is not tokenised"
 _NO_COST = "policy '{policy}' plans without a predicted cost"
 _NO_PROBE = "no probe is made (probe.run=auto)"
@@ -115,6 +115,11 @@ EFFECTS: dict[str, Effect] = {
     "workload.eval_path": Effect("train probe data"),
     "workload.text_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
     "workload.label_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
+    "workload.length_column": Effect(
+        "train probe data",
+        lambda s: s.config.workload.dataset == "lengths",
+        "dataset '{dataset}' is no trace of lengths",
+    ),
     "workload.tokenizer": Effect("train probe data"),  # refused where no text is tokenised
     "workload.model": Effect(
         "train probe data",

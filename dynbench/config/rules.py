@@ -18,6 +18,7 @@ UNREAD = {
     "embedded": ("data_path", "eval_path", "tokenizer"),
     "lognormal": ("data_path", "eval_path", "tokenizer"),
     "sst2": ("data_path", "eval_path"),
+    "lengths": ("tokenizer",),
 }
 """Settings of text files that a dataset without them would silently ignore."""
 Rule = Callable[[Config], Iterator[str]]
@@ -102,10 +103,16 @@ def _data_files(config: Config) -> Iterator[str]:
         if value is not None:
             yield (
                 f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; "
-                "set workload.dataset to tsv or jsonl, or leave it out"
+                f"set workload.dataset to {_readers(key)}, or leave it out"
             )
     if workload.text_column == workload.label_column:
         yield f"workload.label_column: {workload.label_column!r} is the text column too; name another"
+
+
+def _readers(key: str) -> str:
+    """The data sets of files that read a setting of `UNREAD`."""
+    *others, last = (name for name in FILE_DATASETS if key not in UNREAD.get(name, ()))
+    return f"{', '.join(others)} or {last}"
 
 
 def _subset_holds_a_batch(config: Config) -> Iterator[str]:

@@ -9,9 +9,10 @@ from dynbench.config.schema import Config
 
 Command = Literal["train", "compare", "probe", "solve", "analyze"]
 
-FILE_DATASETS = ("tsv", "jsonl")
-GENERATED_DATASETS = ("embedded", "lognormal")
-"""Data sets that are token ids from the start, without texts, files or columns."""
+TEXT_FILE_DATASETS = ("tsv", "jsonl")
+FILE_DATASETS = (*TEXT_FILE_DATASETS, "lengths")
+GENERATED_DATASETS = ("embedded", "lognormal", "lengths")
+"""Data sets whose token ids are generated: they have no texts, labels or columns of these."""
 COST_POLICIES = ("partition", "window", "prefix", "lpt", "karmarkar_karp", "karmarkar_karp_equal", "packed")
 """Policies that plan with the predicted cost."""
 SPEED_POLICIES = (*COST_POLICIES, "sorted_equal", "hf_batch_rebalance")

@@ -11,7 +11,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets.base import Split, Splits, TextSplit, TokenSplit
+from dynbench.workloads.datasets.base import LengthSplit, Split, Splits, TextSplit, TokenSplit
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int) -> Samples:
     """
     samples = _tokenise(splits, settings)
     _check_labels(samples, splits)
+    if isinstance(splits.train, LengthSplit):
+        _tell_cut(splits.train, samples, settings.max_length)
     if samples.eval is None:
         _hold_out(samples)
     if settings.subset is not None:
@@ -89,7 +91,7 @@ def _tokenise(splits: Splits, settings: Workload) -> Samples:
         "eval_source": None if splits.eval is None else splits.eval.source,
         "tokenizer": None if tokenizer is None else {"source": tokenizer.source, "digest": tokenizer.digest},
     }
-    vocabulary = first if isinstance(first, TokenSplit) else tokenizer
+    vocabulary = tokenizer if isinstance(first, TextSplit) else first
     assert vocabulary is not None
     num_labels = max(2, int(train.labels.max()) + 1)
     return Samples(train, evaluation, vocabulary.vocab_size, vocabulary.pad_id, num_labels, facts)
@@ -98,6 +100,8 @@ def _tokenise(splits: Splits, settings: Workload) -> Samples:
 def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
     if isinstance(split, TokenSplit):
         return split.data.truncate(settings.max_length)
+    if isinstance(split, LengthSplit):
+        return split.generate(np.minimum(split.lengths, settings.max_length))
     assert tokenizer is not None
 
     def build() -> TokenisedData:
@@ -105,6 +109,15 @@ def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload
         return TokenisedData.from_samples(list(tokenizer.encode(split.texts, settings.max_length)), split.labels)
 
     return load_or_build(cache_folder(settings), cache_key(split, tokenizer.digest, settings.max_length), build)
+
+
+def _tell_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
+    """Lengths are all that this data is, so that those which are not trained on as they stand are told."""
+    n_cut = int((split.lengths > max_length).sum())
+    if n_cut:
+        seen = f"{n_cut} of {len(split.lengths)} lengths of {split.source} are greater, up to {split.lengths.max()}"
+        logger.warning("workload.max_length: %s; they are cut to %d tokens (--max-length)", seen, max_length)
+        samples.decide("workload.max_length", max_length, f"{seen}; they are cut")
 
 
 def _check_labels(samples: Samples, splits: Splits) -> None:

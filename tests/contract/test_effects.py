@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -16,13 +17,14 @@ from dynbench.config.situation import (
     FILE_DATASETS,
     GENERATED_DATASETS,
     SPEED_POLICIES,
+    TEXT_FILE_DATASETS,
 )
 from dynbench.errors import UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, missing_package, policy_class, policy_names
-from dynbench.workloads.datasets.base import TokenSplit
+from dynbench.workloads.datasets.base import TextSplit
 from dynbench.workloads.datasets.registry import REGISTRY as DATASETS
 from dynbench.workloads.datasets.registry import load_dataset
 
@@ -92,13 +94,18 @@ def test_policies_that_keep_to_capacities() -> None:
 
 
 @pytest.mark.parametrize("dataset", get_args(Dataset))
-def test_generated_data_are_tokens_from_the_start(dataset: str) -> None:
+def test_generated_data_have_no_texts(dataset: str, tmp_path: Path) -> None:
     assert dataset in (*GENERATED_DATASETS, *FILE_DATASETS, "sst2")
+    file = tmp_path / "trace.txt"
+    file.write_text("3\n4\n", encoding="utf-8")
+    named = {"data_path": str(file)} if dataset in FILE_DATASETS else {}
     if dataset in GENERATED_DATASETS:
-        assert isinstance(load_dataset(Workload(dataset=dataset)).train, TokenSplit)  # type: ignore[arg-type]
+        train = load_dataset(Workload(dataset=dataset, **named)).train  # type: ignore[arg-type]
+        assert not isinstance(train, TextSplit)
 
 
 @pytest.mark.parametrize("dataset", get_args(Dataset))
 def test_only_files_have_columns_to_name(dataset: str) -> None:
     load: Callable[[Workload], object] = DATASETS[dataset]
     assert (load.__module__.rpartition(".")[2] in FILE_DATASETS) == (dataset in FILE_DATASETS)
+    assert (dataset in TEXT_FILE_DATASETS) == (dataset in FILE_DATASETS and dataset not in GENERATED_DATASETS)

@@ -1,8 +1,8 @@
-"""What a dataset hands over: texts still to be tokenised, or token ids."""
+"""What a dataset hands over: texts still to be tokenised, token ids, or lengths to generate token ids for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dynbench.workloads.data import IntArray, TokenisedData
@@ -40,7 +40,26 @@ class TokenSplit:
     source: str
 
 
-Split = TextSplit | TokenSplit
+@dataclass(frozen=True)
+class LengthSplit:
+    """Samples of which only the lengths are known; tokens are generated once it is known how many are kept.
+
+    Args:
+        lengths: tokens of each sample, not yet truncated, int64 [N].
+        generate: samples of the lengths given, tokens and labels depending on nothing but each sample's index.
+        vocab_size: token ids are below it.
+        pad_id: token id of the padding.
+        source: where the lengths come from, for messages and records.
+    """
+
+    lengths: IntArray
+    generate: Callable[[IntArray], TokenisedData]
+    vocab_size: int
+    pad_id: int
+    source: str
+
+
+Split = TextSplit | TokenSplit | LengthSplit
 
 
 @dataclass(frozen=True)

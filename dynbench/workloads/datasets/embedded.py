@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynbench.config.schema import Workload
 from dynbench.lengths import SST2
@@ -27,6 +28,7 @@ PAD_ID, CLS_ID, SEP_ID = 0, 101, 102
 FIRST_WORD_ID = 1000
 """Words of the bert-base-uncased vocabulary start about here; below are special and unused ids."""
 WORDS_PER_CLASS = 48
+FIRST_COMMON_ID = FIRST_WORD_ID + CLASSES * WORDS_PER_CLASS
 
 DrawLengths = Callable[[int, np.random.Generator], IntArray]
 """So many lengths from a generator, at least 2 tokens each."""
@@ -46,19 +48,33 @@ def _split(split: str, n_samples: int, stream: int, draw_lengths: DrawLengths) -
     rng = np.random.default_rng([GENERATOR_SEED, stream])
     lengths = draw_lengths(n_samples, rng)
     labels = rng.integers(CLASSES, size=n_samples)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    tokens = _words(np.repeat(labels, lengths), rng)
-    tokens[offsets[:-1]] = CLS_ID
-    tokens[offsets[1:] - 1] = SEP_ID
-    data = TokenisedData.from_arrays(tokens.astype(np.int32), offsets, labels)
+    data = framed(_words(np.repeat(labels, lengths), rng), lengths, labels)
     return TokenSplit(data, VOCAB_SIZE, PAD_ID, f"generated, {split}, seed {GENERATOR_SEED}")
+
+
+def framed(tokens: IntArray | NDArray[np.int32], lengths: IntArray, labels: IntArray) -> TokenisedData:
+    """Samples whose first token becomes [CLS] and whose last, where there are two, [SEP].
+
+    Args:
+        tokens: word ids of all samples, one after another, shape [total tokens]; overwritten.
+        lengths: tokens of each sample, at least 1, shape [N].
+        labels: class of each sample, shape [N].
+    """
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    tokens[offsets[1:] - 1] = SEP_ID
+    tokens[offsets[:-1]] = CLS_ID
+    return TokenisedData.from_arrays(tokens.astype(np.int32, copy=False), offsets, labels)
 
 
 def _words(labels: IntArray, rng: np.random.Generator) -> IntArray:
     """One word id per entry of `labels`, shape [total tokens]."""
-    first_common = FIRST_WORD_ID + CLASSES * WORDS_PER_CLASS
-    ranks = np.arange(1, VOCAB_SIZE - first_common + 1)
-    zipf = (1 / ranks) / (1 / ranks).sum()
-    common = first_common + rng.choice(len(ranks), size=len(labels), p=zipf)
+    common = FIRST_COMMON_ID + rng.choice(VOCAB_SIZE - FIRST_COMMON_ID, size=len(labels), p=zipf())
     own = FIRST_WORD_ID + labels * WORDS_PER_CLASS + rng.integers(WORDS_PER_CLASS, size=len(labels))
     return np.where(rng.random(len(labels)) < SIGNAL, own, common)
+
+
+def zipf() -> NDArray[np.float64]:
+    """Probability of each word of the common vocabulary, from `FIRST_COMMON_ID` on; sums to 1."""
+    ranks = np.arange(1, VOCAB_SIZE - FIRST_COMMON_ID + 1)
+    probabilities: NDArray[np.float64] = (1 / ranks) / (1 / ranks).sum()
+    return probabilities

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.units import BYTES_PER_MB
-from dynbench.workloads.datasets import embedded, jsonl, lognormal, sst2, tsv
+from dynbench.workloads.datasets import embedded, jsonl, lengths, lognormal, sst2, tsv
 from dynbench.workloads.datasets.base import Splits
 
 REGISTRY: dict[str, Callable[[Workload], Splits]] = {
@@ -16,6 +16,7 @@ REGISTRY: dict[str, Callable[[Workload], Splits]] = {
     "sst2": sst2.load,
     "tsv": tsv.load,
     "jsonl": jsonl.load,
+    "lengths": lengths.load,
 }
 
 _CHECKED_MB = 64

@@ -15,6 +15,7 @@ from dynbench.config.situation import Command, Situation
 
 TEXTS = "workload.dataset=sst2"
 FILES = ("workload.dataset=tsv", "workload.data_path=x.tsv")
+TRACE = ("workload.dataset=lengths", "workload.data_path=x.parquet")
 DYNAMIC = "schedule.mode=dynamic"
 PREFIX = "schedule.policy=prefix"
 WINDOW = ("schedule.policy=window", "schedule.window=4")
@@ -27,6 +28,7 @@ VALUES: dict[str, str] = {
     "workload.dataset": "lognormal",
     "workload.text_column": "text",
     "workload.label_column": "class",
+    "workload.length_column": "tokens",
     "workload.model": "bert-base-uncased",
     "workload.weights": "pretrained",
     "workload.size": "base",
@@ -100,6 +102,7 @@ SINGLE = ("workload.name", "sync.name", "compress.name")
 UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "workload.text_column": ((TEXTS,), FILES),
     "workload.label_column": ((), FILES),
+    "workload.length_column": (FILES, TRACE),
     "workload.model": ((TEXTS, "workload.tokenizer=vocab.txt"), (TEXTS,)),
     "workload.size": (("workload.weights=pretrained",), ()),
     "workload.cache_dir": (("workload.dataset=lognormal",), FILES),

@@ -30,9 +30,24 @@ def config_of(text: str) -> Config:
         ("launch: {slowdown: {4: 2.0}}", 4, "launch.slowdown: there is no rank 4 among 4; greatest: 3"),
         ("workload: {dataset: tsv}", None, "workload.data_path: null"),
         ("workload: {dataset: jsonl}", None, "workload.data_path: null"),
-        ("workload: {data_path: x.tsv}", None, "workload.data_path: 'x.tsv' is not read by dataset 'embedded'"),
+        ("workload: {dataset: lengths}", None, "workload.data_path: null, but dataset 'lengths' reads a file"),
+        (
+            "workload: {data_path: x.tsv}",
+            None,
+            "workload.data_path: 'x.tsv' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl or "
+            "lengths, or",
+        ),
         ("workload: {eval_path: x.tsv}", None, "workload.eval_path: 'x.tsv' is not read by dataset 'embedded'"),
-        ("workload: {tokenizer: x}", None, "workload.tokenizer: 'x' is not read by dataset 'embedded'"),
+        (
+            "workload: {tokenizer: x}",
+            None,
+            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv or jsonl, or",
+        ),
+        (
+            "workload: {dataset: lengths, data_path: x.npy, tokenizer: x}",
+            None,
+            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv or jsonl, or",
+        ),
         (
             "workload: {dataset: sst2, eval_path: x.tsv}",
             None,

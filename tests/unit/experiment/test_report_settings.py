@@ -16,6 +16,7 @@ from dynbench.config.describe import all_keys
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.config.schema import Dataset
+from dynbench.config.situation import FILE_DATASETS
 from dynbench.errors import UsageError
 from dynbench.experiment.enumeration import fits_enumeration, large, plan_counts
 from dynbench.experiment.reporting import render_report
@@ -53,7 +54,7 @@ def test_the_data_is_that_of_the_run(
     store: RunStore, make_comparison: MakeComparison, language: str, dataset: str, tmp_path: Path
 ) -> None:
     files = {}
-    if dataset in ("tsv", "jsonl"):
+    if dataset in FILE_DATASETS:
         (tmp_path / f"my.{dataset}").write_text("x", encoding="utf-8")
         files = {"workload.data_path": str(tmp_path / f"my.{dataset}")}
     make_comparison({}, flags={"static": {"workload.dataset": dataset, **files}})

@@ -1,0 +1,117 @@
+"""One's own trace of lengths with generated tokens: what can be shared where the texts cannot.
+
+The samples have exactly the trace's lengths, in its order, and all of them are trained on: nothing is held out, so that
+the lengths of another run's training samples give its plans, step by step. Words and labels are drawn as `embedded`
+draws them, but from a hash (splitmix64, Steele et al., OOPSLA 2014) of sample and position instead of one stream: a
+sample's tokens depend on its index alone, and a sample that is cut keeps its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError
+from dynbench.trace_files import READERS, read_trace
+from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets.base import LengthSplit, Splits
+from dynbench.workloads.datasets.embedded import (
+    CLASSES,
+    EVAL_SAMPLES,
+    FIRST_COMMON_ID,
+    FIRST_WORD_ID,
+    GENERATOR_SEED,
+    PAD_ID,
+    SIGNAL,
+    VOCAB_SIZE,
+    WORDS_PER_CLASS,
+    framed,
+    zipf,
+)
+
+TRAIN_STREAM, EVAL_STREAM = 0, 1
+CHUNK_TOKENS = 2**20
+"""Tokens generated at a time, so that the arrays between take little memory."""
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+BitArray = NDArray[np.uint64]
+
+
+def load(settings: Workload) -> Splits:
+    """Samples with the lengths of `data_path`, and for evaluation of `eval_path`, else drawn from the former.
+
+    Raises:
+        DataError: a file that cannot be used; the message names file and row.
+    """
+    assert settings.data_path is not None, "config/rules.py"
+    lengths = _read(settings.data_path, "workload.data_path", settings)
+    train = _split(lengths, TRAIN_STREAM, settings.data_path)
+    if settings.eval_path is not None:
+        own = _read(settings.eval_path, "workload.eval_path", settings)
+        return Splits(train, _split(own, EVAL_STREAM, settings.eval_path))
+    drawn = np.random.default_rng(GENERATOR_SEED).choice(lengths, size=EVAL_SAMPLES)
+    return Splits(train, _split(drawn, EVAL_STREAM, f"generated, lengths drawn from {settings.data_path}"))
+
+
+def _read(name: str, key: str, settings: Workload) -> IntArray:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise DataError(f"{key}: {path}: no such file", f"Name a file of lengths ({', '.join(READERS)}).")
+    return read_trace(path, settings.length_column)
+
+
+def _split(lengths: IntArray, stream: int, source: str) -> LengthSplit:
+    return LengthSplit(lengths, partial(generate, stream=stream), VOCAB_SIZE, PAD_ID, source)
+
+
+def generate(lengths: IntArray, stream: int) -> TokenisedData:
+    """Samples of these lengths.
+
+    Args:
+        lengths: tokens of each sample, at least 1, shape [N].
+        stream: samples of different streams are independent of each other.
+    """
+    root = _mixed(np.array([GENERATOR_SEED, stream], dtype=np.uint64)).sum(dtype=np.uint64)
+    seeds = _mixed(root + np.arange(len(lengths), dtype=np.uint64) * _STEP)
+    labels = (_mixed(seeds) % np.uint64(CLASSES)).astype(np.int64)
+    tokens = np.empty(int(lengths.sum()), dtype=np.int32)
+    done = 0
+    for start, end in _chunks(lengths):
+        counts = lengths[start:end]
+        position = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        bits = _mixed(np.repeat(seeds[start:end], counts) + (position + 1).astype(np.uint64) * _STEP)
+        tokens[done : done + len(bits)] = _words(np.repeat(labels[start:end], counts), bits)
+        done += len(bits)
+    return framed(tokens, lengths, labels)
+
+
+def _chunks(lengths: IntArray) -> Iterator[tuple[int, int]]:
+    """First sample and the one after the last of each chunk of at most `CHUNK_TOKENS`, or of one sample."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        before = int(ends[start] - lengths[start])
+        end = max(start + 1, int(np.searchsorted(ends, before + CHUNK_TOKENS, side="right")))
+        yield start, end
+        start = end
+
+
+def _words(labels: IntArray, bits: BitArray) -> IntArray:
+    """One word id per entry of `labels` and of `bits`, as likely as in `embedded`."""
+    uniform = (bits >> np.uint64(11)) * 2.0**-53
+    own = FIRST_WORD_ID + labels * WORDS_PER_CLASS + (uniform / SIGNAL * WORDS_PER_CLASS).astype(np.int64)
+    rest = (uniform - SIGNAL) / (1 - SIGNAL)
+    common = FIRST_COMMON_ID + np.searchsorted(np.cumsum(zipf())[:-1], rest, side="right")
+    return np.where(uniform < SIGNAL, own, common)
+
+
+def _mixed(bits: BitArray) -> BitArray:
+    """The output function of splitmix64: every bit depends on every bit."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
