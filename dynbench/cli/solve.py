@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DATASETS = ("embedded",)
 """Data sets of `train` that need no file, by name; sst2 is the histogram here and --dataset sst2 the text itself."""
-DATASET_KEYS = ("dataset", "data_path", "text_column", "label_column", "tokenizer", "subset")
+DATASET_KEYS = ("dataset", "data_path", "text_column", "label_column", "length_column", "tokenizer", "subset")
 SCHEDULE_KEYS = ("cost_type", "solver", "buffer", "micro_batches", "capacity", "speeds")
 DEFAULT_WORLD_SIZES = (4, 8, 32)
 LONGEST_WORKLOAD_SAMPLE = 512
@@ -124,7 +124,7 @@ def command(
     )
     from dynbench.cli.solve_view import Progress
 
-    warnings = _unread(settings, config, traces, policies)
+    warnings = _unread(settings, config, traces, from_run, policies)
     show_warnings(warnings)
     with Progress(enabled=settings.shows_progress) as progress:
         solution = run_solve(
@@ -152,7 +152,7 @@ def _load(
         _dataset(settings, max_length, {"workload.dataset": spec}) if spec in DATASETS else load_trace(spec, column)
         for spec in specs
     ]
-    if _names_data(settings) and not set(specs) & set(DATASETS):
+    if _names_data(settings, specs, from_run) and not set(specs) & set(DATASETS):
         loaded.append(_dataset(settings, max_length, {}))
     if from_run is not None:
         from dynbench.experiment.trace_sources import run_trace
@@ -169,12 +169,16 @@ def _load(
     return named
 
 
-def _names_data(settings: Settings) -> bool:
-    """Whether a flag describes the data set to plan."""
-    return any(key.startswith("workload.") for key in settings.flags)
+def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) -> bool:
+    """Whether a flag describes the data set to plan, or -c or --set names one and nothing else is named."""
+    if any(key.startswith("workload.") for key in settings.flags):
+        return True
+    return not specs and from_run is None and "dataset" in settings.config().workload.model_fields_set
 
 
-def _unread(settings: Settings, config: Config, specs: Sequence[str], policies: Sequence[str] | None) -> list[str]:
+def _unread(
+    settings: Settings, config: Config, specs: Sequence[str], from_run: str | None, policies: Sequence[str] | None
+) -> list[str]:
     """A line for every setting that was changed and that nothing here reads."""
     from dynbench.config.effects import unread
     from dynbench.config.situation import Situation
@@ -189,7 +193,7 @@ def _unread(settings: Settings, config: Config, specs: Sequence[str], policies: 
         config,
         planned,
         policies=tuple(policies or REGISTRY),
-        plans_data=bool(built_in) or _names_data(settings),
+        plans_data=bool(built_in) or _names_data(settings, specs, from_run),
     )
     return unread([situation])
 
