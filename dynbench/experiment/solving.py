@@ -144,14 +144,15 @@ def _new_run(
     run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
     write_text(run.config_file, dump_config(config))
     write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in traces]}))
-    run.update(status=Status.RUNNING, warnings=list(warnings))
+    run.update(warnings=list(warnings))
     return run
 
 
 @contextmanager
 def _recorded(run: Run) -> Iterator[None]:
-    """The run's record says how what is inside ended."""
+    """The run is running, and its record says how what is inside ended."""
     try:
+        run.update(status=Status.RUNNING)
         yield
     except BaseException as error:
         run.update(**_ending(error))

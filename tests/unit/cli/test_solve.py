@@ -14,6 +14,7 @@ import pytest
 
 from dynbench.cli import solve_view
 from dynbench.cli.main import main
+from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
@@ -358,3 +359,17 @@ def test_a_signal_ends_it_as_interrupted(tmp_path, signum, exit_code):
     assert process.returncode == json.loads(out)["error"]["exit_code"] == exit_code
     (run,) = RunStore(tmp_path).list()
     assert (run.status, run.record().exit_code) == (Status.INTERRUPTED, exit_code)
+
+
+def test_a_signal_just_after_its_start_is_recorded_too(store, trace, capsys, monkeypatch):
+    update = Run.update
+
+    def interrupted(run, **changes):
+        update(run, **changes)
+        if changes.get("status") is Status.RUNNING:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "update", interrupted)
+    run(capsys, trace, *QUICK, "--no-figures", code=130)
+    (made,) = store.list()
+    assert made.status is Status.INTERRUPTED
