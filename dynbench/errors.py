@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class DynbenchError(Exception):
     exit_code: int = EXIT_BUG
     run_path: Path | None = None
     """Folder of the run that ended so, where there is one; its record is finished."""
+    result: Mapping[str, object] | None = None
+    """What `--json` prints beside the error, where the command had its result before it failed."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -121,10 +123,24 @@ class NotComparable(DynbenchError):
 
 
 class ChecksFailed(DynbenchError):
-    """Checks found something and `--strict` was given."""
+    """Checks found something and `--strict` was given.
+
+    Args:
+        result: the object that `--json` prints where nothing is found.
+    """
 
     kind = "checks"
     exit_code = EXIT_CHECKS
+
+    def __init__(self, message: str, hint: str = "", *, result: Mapping[str, object] | None = None) -> None:
+        super().__init__(message, hint)
+        self.result = result
+
+
+class GateFailed(ChecksFailed):
+    """A condition of `--fail-on` is met."""
+
+    kind = "gate"
 
 
 class Interrupted(DynbenchError):

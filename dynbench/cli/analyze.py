@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.gate import gate_options, judge
 from dynbench.cli.options import Settings, common_options, config_options
 
 if TYPE_CHECKING:
@@ -28,26 +29,34 @@ Examples:
   dynbench analyze runA                  one run: summary, checks, figures
   dynbench analyze runA runB             the comparison; runA is the baseline
   dynbench analyze runA runB --strict    exit 6 when a check warns
+  dynbench analyze runA runB --fail-on slower,different-loss
+                                         exit 6 when runB is SLOWER, or trains another model
 """
 
 
 @click.command(epilog=EPILOG)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
-@click.option("--strict", is_flag=True, help="Exit 6 when a check finds more than information.")
+@gate_options
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
 @click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
 @config_options("analysis")
 @common_options
-def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool, csv: bool) -> None:
+def command(
+    settings: Settings, runs: tuple[str, ...], strict: bool, fail_on: tuple[str, ...], force: bool, csv: bool
+) -> None:
     """Analyze RUNs: ids, unique prefixes, names, @latest.
 
     Runs of equal configuration but for the seed are launches of one arm; the first run's arm is the baseline.
     A comparison named alone is analyzed again in its own folder.
     """
     from dynbench.analysis.analyze import COMPARISON_FILE, analyze_runs, arms_of
-    from dynbench.analysis.checks import require_clean
+    from dynbench.analysis.gate import read_conditions
     from dynbench.cli.output import print_json
+    from dynbench.errors import UsageError
 
+    conditions = read_conditions(fail_on)
+    if force and conditions:
+        raise UsageError("--force shows numbers without a verdict, --fail-on asks for one", "Leave one of them out.")
     store = settings.store()
     with _progress(settings.shows_progress) as show:
         entries = [store.resolve(ref) for ref in runs]
@@ -67,8 +76,7 @@ def command(settings: Settings, runs: tuple[str, ...], strict: bool, force: bool
         show_verdicts(report)
     elif not settings.as_json:
         show_report(report, documents)
-    if strict:
-        require_clean(report.findings)
+    judge(conditions, strict, report.findings, report.as_dict())
     if settings.as_json:
         print_json(report.as_dict())
 

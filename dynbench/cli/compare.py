@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.gate import gate_options, judge
 from dynbench.cli.options import Settings, common_options, config_options, name_options
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ Examples:
   dynbench compare                                   the quickstart: no network, no GPU
   dynbench compare recipes/sst2.yaml --steps 50 --launches 2
   dynbench compare --resume @latest:compare          go on with what is missing
+  dynbench compare mine.yaml --fail-on slower        exit 6 when an arm is SLOWER than the baseline
 """
 
 
@@ -29,7 +31,7 @@ Examples:
 @click.argument("recipe", required=False)
 @click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
 @click.option("--launches", type=int, metavar="N", help="Launches per arm, even; else the recipe's.")
-@click.option("--strict", is_flag=True, help="Exit 6 when a check finds more than information.")
+@gate_options
 @click.option("--dry-run", is_flag=True, help="Print the launches and their settings; do nothing.")
 @name_options
 @config_options("workload", "schedule", "sync", "compress", "train", "launch", "analysis", defaults=False)
@@ -40,6 +42,7 @@ def command(
     resume: str | None,
     launches: int | None,
     strict: bool,
+    fail_on: tuple[str, ...],
     dry_run: bool,
     name: str | None,
     replace: bool,
@@ -48,6 +51,9 @@ def command(
 
     Options that set configuration fields hold for all arms.
     """
+    from dynbench.analysis.gate import read_conditions
+
+    conditions = read_conditions(fail_on)
     store = settings.store()
     if resume is not None:
         _refuse_with_resume(recipe, launches, name, dry_run, settings)
@@ -64,14 +70,12 @@ def command(
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
         _show(outcome, settings.quiet)
-    if strict:
-        from dynbench.analysis.checks import require_clean
-
-        require_clean(outcome.findings)
+    result = outcome.as_dict()
+    judge(conditions, strict, outcome.findings, result)
     if settings.as_json:
         from dynbench.cli.output import print_json
 
-        print_json(outcome.as_dict())
+        print_json(result)
 
 
 def _comparison(store: RunStore, reference: str) -> Run:

@@ -55,7 +55,7 @@ Exit codes:
   3    a worker failed
   4    out of memory, or nothing fits
   5    runs not comparable
-  6    checks failed under --strict
+  6    checks failed under --strict, or a condition of --fail-on is met
   130  interrupted (143 when terminated, 141 when the reader of stdout went away)
 """
 
@@ -240,8 +240,9 @@ def _fail(given: Sequence[str], error: DynbenchError) -> int:
         from dynbench.cli.output import print_json
 
         run = {} if error.run_path is None else {"run": {"id": error.run_path.name, "path": error.run_path}}
+        said = {"schema_version": 1, "command": _command_name(given), **run, **(error.result or {})}
         try:
-            print_json({"schema_version": 1, "command": _command_name(given), **run, "error": error.as_dict()})
+            print_json({**said, "error": error.as_dict()})
             sys.stdout.flush()
         except OSError:
             _abandon_stdout()

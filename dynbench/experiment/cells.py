@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dynbench.analysis.analyze import COMPARISON_FILE
 from dynbench.analysis.checks.finding import Finding
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
@@ -51,7 +53,7 @@ class CellsOutcome:
         cells: in order.
         comparisons: per cell what its candidates showed.
         figures: PNG files.
-        findings: of the checks of the comparisons that ran now.
+        findings: of the checks of all comparisons, those that ran earlier among them.
     """
 
     run: Run
@@ -117,17 +119,17 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
         DynbenchError: a comparison ended so; what is done is kept, and the hint says how to go on.
     """
     refuse_running(together)
-    findings: list[Finding] = []
     with recorded(together):
         recipe, cells = _read(together)
         for number, cell in enumerate(cells, 1):
             comparison = store.resolve(cell.comparison)
             if comparison.status is not Status.COMPLETED:
-                findings += run_cell(comparison, f"{number} of {len(cells)}: {cell.label}").findings
+                run_cell(comparison, f"{number} of {len(cells)}: {cell.label}")
         figures = draw_figures("cells", together, together.figures_dir)
-    found = [_comparisons(store.root / cell.comparison) for cell in cells]
+    contents = [_content(store.root / cell.comparison) for cell in cells]
+    findings = [Finding(**item) for content in contents for item in content.get("checks", ())]
     pictures = [path for path in figures if path.suffix == ".png"]
-    return CellsOutcome(together, recipe, cells, found, pictures, findings)
+    return CellsOutcome(together, recipe, cells, [content["comparisons"] for content in contents], pictures, findings)
 
 
 def read_cells(together: Run) -> list[Cell]:
@@ -150,7 +152,6 @@ def _read(together: Run) -> tuple[str, list[Cell]]:
         raise RecordError(f"{path}: cannot be read ({error})", "Start the comparison anew.") from error
 
 
-def _comparisons(folder: Path) -> list[Mapping[str, object]]:
-    content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
-    found: list[Mapping[str, object]] = content["comparisons"]
-    return found
+def _content(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    content: dict[str, list[dict[str, Any]]] = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
+    return content

@@ -6,7 +6,7 @@ name is the check's id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 
@@ -48,8 +48,12 @@ def run_checks(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def require_clean(findings: Iterable[Finding]) -> None:
+def require_clean(findings: Iterable[Finding], result: Mapping[str, object] | None = None) -> None:
     """Refuses findings that are more than information, as `--strict` asks.
+
+    Args:
+        findings: of `run_checks`.
+        result: what the error keeps beside it, for `--json`.
 
     Raises:
         ChecksFailed: naming the checks.
@@ -57,4 +61,5 @@ def require_clean(findings: Iterable[Finding]) -> None:
     failed = [finding for finding in findings if finding.severity != "info"]
     if failed:
         named = ", ".join(dict.fromkeys(finding.id for finding in failed))
-        raise ChecksFailed(f"{len(failed)} finding{'s' if len(failed) > 1 else ''} of checks: {named}", failed[0].hint)
+        message = f"{len(failed)} finding{'s' if len(failed) > 1 else ''} of checks: {named}"
+        raise ChecksFailed(message, failed[0].hint, result=result)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dynbench.analysis.checks.finding import Finding
 from dynbench.config.recipes import load_cells
 from dynbench.errors import UsageError, WorkerFailed
 from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
@@ -26,6 +27,7 @@ cells:
   - {train.global_batch: 64}
 """
 FOUND = {"candidate": "partition", "speedup": 1.2, "ci95": None, "overhead_share": 0.5}
+DRIFT = Finding("warn", "a: step time changes by +20 % over the launch", "10 %", "Look.", "drift", {"run": "a"})
 
 
 class Runner:
@@ -41,7 +43,7 @@ class Runner:
             raise WorkerFailed("rank 1 was killed", "See its log. Go on with: dynbench compare --resume the-cell")
         write_json(
             comparison.path / "comparison.json",
-            {"runs": [{"summary": {"launcher": "virtual"}}], "comparisons": [FOUND]},
+            {"runs": [{"summary": {"launcher": "virtual"}}], "comparisons": [FOUND], "checks": [DRIFT.as_dict()]},
         )
         comparison.update(status=Status.RUNNING)
         comparison.update(status=Status.COMPLETED)
@@ -71,7 +73,8 @@ def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
     assert [path.name for path in outcome.figures] == ["regimes.png"]
     printed = outcome.as_dict()
     assert printed["cells"][1]["comparisons"] == [FOUND]
-    assert (printed["recipe"], printed["comparisons"], printed["checks"]) == ("two", [FOUND, FOUND], [])
+    assert (printed["recipe"], printed["comparisons"]) == ("two", [FOUND, FOUND])
+    assert printed["checks"] == [DRIFT.as_dict()] * 2
 
 
 def test_after_a_failure_only_the_missing_ones_run(together: Run, store: RunStore) -> None:
@@ -80,7 +83,8 @@ def test_after_a_failure_only_the_missing_ones_run(together: Run, store: RunStor
     assert caught.value.hint == f"See its log. Go on with: dynbench compare --resume both --results {store.root}"
     assert together.status is Status.FAILED
     again = Runner()
-    run_cells(together, store, again)
+    outcome = run_cells(together, store, again)
+    assert outcome.findings == [DRIFT, DRIFT]  # also of the comparison that ran earlier
     assert again.seen == ["2 of 2: train.global_batch=64"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -373,3 +374,22 @@ def test_a_comparison_that_was_terminated_says_so(
         run_comparison(comparison, store)
     record = comparison.record()
     assert (record.status, record.exit_code) == (Status.INTERRUPTED, 143)
+
+
+@pytest.mark.parametrize(("condition", "code"), [("faster", 6), ("slower,different-loss", 0)])
+def test_a_condition_that_is_met_ends_compare_with_6_and_keeps_the_result(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], tmp_path: Path, condition: str, code: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recipe()
+    arguments = ["compare", str(tmp_path / "demo.yaml"), "--fail-on", condition, "--results", str(store.root)]
+    assert main([*arguments, "--json"]) == code
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["command"], found["recipe"], found["comparison"]["verdict"]) == ("compare", "demo", "FASTER")
+    assert ("error" in found, "--fail-on faster: partition is FASTER: " in err) == (code == 6, code == 6)
+    assert store.resolve(found["run"]["id"]).status is Status.COMPLETED
+
+    resumed = ["compare", "--resume", found["run"]["id"], "--fail-on", condition, "--results", str(store.root)]
+    assert main(resumed) == code
+    assert "FASTER (level step)" in capsys.readouterr().out

@@ -1,0 +1,111 @@
+"""The conditions of `--fail-on`: what in a finished result ends the command with exit code 6, for use in CI."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dynbench.analysis.checks import require_clean
+from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.verdict import Verdict
+from dynbench.errors import ChecksFailed, GateFailed, UsageError, did_you_mean
+
+log = logging.getLogger(__name__)
+
+DIFFERENT_LOSS = "different-loss"
+FINDINGS = "findings"
+VERDICTS: Mapping[str, Verdict] = {
+    verdict.lower(): verdict for verdict in Verdict if verdict is not Verdict.INCOMPARABLE
+}
+"""Condition to the verdict that meets it; runs that cannot be compared exit with 5 in any case."""
+CONDITIONS = (*VERDICTS, DIFFERENT_LOSS, FINDINGS)
+LOSS_CHECKS = ("loss_parity", "nan_loss")
+
+Comparisons = Sequence[Mapping[str, object]]
+
+
+def read_conditions(given: Iterable[str]) -> tuple[str, ...]:
+    """Conditions as typed, each text one or several with commas between, in the order of `CONDITIONS`.
+
+    Raises:
+        UsageError: one that does not exist.
+    """
+    words = {word.strip().lower().replace("_", "-") for text in given for word in text.split(",")}
+    for word in sorted(words - set(CONDITIONS)):
+        raise UsageError(
+            f"--fail-on {word!r}: no such condition. {did_you_mean(word, CONDITIONS)}".rstrip(),
+            f"There are: {', '.join(CONDITIONS)}.",
+        )
+    return tuple(condition for condition in CONDITIONS if condition in words)
+
+
+def require_none_of(conditions: Sequence[str], result: Mapping[str, object], findings: Sequence[Finding]) -> None:
+    """Ends the command where a condition is met; one that could not be judged is warned about.
+
+    Args:
+        conditions: of `CONDITIONS`.
+        result: what `analyze --json` or `compare --json` prints; the error keeps it.
+        findings: of the checks.
+
+    Raises:
+        UsageError: a verdict or a loss is asked about, and nothing was compared.
+        GateFailed: naming every condition that is met, the arm, and its verdict with the interval.
+    """
+    found = result.get("comparisons")
+    comparisons = found if isinstance(found, list) else []
+    asked = [condition for condition in conditions if condition != FINDINGS]
+    if asked and not comparisons:
+        raise UsageError(
+            f"--fail-on {','.join(asked)}: nothing was compared, there is one arm only",
+            "Name runs of two arms.",
+        )
+    met = [
+        f"--fail-on {condition}: {text}" for condition in conditions for text in _met(condition, comparisons, findings)
+    ]
+    if met:
+        run = result.get("run")
+        folder = run.get("path") if isinstance(run, Mapping) else comparisons[0].get("path") if comparisons else None
+        raise GateFailed("; ".join(met), f"The whole result is in {folder}." if folder else "", result=result)
+    _tell_unjudged(conditions, comparisons, findings)
+
+
+def _met(condition: str, comparisons: Comparisons, findings: Sequence[Finding]) -> Iterator[str]:
+    if condition == FINDINGS:
+        try:
+            require_clean(findings)
+        except ChecksFailed as failed:
+            yield failed.message
+    elif condition == DIFFERENT_LOSS:
+        for finding in findings:
+            if finding.id in LOSS_CHECKS and finding.severity == "fail":
+                yield f"{finding.seen} (limit: {finding.limit})"
+    else:
+        several = len({item.get("id") for item in comparisons}) > 1
+        for item in comparisons:
+            if item.get("verdict") == VERDICTS[condition]:
+                where = f"in {item['id']}, " if several else ""
+                yield f"{where}{item['candidate']} is {VERDICTS[condition]}: {item['reason']}"
+
+
+def _tell_unjudged(conditions: Sequence[str], comparisons: Comparisons, findings: Sequence[Finding]) -> None:
+    """Says what passed only because nothing is known of it."""
+    verdicts = [condition for condition in conditions if condition in VERDICTS]
+    for item in comparisons:
+        pair = f"{item['candidate']} against {item['baseline']}"
+        if verdicts and item.get("verdict") == Verdict.ESTIMATE:
+            log.warning(
+                "--fail-on %s: %s is an ESTIMATE, one paired launch has no interval and meets no condition but "
+                "estimate; launch each arm at least twice",
+                ",".join(verdicts),
+                pair,
+            )
+        if DIFFERENT_LOSS in conditions and item.get("level") != "step":
+            log.warning(
+                "--fail-on %s: %s, losses are compared at level step only, and this is level %s",
+                DIFFERENT_LOSS,
+                pair,
+                item.get("level"),
+            )
+    for finding in findings if DIFFERENT_LOSS in conditions else ():
+        if finding.id in LOSS_CHECKS:
+            log.warning("--fail-on %s: not met by %s (limit: %s)", DIFFERENT_LOSS, finding.seen, finding.limit)
