@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from probes import make_probe
 
 from dynbench.analysis import summary
 from dynbench.analysis.analyze import analyze_runs
@@ -12,6 +13,8 @@ from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
+from dynbench.experiment.reporting import FORMATS
+from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
 
@@ -245,21 +248,28 @@ def test_help_needs_no_heavy_import():
     assert "dynbench analyze runA runB" in CliRunner().invoke(command, ["--help"]).output
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
-def test_a_copied_comparison_still_says_what_was_run(cli, store, pair, tmp_path, lang):
-    cli("analyze", "runA", "runB")
+def test_a_copied_comparison_still_says_what_was_run(cli, store, make_run, tmp_path):
+    probe = make_probe(store, predicted_speedup={"partition": 1.5}, global_batch=16)
+    measured = ("schedule.cost_type=measured", f"probe.run={probe.id}", f"schedule.capacity={probe.id}")
+    make_run("static", name="runA")
+    make_run("partition", name="runB", overrides=measured)
+    assert cli("analyze", "runA", "runB")[0] == 0
     here, copy = store.resolve("@latest").path, tmp_path / "copy"
-    assert cli("report", here.name, "--lang", lang)[0] == 0
+    reports = [f"report.{lang}.{form}" for lang in LANGUAGES for form in FORMATS]
+    for name in reports:
+        _, lang, form = name.split(".")
+        assert cli("report", here.name, "--lang", lang, "--format", form)[0] == 0
+    original = {name: (here / name).read_text().splitlines() for name in reports}
     shutil.copytree(here, copy)
-    original = (here / f"report.{lang}.md").read_text().splitlines()
     shutil.rmtree(store.root)
 
-    assert cli("report", str(copy), "--lang", lang)[0] == 0
-
-    again = (copy / f"report.{lang}.md").read_text().splitlines()
-    differing = [(old, new) for old, new in zip(original, again, strict=True) if old != new]
-    assert all(here.name in old and "copy" in new for old, new in differing)
-    assert len(differing) <= 4  # the title, and commands that name the folder
+    for name in reports:
+        _, lang, form = name.split(".")
+        assert cli("report", str(copy), "--lang", lang, "--format", form)[0] == 0
+        again = (copy / name).read_text().splitlines()
+        differing = [(old, new) for old, new in zip(original[name], again, strict=True) if old != new]
+        assert all(here.name in old and "copy" in new for old, new in differing)
+        assert len(differing) <= 4  # the title, and commands that name the folder
 
 
 @pytest.mark.parametrize("made", [[], [("en", "md")], [("en", "html"), ("zh", "md")]])
