@@ -7,6 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -78,6 +80,11 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield undecided(1.25, 0.95, 1.2, 0.95)
     yield undecided(1.15, 0.87, 1.15, 0.87)
     yield undecided(3.0, 0.34, 2.8, 0.35)
+    late = [merged("partition") for _ in range(2)]
+    for run in late:
+        started = datetime.fromisoformat(run.facts.started) + timedelta(hours=52)
+        object.__setattr__(run, "facts", replace(run.facts, started=started.isoformat()))
+    yield findings({"static": [merged("static") for _ in range(2)], "partition": late})
     early = merged("static", warmup_steps=1, noise=0.0)
     yield alone(scaled(early, step_time_max_ms=time * (1 + 9 * (pl.col("step") == 1))))
     yield alone(scaled(merged("partition", steps=400), step_time_max_ms=time * (1 + pl.col("step") / 800)))
