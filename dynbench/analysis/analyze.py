@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.analysis import tables
-from dynbench.analysis.arms import Arm, group_runs, named_arms
+from dynbench.analysis.arms import Arm, group_runs, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence, Finding
 from dynbench.analysis.comparison import Comparison, compare_arms
@@ -22,13 +22,16 @@ from dynbench.analysis.metrics import means
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
-from dynbench.errors import RecordError, UsageError
+from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.export import EXPORT_FILE, Export
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
 Progress = Callable[[str], None]
+Baseline = tuple[str, Sequence[Run]]
+"""Label and launches of a stored arm."""
 
 COMPARISON_FILE = "comparison.json"
 WITH_ROWS = ("train",)
@@ -72,7 +75,10 @@ class Report:
                 {"id": merged.run.id, "name": merged.run.name, "summary": self.summaries[merged.run.id]}
                 for merged in self.runs
             ],
-            "arms": [{"name": arm.label, "runs": [merged.run.id for merged in arm.runs]} for arm in self.arms],
+            "arms": [
+                {"name": arm.label, "runs": [merged.run.id for merged in arm.runs], "stored": arm.stored}
+                for arm in self.arms
+            ],
             "comparison": comparisons[0] if comparisons else None,
             "comparisons": comparisons,
             "checks": [finding.as_dict() for finding in self.findings],
@@ -87,6 +93,8 @@ def analyze_runs(
     settings: Analysis,
     *,
     arms: Mapping[str, Sequence[Run]] | None = None,
+    baseline: Baseline | None = None,
+    export: Export | None = None,
     into: Run | None = None,
     force: bool = False,
     csv: bool | None = None,
@@ -99,7 +107,10 @@ def analyze_runs(
         store: where the entry is made.
         settings: noise threshold, confidence, loss tolerance.
         arms: label to runs, the baseline first; None groups the runs by configuration.
-        into: entry that receives the results; None makes one when there are several runs.
+        baseline: a stored arm that all others are compared with; its label goes before its launches' names, which may
+            be those of the candidates.
+        export: the file that stored runs come from; a new entry keeps a copy of it.
+        into: entry that receives the results; None makes one when there are several runs, or stored ones.
         force: compare what cannot be compared.
         csv: as for `merge_run`.
         on_progress: told what is being done, in a few words.
@@ -109,8 +120,12 @@ def analyze_runs(
         NotComparable: arms that cannot be compared, without `force`.
         UsageError: a run named twice, or an arm without runs.
     """
-    folders = _folders([run for launches in arms.values() for run in launches] if arms else runs)
+    named = [run for launches in arms.values() for run in launches] if arms else runs
+    folders = run_folders([*(baseline[1] if baseline else ()), *named])
     chosen = [first for first, *_ in folders]
+    if baseline is not None:
+        for run in baseline[1]:
+            run.update(name=f"{baseline[0]}:{run.label}")
     merged: dict[str, MergedRun] = {}
     for index, (run, *elsewhere) in enumerate(folders):
         on_progress(f"merging {run.label} ({index + 1} of {len(chosen)})")
@@ -119,14 +134,20 @@ def analyze_runs(
     grouped = (
         named_arms({label: [merged[run.id] for run in launches] for label, launches in arms.items()})
         if arms
-        else group_runs(list(merged.values()))
+        else group_runs([merged[run_id] for run_id in dict.fromkeys(run.id for run in named)])
     )
+    if baseline is not None:
+        label, launches = baseline
+        grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
     comparisons = compare_arms(grouped, settings, force=force, summaries=summaries)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
-    entry = into or (chosen[0] if len(chosen) == 1 else store.create("analyze", "comparison", argv=sys.argv))
+    made = into is None and (len(chosen) > 1 or export is not None)
+    entry = store.create("analyze", "comparison", argv=sys.argv) if made else into or chosen[0]
+    if made and export is not None:
+        shutil.copyfile(export.path, entry.path / EXPORT_FILE)
     on_progress("drawing figures")
     drawn = draw_figures("train", [ArmView(arm.label, arm.whole) for arm in grouped], entry.figures_dir)
-    written = [path for run in chosen for path in _derived_files(run)]
+    written = [path for run in chosen if not (export and export.holds(run)) for path in _derived_files(run)]
     report = Report(
         runs=tuple(merged.values()),
         summaries=summaries,
@@ -138,7 +159,7 @@ def analyze_runs(
         files=(*written, *(path for path in drawn if path.suffix != ".png"), *_overall_files(entry, chosen)),
     )
     _write(report)
-    if into is None and len(chosen) > 1:
+    if made:
         entry.update(status="completed", exit_code=0)
     return report
 
@@ -148,21 +169,6 @@ def _recipe_of(entry: Run | None) -> str | None:
     if entry is None or not (entry.path / RECIPE_FILE).is_file():
         return None
     return f"{shlex.quote(str(entry.path / RECIPE_FILE))}{results_option(entry.path.parent)}"
-
-
-def arms_of(entry: Run, store: RunStore) -> dict[str, list[Run]]:
-    """The arms of an earlier comparison, so that it can be analyzed again in its own folder.
-
-    Raises:
-        RecordError: its comparison.json cannot be read.
-        RunLookupError: one of its runs is gone.
-    """
-    path = entry.path / COMPARISON_FILE
-    try:
-        arms = json.loads(path.read_text(encoding="utf-8"))["arms"]
-        return {arm["name"]: [store.resolve(run_id) for run_id in arm["runs"]] for arm in arms}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path}: cannot be read: {error!r}", "Name its runs instead.") from error
 
 
 def arm_table(report: Report) -> tuple[list[str], list[list[str]]]:
@@ -232,7 +238,7 @@ def _derived_files(run: Run) -> list[Path]:
     return [path for name in (PARQUET, CSV, *SUMMARY_FILES) if (path := run.path / name).is_file()]
 
 
-def _folders(runs: Sequence[Run]) -> list[list[Run]]:
+def run_folders(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs, each with the folders that belong to it: several when its nodes did not share one.
 
     Raises:

@@ -19,10 +19,13 @@ class Arm:
     Attributes:
         label: name in tables, figures and verdicts; unique among the arms compared.
         runs: its launches in the order in which they started.
+        stored: they come from an exported file, and what they are compared with does not: whatever lies between the two
+            sessions is compared too.
     """
 
     label: str
     runs: tuple[MergedRun, ...]
+    stored: bool = False
 
     @property
     def whole(self) -> tuple[MergedRun, ...]:
@@ -51,6 +54,14 @@ def named_arms(arms: Mapping[str, Sequence[MergedRun]]) -> list[Arm]:
         if not runs:
             raise UsageError(f"arm {label!r} has no run that can be analyzed", "Launch it, or leave the arm out.")
     return [Arm(label, tuple(sorted(runs, key=_started))) for label, runs in arms.items()]
+
+
+def stored_arm(label: str, runs: Sequence[MergedRun], others: Sequence[Arm]) -> Arm:
+    """A baseline from an exported file, under a label that none of the other arms has."""
+    taken = {arm.label for arm in others}
+    while label in taken:
+        label += " (stored)"
+    return Arm(label, tuple(sorted(runs, key=_started)), stored=True)
 
 
 def _started(merged: MergedRun) -> str:

@@ -30,7 +30,8 @@ class Comparison:
         baseline, candidate: the arms.
         pairing: their pairs, and the launches left out.
         verdict: the word, and `reason` the sentence with the numbers.
-        aa: the arms are configured alike, so that what differs is noise; never a reason to choose one of them.
+        aa: the arms are configured alike, so that what differs is noise; never a reason to choose one of them. A stored
+            baseline configured alike is none: what is asked then is what changed since, in code or machine.
         level: how far both did the same work.
         speedup: baseline's seconds per real token over the candidate's, None where nothing could be paired.
         noise: the threshold applied.
@@ -101,8 +102,8 @@ def compare_arms(
 ) -> list[Comparison]:
     """Compares every further arm with the first.
 
-    Two arms of one configuration are A/A: what they differ by, and the half-width of their interval, raise the noise
-    threshold of the other comparisons.
+    Two arms of one configuration, neither or both of them stored, are A/A: what they differ by, and the half-width of
+    their interval, raise the noise threshold of the other comparisons.
 
     Args:
         arms: the baseline, then the candidates.
@@ -123,6 +124,8 @@ def compare_arms(
 
 def _noise(one: Arm, other: Arm, confidence: float) -> float:
     """What two arms of one configuration differ by; 0 for any others."""
+    if one.stored != other.stored:
+        return 0.0
     pairs = pair_launches(one, other).pairs
     return _speedup(pairs, confidence).noise if pairs and alike(pairs) else 0.0
 
@@ -148,7 +151,8 @@ def _compare(
     pairs = pairing.pairs
     level = comparison_level(pairs)
     speedup = _speedup(pairs, settings.confidence)
-    aa = not forbidden and alike(pairs)
+    same = not forbidden and alike(pairs)
+    aa = same and baseline.stored == candidate.stored
     noise = settings.noise_threshold if aa else noise
     verdict, reason = _verdict(baseline.label, candidate.label, speedup, noise, settings.confidence, aa=aa)
     if forbidden:
@@ -173,7 +177,7 @@ def _compare(
         loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
         improvement_percent=_improvements(pairs, summaries),
         predicted=predicted_speedup(*pairs[0]),
-        recovery=None if aa or forbidden else recovery(pairs, level),
+        recovery=None if same or forbidden else recovery(pairs, level),
         compared=compared_settings(*pairs[0]),
         forbidden=forbidden,
     )

@@ -57,7 +57,7 @@ def require_none_of(conditions: Sequence[str], result: Mapping[str, object], fin
     if asked and not comparisons:
         raise UsageError(
             f"--fail-on {','.join(asked)}: nothing was compared, there is one arm only",
-            "Name runs of two arms.",
+            "Name runs of two arms, or what to compare with: --against FILE.",
         )
     met = [
         f"--fail-on {condition}: {text}" for condition in conditions for text in _met(condition, comparisons, findings)

@@ -128,7 +128,7 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
             configuration cannot.
     """
     facts = read_facts(run)
-    files = [read_rank_file(rank, path) for rank, path in _rank_files([run, *elsewhere]).items()]
+    files = [read_rank_file(rank, path) for rank, path in rank_files([run, *elsewhere]).items()]
     usable = [file.rows for file in files if file.rows is not None]
     if not usable:
         raise _no_row(run, facts, files)
@@ -153,7 +153,7 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
     )
 
 
-def _rank_files(folders: Sequence[Run]) -> dict[int, Path]:
+def rank_files(folders: Sequence[Run]) -> dict[int, Path]:
     """Rank to file over all folders of a run; where two hold the same rank, the longer file counts."""
     found: dict[int, Path] = {}
     for folder in folders:

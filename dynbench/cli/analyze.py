@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +15,6 @@ from dynbench.cli.gate import gate_options, judge
 from dynbench.cli.options import Settings, common_options, config_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dynbench.analysis.analyze import Report
     from dynbench.analysis.comparison import Comparison
     from dynbench.config.schema import Analysis
@@ -31,26 +30,41 @@ Examples:
   dynbench analyze runA runB --strict    exit 6 when a check warns
   dynbench analyze runA runB --fail-on slower,different-loss
                                          exit 6 when runB is SLOWER, or trains another model
+  dynbench runs export runA runC -o base.zip
+  dynbench analyze runX runY --against base.zip --fail-on slower
+                                         launches of today against stored ones
 """
 
 
 @click.command(epilog=EPILOG)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
+@click.argument("refs", nargs=-1, required=True, metavar="RUN [RUN ...]")
+@click.option(
+    "--against", type=click.Path(path_type=Path), metavar="FILE", help="Baseline: launches from `runs export`."
+)
+@click.option("--arm", metavar="NAME", help="Arm of --against FILE, where it holds several.")
 @gate_options
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
 @click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
 @config_options("analysis")
 @common_options
 def command(
-    settings: Settings, runs: tuple[str, ...], strict: bool, fail_on: tuple[str, ...], force: bool, csv: bool
+    settings: Settings,
+    refs: tuple[str, ...],
+    against: Path | None,
+    arm: str | None,
+    strict: bool,
+    fail_on: tuple[str, ...],
+    force: bool,
+    csv: bool,
 ) -> None:
     """Analyze RUNs: ids, unique prefixes, names, @latest.
 
     Runs of equal configuration but for the seed are launches of one arm; the first run's arm is the baseline.
-    A comparison named alone is analyzed again in its own folder.
+    A comparison named alone is analyzed again in its own folder, an exported file in a new entry of the registry.
     """
-    from dynbench.analysis.analyze import COMPARISON_FILE, analyze_runs, arms_of
+    from dynbench.analysis.analyze import analyze_runs
     from dynbench.analysis.gate import read_conditions
+    from dynbench.analysis.selection import select_runs
     from dynbench.cli.output import print_json
     from dynbench.errors import UsageError
 
@@ -58,27 +72,28 @@ def command(
     if force and conditions:
         raise UsageError("--force shows numbers without a verdict, --fail-on asks for one", "Leave one of them out.")
     store = settings.store()
-    with _progress(settings.shows_progress) as show:
-        entries = [store.resolve(ref) for ref in runs]
-        again = entries[0] if len(entries) == 1 and (entries[0].path / COMPARISON_FILE).is_file() else None
-        report = analyze_runs(
-            entries,
-            store,
-            _analysis_settings(settings, again),
-            arms=arms_of(again, store) if again else None,
-            into=again,
-            force=force,
-            csv=True if csv else None,
-            on_progress=show,
-        )
-        documents = _reports_anew(report, store)
-    if settings.quiet and not settings.as_json:
-        show_verdicts(report)
-    elif not settings.as_json:
-        show_report(report, documents)
-    judge(conditions, strict, report.findings, report.as_dict())
-    if settings.as_json:
-        print_json(report.as_dict())
+    with select_runs(refs, store, against, arm) as chosen:
+        with _progress(settings.shows_progress) as show:
+            report = analyze_runs(
+                chosen.runs,
+                store,
+                _analysis_settings(settings, chosen.into),
+                arms=chosen.arms,
+                baseline=chosen.baseline,
+                export=chosen.export,
+                into=chosen.into,
+                force=force,
+                csv=True if csv else None,
+                on_progress=show,
+            )
+            documents = _reports_anew(report, store)
+        if settings.quiet and not settings.as_json:
+            show_verdicts(report)
+        elif not settings.as_json:
+            show_report(report, documents)
+        judge(conditions, strict, report.findings, report.as_dict())
+        if settings.as_json:
+            print_json(report.as_dict())
 
 
 def _reports_anew(report: Report, store: RunStore) -> list[Path]:

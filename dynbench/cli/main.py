@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
     "data": ("dynbench.cli.data", "The lengths of a data set, to share them without its text."),
-    "runs": ("dynbench.cli.runs", "List, show and remove runs."),
+    "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
     "doctor": ("dynbench.cli.doctor", "What this machine has, and what would go wrong."),
 }

@@ -1,11 +1,13 @@
-"""`dynbench runs`: the registry, listed, shown and cleaned."""
+"""`dynbench runs`: the registry, listed, shown, exported and cleaned."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +15,6 @@ import click
 from dynbench.cli.options import Settings, common_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dynbench.runs.run import Run
     from dynbench.runs.run_record import RunRecord
     from dynbench.runs.store import RunStore
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @click.group()
 def command() -> None:
-    """List, show and remove runs.
+    """List, show, export and remove runs.
 
     REF is an id, a unique prefix of one, a name, `@latest`, `@latest:WORD` (a command, or the word within the id),
     or the path of a run folder.
@@ -70,6 +70,33 @@ def show_run(settings: Settings, ref: str) -> None:
         print_line(str(run.path))
     else:
         print_facts(shown)
+
+
+@command.command(
+    "export",
+    short_help="Runs in one file, to compare with later and elsewhere.",
+    epilog="Example: dynbench runs export runA runB -o base.zip",
+)
+@click.argument("refs", nargs=-1, required=True, metavar="REF...")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file, a zip.")
+@click.option("--arm", metavar="NAME", help="Of a comparison: this arm alone.")
+@common_options
+def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | None) -> None:
+    """Put runs, or those of one comparison, into one FILE, without logs and figures.
+
+    `dynbench analyze RUN... --against FILE` compares with it, `dynbench analyze FILE` analyzes its runs.
+    """
+    from dynbench.analysis.selection import export_runs
+    from dynbench.cli.output import print_json, print_line
+
+    runs = export_runs(refs, settings.store(), output, arm)
+    if settings.as_json:
+        exported = [run.id for run in runs]
+        print_json({"schema_version": 1, "command": "runs export", "runs": exported, "path": output})
+        return
+    print_line(str(output))
+    if not settings.quiet:
+        print_line(f"next  dynbench analyze RUN... --against {shlex.quote(str(output))}")
 
 
 @command.command("rm", epilog="Example: dynbench runs rm --failed --yes")

@@ -1,0 +1,235 @@
+"""Which runs an analysis is of: runs of the registry, a comparison again, or those of an exported file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynbench.analysis.analyze import COMPARISON_FILE, Baseline, run_folders
+from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
+from dynbench.analysis.kept import named_probes
+from dynbench.analysis.merge import rank_files
+from dynbench.config.digest import config_digest, flatten
+from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
+from dynbench.runs.export import EXPORT_FILE, Export, record_files, write_export
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.runs.unpack import open_export
+
+EXPORT_SUFFIX = ".zip"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an analysis is of.
+
+    Attributes:
+        runs: the runs, where no arms are named.
+        arms: label to launches, the baseline first; None groups the runs by configuration.
+        baseline: label and launches of a stored arm that all others are compared with.
+        into: the comparison that is analyzed again; None for a new analysis.
+        export: the file that some of the runs come from.
+    """
+
+    runs: Sequence[Run] = ()
+    arms: Mapping[str, Sequence[Run]] | None = None
+    baseline: Baseline | None = None
+    into: Run | None = None
+    export: Export | None = None
+
+    @property
+    def live(self) -> list[Run]:
+        """All runs but those of the stored baseline."""
+        return [run for launches in self.arms.values() for run in launches] if self.arms else list(self.runs)
+
+
+@contextmanager
+def select_runs(
+    refs: Sequence[str], store: RunStore, against: Path | None = None, arm: str | None = None
+) -> Iterator[Selection]:
+    """What the references mean; runs of exported files are there as long as the context lasts.
+
+    Args:
+        refs: runs, one comparison, or one exported file.
+        store: where they are.
+        against: exported file whose runs are the baseline.
+        arm: its arm, where it holds several.
+
+    Raises:
+        RunLookupError: a reference means nothing, or a run of a comparison is gone.
+        RecordError: a file that cannot be used.
+        UsageError: what cannot be asked together.
+    """
+    if arm is not None and against is None:
+        raise UsageError(
+            f"--arm {arm}: names an arm of --against FILE, which is not given", "Add it, or leave --arm out."
+        )
+    with ExitStack() as opened:
+        files = [ref for ref in refs if _is_file(ref)]
+        if files and (len(refs) > 1 or against is not None):
+            raise UsageError(f"{files[0]}: is a file, and stands for all runs that are analyzed", _COMPARE_FILES)
+        if files:
+            export = opened.enter_context(open_export(Path(files[0])))
+            arms = dict(export.arms or {})
+            several = len(arms) > 1 and export.stored in arms
+            baseline = (export.stored, arms.pop(export.stored)) if several and export.stored else None
+            yield Selection(export.runs, arms or None, baseline, export=export)
+            return
+        entries = [store.resolve(ref) for ref in refs]
+        again = entries[0] if len(entries) == 1 and is_comparison(entries[0]) else None
+        chosen = Selection(entries) if again is None else opened.enter_context(_of_comparison(again, store))
+        if against is not None:
+            if chosen.export is not None:
+                raise UsageError(
+                    f"{refs[0]}: was made of an exported file itself", "Name the runs to compare with FILE."
+                )
+            export = opened.enter_context(open_export(against))
+            chosen = Selection(chosen.runs, chosen.arms, _baseline(export, chosen.live, arm), export=export)
+        yield chosen
+
+
+def is_comparison(run: Run) -> bool:
+    """Whether an entry of the registry holds a comparison."""
+    return (run.path / COMPARISON_FILE).is_file()
+
+
+def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | None = None) -> list[Run]:
+    """Writes everything that comparing the runs needs into one file.
+
+    Args:
+        refs: runs, or one comparison.
+        store: where they are.
+        path: the file; replaced where it exists.
+        arm: the arm of the comparison to export alone.
+
+    Returns:
+        The runs exported.
+
+    Raises:
+        RunLookupError, RecordError: as `select_runs`; or there is no such arm, or a run is not over.
+        UsageError: what is no training run, or a file that cannot be written.
+    """
+    with select_runs(refs, store) as chosen:
+        arms: Mapping[str, Sequence[Run]] | None = chosen.arms
+        if chosen.baseline is not None:
+            arms = dict([chosen.baseline, *(arms or {}).items()])
+        if arm is not None:
+            arms = {arm: _arm(arm, arms, ", ".join(refs))}
+        folders = run_folders([run for launches in arms.values() for run in launches] if arms else chosen.runs)
+        for run, *_ in folders:
+            if not run.status.is_over:
+                raise RunLookupError(f"run {run.label}: is {run.status}", "Export it when it has ended.")
+        files = {run.id: _files([run, *elsewhere]) for run, *elsewhere in folders}
+        probes = {
+            probe.id: record_files(probe)
+            for run, *_ in folders
+            for probe in named_probes(flatten(run.config()), run.path.parent)
+        }
+        labels = None if arms is None else {name: [run.id for run in launches] for name, launches in arms.items()}
+        write_export(path, files, probes, labels, chosen.baseline[0] if chosen.baseline else None)
+        return [run for run, *_ in folders]
+
+
+_COMPARE_FILES = "To compare runs with it: dynbench analyze RUN... --against FILE."
+
+
+def _is_file(ref: str) -> bool:
+    return (os.sep in ref or ref.endswith(EXPORT_SUFFIX)) and Path(ref).is_file()
+
+
+@contextmanager
+def _of_comparison(entry: Run, store: RunStore) -> Iterator[Selection]:
+    """The arms of an earlier comparison, so that it can be analyzed again in its own folder.
+
+    Raises:
+        RecordError: its comparison.json cannot be read.
+        RunLookupError: one of its runs is gone.
+    """
+    path = entry.path / COMPARISON_FILE
+    with ExitStack() as opened:
+        kept = entry.path / EXPORT_FILE
+        export = opened.enter_context(open_export(kept)) if kept.is_file() else None
+        stored = {run.id: run for run in export.runs} if export else {}
+        arms: dict[str, list[Run]] = {}
+        baseline: Baseline | None = None
+        try:
+            for arm in json.loads(path.read_text(encoding="utf-8"))["arms"]:
+                runs = [stored.get(run_id) or _still_there(store, entry, run_id) for run_id in arm["runs"]]
+                if arm.get("stored"):
+                    baseline = arm["name"], runs
+                else:
+                    arms[arm["name"]] = runs
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"{path}: cannot be read: {error!r}", "Name its runs instead.") from error
+        yield Selection(arms=arms, baseline=baseline, into=entry, export=export)
+
+
+def _still_there(store: RunStore, entry: Run, run_id: str) -> Run:
+    beside = Run(entry.path.parent / run_id)
+    if beside.record_file.is_file():
+        return beside
+    try:
+        return store.resolve(run_id)
+    except RunLookupError as error:
+        raise RunLookupError(
+            f"{entry.label}: its run {run_id} is not here, so it cannot be analyzed again",
+            f"dynbench report {shlex.quote(str(entry.path))} needs the folder alone; where the runs are, dynbench runs "
+            "export takes them along.",
+        ) from error
+
+
+def _baseline(export: Export, candidates: Sequence[Run], arm: str | None) -> Baseline:
+    """Label and launches of the one arm of a file that runs are compared with.
+
+    Raises:
+        UsageError: it holds several, or a run that is also a candidate.
+    """
+    name = str(export.path)
+    if arm is not None:
+        runs = _arm(arm, export.arms, name)
+    elif export.arms is not None and len(export.arms) > 1:
+        raise UsageError(
+            f"--against {name}: holds the arms {', '.join(export.arms)}", f"Say which: --arm {next(iter(export.arms))}."
+        )
+    else:
+        runs = export.runs
+    if len({config_digest(run.config(), NOT_IDENTITY_OF_ARM) for run in runs}) > 1:
+        raise UsageError(
+            f"--against {name}: its runs are no launches of one arm, their configurations differ",
+            "Export the launches of one arm: dynbench runs export REF... -o FILE.",
+        )
+    if both := {run.id for run in runs} & {run.id for run in candidates}:
+        raise UsageError(
+            f"--against {name}: holds run {sorted(both)[0]}, which is to be compared with it", "Name other runs."
+        )
+    return re.sub(r"[^\w.+-]+", "-", export.path.stem), runs
+
+
+def _arm(arm: str, arms: Mapping[str, Sequence[Run]] | None, where: str) -> Sequence[Run]:
+    if arms is None:
+        raise UsageError(f"--arm {arm}: {where} names no arms", "Leave --arm out.")
+    if arm not in arms:
+        raise UsageError(
+            f"--arm {arm}: no such arm in {where}. {did_you_mean(arm, arms)}".rstrip(), f"There are: {', '.join(arms)}."
+        )
+    return arms[arm]
+
+
+def _files(folders: Sequence[Run]) -> dict[str, Path]:
+    """The files of a run, whose nodes may each have left a folder.
+
+    Raises:
+        RecordError: it has no rows, or no configuration.
+    """
+    files = {name: path for folder in reversed(folders) for name, path in record_files(folder).items()}
+    ranks = {f"ranks/{path.name}": path for path in rank_files(folders).values()}
+    if not ranks:
+        raise RecordError(f"run {folders[0].label}: has no rank files", "Only runs that wrote rows can be compared.")
+    folders[0].config()
+    return files | ranks
