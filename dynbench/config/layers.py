@@ -49,10 +49,13 @@ class Layers:
     def flag(self, key: str, value: object) -> None:
         """Lay the value of a command-line flag over what is there; a mistake joins `problems`."""
         try:
-            typed = read_text(key, value, key) if isinstance(value, str) else cast(Value, value)
-            self._put(key, typed, "")
+            self.typed(key, read_text(key, value, key) if isinstance(value, str) else cast(Value, value))
         except ConfigError as error:
             self.problems.extend(error.problems)
+
+    def typed(self, key: str, value: Value) -> None:
+        """Lay a value over what is there as it is: text that looks like a number stays text."""
+        self._put(key, value, "")
 
     def config(self, *, rules: bool = True) -> Config:
         """The validated configuration.
@@ -100,8 +103,8 @@ class Layers:
             key = ".".join(parts[:depth])
             if key in self.given_by:
                 return self.given_by[key]
-            if key in self.document.positions:
-                return f"{self.document.source}:{self.document.positions[key]}: "
+            if place := self.document.place(key):
+                return f"{place}: "
         return f"{self.document.source}: " if self.document.source and not self.given_by else ""
 
     def _located(self, problem: str) -> str:

@@ -255,7 +255,7 @@ def _arm_document(document: Document, text: RecipeText, cell: int, arm: int) -> 
     added = [(f"cells.{cell}", text.cells[cell])] if text.cells else []
     for where, values in (*added, (f"arms.{arm}.set", text.arms[arm].set)):
         for key, value in values.items():
-            layers.flag(key, value)
+            layers.typed(key, cast(Value, value))
             lines[key] = document.positions[f"{where}.{key}"]
     return Document(document.source, layers.values, lines)
 

@@ -19,7 +19,8 @@ from dynbench.errors import ConfigError
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str | int, Value] | None"
 Mapping: TypeAlias = "dict[str | int, Value]"
-Positions: TypeAlias = "dict[str, int]"
+Positions: TypeAlias = "dict[str, int | str]"
+"""Dotted key to its line in the file, counted from 1, or to the option of the command line that gave it."""
 
 _NULL = "tag:yaml.org,2002:null"
 _BOOL = "tag:yaml.org,2002:bool"
@@ -66,7 +67,7 @@ class Document:
     Args:
         source: what messages call the text, usually its path.
         mapping: the values; keys in error are left out.
-        positions: dotted key to line, counted from 1.
+        positions: dotted key to line, or to what gave it in place of a line.
         problems: one line per mistake, each opening with `source:line`.
     """
 
@@ -80,7 +81,12 @@ class Document:
         key = dotted
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
-        return f"{self.source}:{self.positions[key]}" if key else self.source
+        return self.place(key) or self.source
+
+    def place(self, dotted: str) -> str | None:
+        """`source:line` of a dotted key itself, or the option that gave it; None where it stands nowhere."""
+        position = self.positions.get(dotted)
+        return f"{self.source}:{position}" if isinstance(position, int) else position
 
 
 class _Refused(Exception):
@@ -94,7 +100,7 @@ class _Reader:
         self.document = document
         self.open_nodes: set[int] = set()
 
-    def problem(self, line: int, text: str) -> None:
+    def problem(self, line: int | str, text: str) -> None:
         self.document.problems.append(f"{self.document.source}:{line}: {text}")
 
     def value(self, node: Node, path: str) -> Value:

@@ -130,6 +130,22 @@ def test_a_resolved_recipe_loads_back(tmp_path: Path) -> None:
     assert (again.baseline, again.launches, again.description) == (recipe.baseline, 4, "two arms")
 
 
+@pytest.mark.parametrize("value", ["8", "8,4", "null", "1e-4", "auto", "[1]"])
+@pytest.mark.parametrize("where", ["settings", "cells", "arms"])
+def test_quoted_text_stays_text_wherever_it_stands(tmp_path: Path, where: str, value: str) -> None:
+    given = {
+        "settings": f"settings: {{schedule: {{capacity: '{value}'}}}}\n",
+        "cells": f"cells: [{{schedule.capacity: '{value}'}}]\n",
+        "arms": "",
+    }[where]
+    own = f", set: {{schedule.capacity: '{value}'}}" if where == "arms" else ""
+    recipe = load_recipe(written(tmp_path, f"description: d\n{given}arms: [{{name: a}}, {{name: b{own}}}]\n"))
+    again = load_recipe(written(tmp_path, dump_recipe(recipe)))
+
+    assert recipe.arms["b"].schedule.capacity == value
+    assert again.arms == recipe.arms
+
+
 def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
     text = (
         GOOD.replace("steps", "stepz").replace("schedule.mode", "schedule.mood").replace("launches: 4", "launches: 3")
