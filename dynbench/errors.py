@@ -179,5 +179,10 @@ def interruption(error: BaseException) -> Interrupted:
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` with the nearest known spelling, or an empty string when nothing is near."""
-    near = get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f"Did you mean '{near[0]}'?" if near else ""
+    near = nearest(given, known)
+    return f"Did you mean '{near}'?" if near else ""
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """The nearest known spelling, or an empty string when nothing is near."""
+    return next(iter(get_close_matches(given, list(known), n=1, cutoff=0.6)), "")

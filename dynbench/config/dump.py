@@ -38,9 +38,24 @@ def dump_config(config: Config) -> str:
     return dump_yaml(config.model_dump())
 
 
-def dump_yaml(mapping: Mapping[str, object]) -> str:
-    """A mapping of plain values as YAML 1.2 text: keys in the given order, one a line, lists within theirs."""
+def dump_yaml(mapping: Mapping[str, object], items: Sequence[str] = ()) -> str:
+    """A mapping of plain values as YAML 1.2 text: keys in the given order, one a line, lists within theirs.
+
+    Args:
+        mapping: the values.
+        items: keys of lists whose items get a line each.
+    """
+    lines = []
+    for key, value in mapping.items():
+        if key in items and isinstance(value, list | tuple) and value:
+            lines += [f"{key}:\n", *(f"  - {_dump(item, flow=True)}" for item in value)]
+        else:
+            lines.append(_dump({key: value}, flow=False))
+    return "".join(lines)
+
+
+def _dump(value: object, *, flow: bool) -> str:
     text: str = yaml.dump(
-        dict(mapping), Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=2**16
+        value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=2**31
     )
     return text

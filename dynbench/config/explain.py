@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dynbench.config import describe
 from dynbench.config.yaml_strict import Value
-from dynbench.errors import did_you_mean
+from dynbench.errors import did_you_mean, nearest
 
 
 def explain(error: ValidationError, values: Value, where: Callable[[str], str]) -> list[str]:
@@ -63,10 +63,20 @@ def _unknown_key(location: tuple[str, ...]) -> str:
     known = _section_keys(parent)
     name = location[-1]
     homes = [key for key in describe.all_keys() if name in (key, key.rpartition(".")[2])]
-    near = f"Did you mean '{homes[0]}'?" if homes else did_you_mean(name, known)
+    near = f"Did you mean {' or '.join(map(repr, homes))}?" if homes else _near(name, parent, known)
     if "." in name:
         near = "Write a section as a line of its own, with its keys indented below."
     return " ".join(part for part in ("unknown key.", near, f"Allowed: {', '.join(known)}") if part)
+
+
+def _near(name: str, parent: str, known: Sequence[str]) -> str:
+    """The nearest key of the section; at the top, where a key may lack its section, the nearest of all."""
+    near = did_you_mean(name, known)
+    if near or parent:
+        return near
+    spelled = {key.rpartition(".")[2]: key for key in reversed(describe.all_keys())}
+    last = nearest(name, spelled)
+    return f"Did you mean '{spelled[last]}'?" if last else ""
 
 
 def _section_keys(dotted: str) -> tuple[str, ...]:

@@ -54,8 +54,8 @@ class Layers:
             self.problems.extend(error.problems)
 
     def typed(self, key: str, value: Value) -> None:
-        """Lay a value over what is there as it is: text that looks like a number stays text."""
-        self._put(key, value, "")
+        """Lay a copy of a value over what is there as it is: text that looks like a number stays text."""
+        self._put(key, _copy(value), "")
 
     def config(self, *, rules: bool = True) -> Config:
         """The validated configuration.

@@ -22,6 +22,8 @@ from dynbench.errors import ConfigError, UsageError, did_you_mean
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 
 
+ITEMS = ("arms", "cells")
+"""Keys of a recipe that hold a list, an item a line."""
 RECIPE_FILE = "recipe.yaml"
 """Within a comparison's folder: what it was started with."""
 
@@ -141,13 +143,27 @@ def load_cells(
         ConfigError: every mistake in the file and in every arm, with `file:line`.
         UsageError: the file cannot be read.
     """
-    document = load_mapping(path)
+    return resolve_cells(path.stem, load_mapping(path), overrides, flags, launches)
+
+
+def resolve_cells(
+    name: str,
+    document: Document,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, object] | None = None,
+    launches: int | None = None,
+) -> list[Recipe]:
+    """The comparisons of a recipe that is already read; else as `load_cells`.
+
+    Raises:
+        ConfigError: every mistake, those that the document knows among them.
+    """
     text = _read_text(document)
-    problems: list[str] = []
+    problems = list(document.problems)
     recipes = []
     for cell in range(max(1, len(text.cells))):
         try:
-            recipes.append(_load_cell(path.stem, document, text, cell, overrides, flags or {}, launches))
+            recipes.append(_load_cell(name, document, text, cell, overrides, flags or {}, launches))
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
@@ -175,7 +191,7 @@ def _load_cell(
             if value is not None:
                 layers.flag(key, value)
         try:
-            arms[arm.name] = layers.config()
+            arms[arm.name] = layers.config(rules=not document.problems)
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
@@ -198,7 +214,8 @@ def dump_recipe(recipe: Recipe) -> str:
             "baseline": recipe.baseline,
             "launches": recipe.launches,
             "order": "abba",
-        }
+        },
+        items=ITEMS,
     )
 
 
@@ -213,7 +230,7 @@ def _read_text(document: Document) -> RecipeText:
         items = error.errors()
         broken_arms = any(item["loc"][0] == "arms" and len(item["loc"]) > 1 for item in items)
         problems = [_explain(item, document) for item in items if not (broken_arms and item["loc"] == ("arms",))]
-        raise ConfigError(problems) from None
+        raise ConfigError([*document.problems, *problems]) from None
 
 
 def _explain(item: ErrorDetails, document: Document) -> str:

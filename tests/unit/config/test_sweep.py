@@ -1,0 +1,433 @@
+"""Recipes from the command line: the grammar, what they mean, and that a file says the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynbench.cli.flags import FLAGS
+from dynbench.config.describe import all_keys
+from dynbench.config.load import load_config
+from dynbench.config.recipe_file import recipe_yaml, written_recipe
+from dynbench.config.recipes import Recipe, RecipeText, find_recipe, list_recipes, load_cells, resolve_cells
+from dynbench.config.schema import Config
+from dynbench.config.sweep import sweep_document
+from dynbench.config.typed_settings import full_key, read_settings, read_values, short_keys, split_commas
+from dynbench.config.yaml_strict import Document
+from dynbench.errors import ConfigError, UsageError
+
+SHORT = short_keys({flag.option.removeprefix("--"): flag.key for flag in FLAGS})
+TWO = ("static:mode=static", "part:policy=partition")
+
+
+def sweep(
+    *arms: str,
+    over: tuple[str, ...] = (),
+    reference: str | None = None,
+    config: str | None = None,
+    overrides: tuple[str, ...] = (),
+    flags: dict[str, object] | None = None,
+    launches: int | None = None,
+) -> tuple[Document, list[Recipe]]:
+    shared = {text.partition("=")[0]: f"--set {text.partition('=')[0]}" for text in overrides}
+    shared |= {key: "--flag" for key in flags or {}}
+    name, document = sweep_document(reference, config, arms, over, short=SHORT, shared=shared)
+    return document, resolve_cells(name, document, overrides, flags, launches)
+
+
+def problems(*arms: str, **options: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        sweep(*arms, **options)  # type: ignore[arg-type]  # options of the test's caller
+    return list(caught.value.problems)
+
+
+# ---- grammar ----------------------------------------------------------------------------------------------------
+
+words = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=("Cs", "Cc")), max_size=12)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
+
+
+@given(st.lists(values, min_size=1, max_size=5), st.sampled_from([",", " , ", ", "]))
+def test_values_as_json_are_split_where_they_end(found: list[object], comma: str) -> None:
+    parts = split_commas(comma.join(json.dumps(value) for value in found))
+
+    assert [json.loads(part) for part in parts] == found
+
+
+@given(words.filter(lambda text: not {*text} & {*"'\"[{,"} and text == text.strip()))
+def test_plain_text_is_one_part_whatever_else_it_holds(text: str) -> None:
+    assert split_commas(text) == [text]
+
+
+TEXT_KEYS = (
+    "workload.data_path",
+    "workload.model",
+    "workload.text_column",
+    "launch.rdzv_endpoint",
+    "probe.memory_limit",
+)
+VALUES = {
+    **{key: words for key in TEXT_KEYS},
+    "schedule.policy": st.none() | st.sampled_from(["partition", "window", "prefix"]),
+    "schedule.capacity": st.none() | words | st.integers(1) | st.lists(st.integers(1), min_size=1, max_size=4),
+    "schedule.speeds": st.none() | st.just("auto") | st.lists(st.floats(0.1, 9), min_size=1, max_size=4),
+    "schedule.window": st.integers(1),
+    "train.learning_rate": st.floats(1e-300, 1e300) | st.just("auto"),
+    "compress.error_feedback": st.booleans(),
+    "probe.lengths": st.none() | st.lists(st.integers(1), min_size=1),
+}
+arm_settings = st.lists(st.sampled_from(sorted(VALUES)), unique=True).flatmap(
+    lambda keys: st.fixed_dictionaries({key: VALUES[key] for key in keys})
+)
+
+
+@given(arm_settings)
+def test_settings_that_are_written_are_read_back(chosen: dict[str, object]) -> None:
+    found: list[str] = []
+    text = ",".join(f"{key}={json.dumps(value)}" for key, value in chosen.items())
+
+    assert (read_settings(text, "--arm a", SHORT, found), found) == (chosen, [])
+
+
+@given(st.sampled_from(sorted(VALUES)), st.data())
+def test_values_to_vary_are_read_back_in_order(key: str, data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(VALUES[key], min_size=1, max_size=4, unique_by=json.dumps))
+    found: list[str] = []
+
+    text = f"{key}={','.join(json.dumps(value) for value in wanted)}"
+    assert (read_values(text, "--over", SHORT, found), found) == ((key, wanted), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("", {}),
+        ("  ", {}),
+        ("policy=partition, window = 1", {"schedule.policy": "partition", "schedule.window": 1}),
+        ("capacity=[6,5],window=2", {"schedule.capacity": [6, 5], "schedule.window": 2}),
+        ("capacity=6,5,window=2", {"schedule.capacity": [6, 5], "schedule.window": 2}),
+        ("capacity=@latest:probe", {"schedule.capacity": "@latest:probe"}),
+        ("capacity='8'", {"schedule.capacity": "8"}),
+        ("slowdown={0: 2, 1: 1.5}", {"launch.slowdown": {0: 2, 1: 1.5}}),
+        ("slowdown=0:2,1:1.5,mode=static", {"launch.slowdown": {0: 2, 1: 1.5}, "schedule.mode": "static"}),
+        ("slowdown.1=2", {"launch.slowdown.1": 2}),
+        ("data_path=a=b:c.tsv", {"workload.data_path": "a=b:c.tsv"}),
+        ("data_path='a,b''s.tsv'", {"workload.data_path": "a,b's.tsv"}),
+        ('data_path="a,\\"b.tsv",max-length=64', {"workload.data_path": 'a,"b.tsv', "workload.max_length": 64}),
+        ("data_path=it's[1].tsv", {"workload.data_path": "it's[1].tsv"}),
+        ("data_path=null,eval_path='null'", {"workload.data_path": None, "workload.eval_path": "null"}),
+        ("probe=off,sync=ddp,compress.name=none", {"probe.run": "off", "sync.name": "ddp", "compress.name": "none"}),
+        ("rdzv-endpoint=host:29500", {"launch.rdzv_endpoint": "host:29500"}),
+        ("train.learning_rate=1e-4", {"train.learning_rate": 1e-4}),
+        ("memory_limit=2GiB", {"probe.memory_limit": "2GiB"}),
+    ],
+)
+def test_settings_as_people_type_them(text: str, meant: dict[str, object]) -> None:
+    found: list[str] = []
+    assert (read_settings(text, "--arm a", SHORT, found), found) == (meant, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("policy", "--arm a: policy: write it as key=value"),
+        ("mode=static,window", "--arm a: window: write it as key=value"),
+        ("mode=static,,window=1", "--arm a: nothing stands there"),
+        ("mode=static,", "--arm a: nothing stands there"),
+        ("window=", "--arm a: window: nothing stands there"),
+        ("=3", "--arm a: =3: write it as key=value"),
+        ("capacity=[6,5", "--arm a: capacity=[6,5: ] is missing"),
+        ("capacity=[6,5}", "--arm a: capacity=[6,5}: ] is missing"),
+        ("data_path='a,b", "--arm a: data_path='a,b: ' is not closed"),
+        ("policy=prefix,schedule.policy=window", "--arm a: schedule.policy: given twice"),
+        ("slowdown=0:2,slowdown.1=3", "--arm a: launch.slowdown.1: launch.slowdown holds it"),
+        ("window=[1", "--arm a: window=[1: ] is missing"),
+        ("window=@x", "--arm a: schedule.window: '@x' is not a YAML value"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+    found: list[str] = []
+    read_settings(text, "--arm a", SHORT, found)
+    assert [line[: len(said)] for line in found] == [said]
+
+
+def test_every_key_has_its_own_name_and_every_flag_its_own() -> None:
+    for key in all_keys():
+        assert full_key(key, SHORT) == key
+        last = key.rpartition(".")[2]
+        assert full_key(last, SHORT) == (last if last == "name" else key)
+    for flag in FLAGS:
+        assert full_key(flag.option.removeprefix("--"), SHORT) == flag.key
+
+
+# ---- what it means ----------------------------------------------------------------------------------------------
+
+
+def test_arms_stand_on_the_defaults_and_the_first_is_the_baseline() -> None:
+    document, (recipe,) = sweep("static:schedule.mode=static", "part:schedule.policy=partition,schedule.window=1")
+
+    assert dict(recipe.arms) == {
+        "static": load_config(flags={"schedule.mode": "static"}),
+        "part": load_config(flags={"schedule.policy": "partition", "schedule.window": 1}),
+    }
+    assert (recipe.name, recipe.baseline, recipe.launches) == ("static-part", "static", 2)
+    assert document.mapping["description"] == "static against part"
+
+
+def test_every_combination_is_a_cell_and_the_last_key_varies_fastest() -> None:
+    _, recipes = sweep(*TWO, over=("train.global_batch=32,64", "seed=1,2"), launches=4)
+
+    found = [tuple(recipe.cell.values()) for recipe in recipes]
+    assert found == [(32, 1), (32, 2), (64, 1), (64, 2)]
+    for recipe in recipes:
+        assert {(config.train.global_batch, config.train.seed) for config in recipe.arms.values()} == {
+            tuple(recipe.cell.values())
+        }
+        assert recipe.launches == 4
+
+
+def test_lists_and_mappings_are_varied_in_brackets() -> None:
+    _, recipes = sweep(*TWO, over=("capacity=[60,50],[50,60],null,@latest", "slowdown=1:2,{0: 3}"))
+
+    assert [recipe.cell["schedule.capacity"] for recipe in recipes[::2]] == [[60, 50], [50, 60], None, "@latest"]
+    assert [recipe.arms["part"].launch.slowdown for recipe in recipes[:2]] == [{1: 2}, {0: 3}]
+
+
+def test_arms_join_a_recipe_whose_baseline_stays() -> None:
+    _, (recipe,) = sweep("w4:policy=window,window=4", reference="quickstart")
+    shipped = load_cells(find_recipe("quickstart"))[0]
+
+    assert list(recipe.arms) == [*shipped.arms, "w4"]
+    assert (recipe.name, recipe.baseline, recipe.launches) == ("quickstart", shipped.baseline, shipped.launches)
+    assert recipe.arms["w4"].train == recipe.arms["static"].train
+    assert recipe.arms["w4"].schedule.window == 4
+
+
+def test_without_arms_a_recipe_is_varied_and_quickstart_is_the_recipe() -> None:
+    _, recipes = sweep(over=("global_batch=32,48",))
+    assert [(recipe.name, recipe.arms["static"].train.global_batch) for recipe in recipes] == [
+        ("quickstart", 32),
+        ("quickstart", 48),
+    ]
+
+
+def test_cells_of_a_recipe_are_multiplied_and_keep_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    arms = "arms: [{name: a}, {name: b, set: {schedule.policy: partition}}]\n"
+    path.write_text(f"description: d\n{arms}cells:\n  - {{train.steps: 4}}\n  - {{train.steps: no}}\n")
+
+    found = problems(reference=str(path), over=("seed=1,x",))
+    assert found == [
+        "--over: train.seed: 'x' is not allowed. Allowed: a whole number >= 0",
+        f"{path}:5: train.steps: 'no' is not allowed. Allowed: a whole number > 0",
+    ]
+    path.write_text(path.read_text().replace("no", "8"))
+    _, recipes = sweep(reference=str(path), over=("seed=1,2",))
+    assert [dict(recipe.cell) for recipe in recipes] == [
+        {"train.steps": steps, "train.seed": seed} for steps in (4, 8) for seed in (1, 2)
+    ]
+
+
+def test_a_configuration_file_is_what_arms_stand_on_and_a_recipe_is_joined(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("train: {steps: 7}\nlaunch: {slowdown: {0: 2}}\n")
+    _, (recipe,) = sweep("a", "b:slowdown.1=3", config=str(path))
+    assert [config.train.steps for config in recipe.arms.values()] == [7, 7]
+    assert [config.launch.slowdown for config in recipe.arms.values()] == [{0: 2}, {0: 2, 1: 3}]
+
+    path.write_text("train: {stepz: 7}\n")
+    assert problems("a", "b", config=str(path))[0].startswith(f"{path}:1: train.stepz: unknown key. Did you mean 'ste")
+
+    path.write_text("description: d\narms: [{name: a}, {name: b}]\n")
+    assert list(sweep("c", config=str(path))[1][0].arms) == ["a", "b", "c"]
+
+
+def test_what_a_configuration_and_a_recipe_open_with_differs() -> None:
+    assert not Config.model_fields.keys() & RecipeText.model_fields.keys()
+
+
+def test_what_one_arm_adds_to_a_shared_mapping_is_its_own() -> None:
+    _, (recipe,) = sweep("a:slowdown.1=2", "b", "c:slowdown.0=4", over=("eval_samples=0",))
+    _, cells = sweep("a", "b", over=("slowdown={0: 2},{0: 3}",), overrides=("launch.threads=1",))
+
+    assert [config.launch.slowdown for config in recipe.arms.values()] == [{1: 2}, {}, {0: 4}]
+    assert [cell.arms["b"].launch.slowdown for cell in cells] == [{0: 2}, {0: 3}]
+
+
+def test_an_arm_that_adds_to_a_cells_mapping_leaves_the_others_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    arms = "arms: [{name: a, set: {launch.slowdown.1: 2.0}}, {name: b}]\n"
+    path.write_text(f"description: d\n{arms}cells: [{{launch.slowdown: {{0: 3.0}}}}]\n")
+    (recipe,) = load_cells(path)
+    assert [config.launch.slowdown for config in recipe.arms.values()] == [{0: 3.0, 1: 2.0}, {0: 3.0}]
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "said"),
+    [
+        ((*TWO, "part:window=3"), {}, "--arm part: arms.2.name: 'part' is the name of an earlier arm"),
+        (("static",), {"reference": "quickstart"}, "--arm static: arms.3.name: 'static' is the name of an earlier arm"),
+        (("A:mode=static", "b"), {}, "--arm A: arms.0.name: 'A' is not allowed; use lower-case letters"),
+        (("policy=partition", "b"), {}, "--arm policy=partition: no name; write it as name:key=value"),
+        ((":policy=partition", "b"), {}, "--arm :policy=partition: no name"),
+        (("a", "b:polcy=lpt"), {}, "--arm b: polcy: unknown key. Did you mean 'schedule.policy'?"),
+        (("a", "b:schedule.polcy=lpt"), {}, "--arm b: schedule.polcy: unknown key. Did you mean 'policy'?"),
+        (("a", "b:policy=partitoin"), {}, "--arm b: schedule.policy: 'partitoin' is not allowed. Did you mean 'partit"),
+        (("a", "b:name=ddp"), {}, "--arm b: name: unknown key. Did you mean 'workload.name' or 'sync.name' or 'compr"),
+        (("a", "b:mode=static,policy=window"), {}, "--arm b: schedule.policy: 'window' needs schedule.mode dynamic"),
+        (
+            ("a", "b:window=2"),
+            {"overrides": ("schedule.window=1",)},
+            "--arm b: schedule.window: --set schedule.window ",
+        ),
+        (("a", "b:window=2"), {"flags": {"schedule.window": "1"}}, "--arm b: schedule.window: --flag sets schedule.wi"),
+        (
+            ("a", "b:probe=off"),
+            {"overrides": ("probe.run=auto",)},
+            "--arm b: probe.run: --set probe.run sets probe.run",
+        ),
+        (TWO, {"over": ("seed=1,2",), "overrides": ("train.seed=3",)}, "--over train.seed: --set train.seed sets"),
+        (TWO, {"over": ("mode=static,dynamic",)}, "--over schedule.mode: arm static sets schedule.mode itself"),
+        (
+            ("a", "b:slowdown.0=2"),
+            {"over": ("slowdown=0:2,1:2",)},
+            "--over launch.slowdown: arm b sets launch.slowdown.0",
+        ),
+        (TWO, {"over": ("seed=1,2", "train.seed=3")}, "--over train.seed: train.seed is varied already"),
+        (TWO, {"over": ("seed=1,1",)}, "--over train.seed: 1 is given twice"),
+        (TWO, {"over": ("seed=1,,2",)}, "--over train.seed: nothing stands there"),
+        (TWO, {"over": ("seed=",)}, "--over train.seed: nothing stands there"),
+        (TWO, {"over": ("seed",)}, "--over seed: write it as key=value,value"),
+        (TWO, {"over": ("capacity=[1,2",)}, "--over schedule.capacity: [1,2: ] is missing"),
+        (TWO, {"over": ("seed=1,-2",)}, "--over: train.seed: -2 is not allowed. Allowed: a whole number >= 0"),
+        (TWO, {"over": ("sed=1,2",)}, "--over: sed: unknown key. Did you mean 'train.seed'?"),
+        (
+            (),
+            {"reference": "regimes", "over": ("global_batch=8,9",)},
+            "--over train.global_batch: the recipe's cells set",
+        ),
+        (TWO, {"launches": 3}, "--launches: 3 launches per arm"),
+    ],
+)
+def test_what_is_wrong_or_says_two_things_is_refused_by_name(
+    arms: tuple[str, ...], options: dict[str, object], said: str
+) -> None:
+    assert [line[: len(said)] for line in problems(*arms, **options)] == [said]
+
+
+def test_all_mistakes_of_a_command_line_are_told_at_once() -> None:
+    found = problems("a:polcy=lpt", "b:window", over=("seed=x", "steps"), launches=3)
+
+    assert [line.split(": ")[:2] for line in found] == [
+        ["--arm b", "window"],
+        ["--over steps", "write it as key=value,value, like --over train.global_batch=32,64"],
+        ["--launches", "3 launches per arm; ABBA order needs an even number, like 4"],
+        ["--over", "train.seed"],
+        ["--arm a", "polcy"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "said"),
+    [
+        (("a:mode=static",), {}, "--arm a:mode=static: a single arm to compare"),
+        (("a",), {"config": "c.yaml"}, "c.yaml: a configuration, and 1 arms to compare"),
+        ((), {"config": "c.yaml"}, "c.yaml: a configuration, and 0 arms to compare"),
+        (("a",), {"config": "c.yaml", "reference": "sst2"}, "two recipes given: sst2 and -c c.yaml"),
+    ],
+)
+def test_a_comparison_needs_two_arms_and_one_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arms: tuple[str, ...], options: dict[str, str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("train: {steps: 3}\n")
+    with pytest.raises(UsageError) as caught:
+        sweep(*arms, **options)  # type: ignore[arg-type]
+    assert said in caught.value.message
+
+
+# ---- the file that says the same --------------------------------------------------------------------------------
+
+
+def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object) -> bool:
+    """Whether the file written for them loads to them; what an option goes over is no longer named by a cell."""
+    path = folder / f"{recipes[0].name}.yaml"
+    written = written_recipe(document, laid.get("overrides", ()), laid.get("flags") or {}, recipes)  # type: ignore[arg-type]
+    path.write_text(recipe_yaml(written), encoding="utf-8")
+    return [replace(recipe, cell={}) for recipe in load_cells(path)] == [replace(each, cell={}) for each in recipes]
+
+
+@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize(
+    "laid",
+    [
+        {},
+        {"overrides": ("train.steps=16", "schedule.cost_type=attention", "launch.slowdown.0=2")},
+        {"flags": {"train.global_batch": "96", "launch.slowdown": "1:2", "probe.run": "off"}},
+    ],
+    ids=["alone", "set", "flags"],
+)
+def test_a_recipe_with_options_is_written_as_one_that_needs_none(
+    tmp_path: Path, name: str, laid: dict[str, object]
+) -> None:
+    document, recipes = sweep("more:window=16,policy=window", reference=name, **laid)  # type: ignore[arg-type]
+
+    assert same(document, recipes, tmp_path, **laid)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(arm_settings, min_size=2, max_size=4), st.booleans())
+def test_a_command_line_and_its_file_are_the_same_recipe(
+    tmp_path: Path, chosen: list[dict[str, object]], varied: bool
+) -> None:
+    texts = [f"arm{n}:" + ",".join(f"{k}={json.dumps(v)}" for k, v in each.items()) for n, each in enumerate(chosen)]
+    over = ("train.seed=1,2", "launch.threads=auto,1") if varied else ()
+    try:
+        document, recipes = sweep(*texts, over=over)
+    except ConfigError:  # drawn settings that do not go together
+        return
+    assert same(document, recipes, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("launch.slowdown.0=2",),
+        ("launch.slowdown={0: 2}", "launch.slowdown.1=3"),
+        ("launch.slowdown.1=3", "launch.slowdown={0: 2}"),
+    ],
+)
+@pytest.mark.parametrize("own", ["launch.slowdown: {1: 4.0, 2: 5.0}", "launch.slowdown.1: 4.0", "train.seed: 0"])
+def test_a_mapping_that_arms_and_options_share_is_written_as_it_was_read(
+    tmp_path: Path, overrides: tuple[str, ...], own: str
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(f"description: d\narms: [{{name: a}}, {{name: b, set: {{{own}}}}}]\ncells: [{{{own}}}, {{}}]\n")
+    document, recipes = sweep(reference=str(path), overrides=overrides)
+
+    assert same(document, recipes, tmp_path, overrides=overrides)
+
+
+def test_the_file_is_short_and_an_arm_is_a_line() -> None:
+    document, recipes = sweep(*TWO, over=("seed=1,2",), overrides=("train.steps=4",))
+
+    assert recipe_yaml(written_recipe(document, ("train.steps=4",), {}, recipes)).splitlines() == [
+        "description: static against part, over train.seed",
+        "settings:",
+        "  train:",
+        "    steps: 4",
+        "arms:",
+        "  - {name: static, set: {schedule.mode: static}}",
+        "  - {name: part, set: {schedule.policy: partition}}",
+        "cells:",
+        "  - {train.seed: 1}",
+        "  - {train.seed: 2}",
+        "baseline: static",
+        "launches: 2",
+    ]
