@@ -10,7 +10,7 @@ from dynbench.cli.gate import gate_options, judge
 from dynbench.cli.options import Settings, common_options, config_options, name_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dynbench.config.recipes import Recipe
     from dynbench.experiment.cells import CellsOutcome
@@ -22,6 +22,7 @@ EPILOG = """\b
 Examples:
   dynbench compare                                   the quickstart: no network, no GPU
   dynbench compare recipes/sst2.yaml --steps 50 --launches 2
+  dynbench compare --arm static:mode=static --arm part:policy=partition --over global_batch=32,64
   dynbench compare --resume @latest:compare          go on with what is missing
   dynbench compare mine.yaml --fail-on slower        exit 6 when an arm is SLOWER than the baseline
 """
@@ -29,6 +30,11 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("recipe", required=False)
+@click.option("--arm", "arms", multiple=True, metavar="NAME:KEY=VALUE,…", help="An arm and what sets it apart; repeat.")
+@click.option(
+    "--over", multiple=True, metavar="KEY=VALUE,…", help="Compare under each value; several: each combination."
+)
+@click.option("--save-recipe", metavar="FILE", help="Write the recipe that says the same, also under --dry-run.")
 @click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
 @click.option("--launches", type=int, metavar="N", help="Launches per arm, even; else the recipe's.")
 @gate_options
@@ -39,6 +45,9 @@ Examples:
 def command(
     settings: Settings,
     recipe: str | None,
+    arms: tuple[str, ...],
+    over: tuple[str, ...],
+    save_recipe: str | None,
     resume: str | None,
     launches: int | None,
     strict: bool,
@@ -49,23 +58,31 @@ def command(
 ) -> None:
     """Run the experiment of a RECIPE: a file, or the name of a shipped one (default: quickstart).
 
-    Options that set configuration fields hold for all arms.
+    --arm adds an arm to it. Without a RECIPE the arms given are all there is, on the defaults or the settings of
+    -c FILE, and the first is the baseline. KEY is a dotted key, or its last part where no other key ends so (policy
+    for schedule.policy); VALUE is what YAML would read: [6,5], null, 'quoted, text'. Options that set configuration
+    fields hold for all arms.
     """
     from dynbench.analysis.gate import read_conditions
 
     conditions = read_conditions(fail_on)
     store = settings.store()
     if resume is not None:
-        _refuse_with_resume(recipe, launches, name, dry_run, settings)
+        _refuse_with_resume((recipe, *arms, *over, save_recipe, launches, name, replace, dry_run), settings)
         comparison = _comparison(store, resume)
     else:
-        loaded = _load(recipe, launches, settings)
-        _check(loaded, store)
+        from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
+
+        loaded, written = load(recipe, arms, over, launches, settings)
+        _check(loaded, store, name, replace)
         warnings = _warnings(loaded, store)
+        if save_recipe is not None:
+            save(written, loaded[0], save_recipe)
         if dry_run:
-            _show_plan(loaded, warnings, settings)
+            show_plan(loaded, written, warnings, settings)
             return
-        comparison = _start(loaded, store, name, replace)
+        tell_alike(loaded, store)
+        comparison = _start(loaded, written, store, name, replace)
         comparison.update(warnings=warnings)
     outcome = _run(comparison, store, settings)
     if not settings.as_json:
@@ -103,19 +120,24 @@ def _comparison(store: RunStore, reference: str) -> Run:
     raise RunLookupError(f"--resume {reference}: {run.label} is an entry of `{command}`, not a comparison", hint)
 
 
-def _start(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Run:
+def _start(
+    recipes: Sequence[Recipe], written: Mapping[str, object], store: RunStore, name: str | None, replace: bool
+) -> Run:
     if len(recipes) == 1:
         from dynbench.experiment.compare import start_comparison
 
         return start_comparison(recipes[0], store, name=name, replace=replace)
+    from dynbench.config.recipe_file import recipe_yaml
     from dynbench.experiment.cells import start_cells
 
-    return start_cells(recipes, store, name=name, replace=replace)
+    return start_cells(recipes, store, name=name, replace=replace, text=recipe_yaml(written))
 
 
-def _check(recipes: Sequence[Recipe], store: RunStore) -> None:
-    from dynbench.experiment.compare import check_startable
+def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> None:
+    from dynbench.experiment.compare import check_startable, on_first_node
 
+    if on_first_node(recipes[0]):
+        store.check_name(name, replace)
     for recipe in recipes:
         check_startable(recipe, store)
 
@@ -129,22 +151,10 @@ def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
     return warnings
 
 
-def _load(reference: str | None, launches: int | None, settings: Settings) -> list[Recipe]:
-    from dynbench.config.recipes import find_recipe, load_cells
+def _refuse_with_resume(others: Sequence[object], settings: Settings) -> None:
     from dynbench.errors import UsageError
 
-    if settings.config_path is not None and reference is not None:
-        raise UsageError(f"two recipes given: {reference} and -c {settings.config_path}", "Name one.")
-    path = settings.config_path or find_recipe(reference or "quickstart")
-    return load_cells(path, settings.overrides, settings.flags, launches)
-
-
-def _refuse_with_resume(
-    recipe: str | None, launches: int | None, name: str | None, dry_run: bool, settings: Settings
-) -> None:
-    from dynbench.errors import UsageError
-
-    if any((recipe, launches, name, dry_run, settings.config_path, settings.overrides, settings.flags)):
+    if any((*others, settings.config_path, settings.overrides, settings.flags)):
         raise UsageError(
             "--resume goes on with the comparison's own recipe and settings and takes no others",
             "Leave them out, or start a new comparison without --resume.",
@@ -173,25 +183,6 @@ def _run_one(comparison: Run, store: RunStore, settings: Settings) -> Outcome:
 
     with compare_display(settings.shows_progress) as display:
         return run_comparison(comparison, store, display.on_progress, display.on_stage)
-
-
-def _show_plan(recipes: Sequence[Recipe], warnings: Sequence[str], settings: Settings) -> None:
-    from dynbench.cli.output import print_json, print_line
-    from dynbench.config.recipes import dump_recipe
-    from dynbench.experiment.order import abba_order
-
-    plans = []
-    for recipe in recipes:
-        order = abba_order(list(recipe.arms), recipe.launches)
-        arms = {name: config.model_dump(mode="json") for name, config in recipe.arms.items()}
-        launches = [{"arm": launch.arm, "block": launch.block} for launch in order]
-        plans.append({"recipe": recipe.name, "baseline": recipe.baseline, "arms": arms, "launches": launches})
-        if not settings.as_json:
-            print_line(dump_recipe(recipe).rstrip())
-            print_line(f"\n{len(order)} launches: {' '.join(launch.arm for launch in order)}")
-    if settings.as_json:
-        content = plans[0] if len(plans) == 1 else {"cells": plans}
-        print_json({"schema_version": 1, "command": "compare", "dry_run": True, **content, "warnings": warnings})
 
 
 def _show(outcome: Outcome | CellsOutcome, quiet: bool) -> None:

@@ -85,6 +85,13 @@ class Settings:
         return "".join(f" {shlex.quote(word)}" for word in words)
 
     @property
+    def sets(self) -> dict[str, str]:
+        """Dotted key to option, of what `--set` and the flags set."""
+        keys = [text.partition("=")[0].strip() for text in self.overrides]
+        flags = {flag.key: flag.option for flag in FLAGS if flag.key in self.flags}
+        return {key: f"--set {key}" for key in keys if key} | flags
+
+    @property
     def quiet(self) -> bool:
         """Under `-q`: the result is a line for a script, the path of what was made or shown, or the verdict."""
         return self.verbosity < 0

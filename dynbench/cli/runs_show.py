@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dynbench.runs.run import Run
 
 _log = logging.getLogger(__name__)
+OF_ITS_COMPARISONS = "that of its comparisons; dynbench runs show says it of each"
 OF_ITS_RUNS = "that of its runs; dynbench runs show says it of each"
 
 
@@ -41,7 +42,9 @@ def facts_of(run: Run) -> dict[str, object]:
         }
     except RecordError as error:
         facts["config_differences"], facts["config_error"] = None, error.message
-        if gathers:
+        if "cells" in facts:
+            facts["config_error"] = OF_ITS_COMPARISONS
+        elif gathers:
             facts["config_error"] = OF_ITS_RUNS
     try:
         facts["env"] = run.env()
@@ -64,6 +67,8 @@ def _comparison_facts(run: Run) -> dict[str, object]:
     label = shlex.quote(run.label)
     option = results_option(run.path.parent)
     try:
+        if (run.path / "cells.json").is_file():
+            return _cells_facts(run, label, option)
         if (run.path / "comparison.json").is_file():
             found = json.loads((run.path / "comparison.json").read_text(encoding="utf-8"))
             return {
@@ -84,6 +89,25 @@ def _comparison_facts(run: Run) -> dict[str, object]:
     return {}
 
 
+def _cells_facts(run: Run, label: str, option: str) -> dict[str, object]:
+    """The comparisons that a folder is over, each with what sets it apart and how it stands."""
+    from dynbench.experiment.cells import read_cells
+    from dynbench.runs.store import RunStore
+
+    store = RunStore(run.path.parent)
+    cells = [(cell, store.root / cell.comparison) for cell in read_cells(run)]
+    states = [store.resolve(cell.comparison).status if path.is_dir() else "removed" for cell, path in cells]
+    open_ones = any(state != "completed" for state in states)
+    following = f"compare --resume {label}" if open_ones else f"report {cells[0][0].comparison}"
+    return {
+        "cells": [
+            {"settings": cell.settings, "comparison": cell.comparison, "status": state}
+            for (cell, _), state in zip(cells, states, strict=True)
+        ],
+        "next": f"dynbench {following}{option}",
+    }
+
+
 def print_facts(facts: dict[str, object]) -> None:
     """Print what `facts_of` found."""
     from dynbench.cli.output import brief, print_line, print_pairs
@@ -102,6 +126,10 @@ def print_facts(facts: dict[str, object]) -> None:
         print_line(f"warning: {warning}")
     arms, verdicts = facts.get("arms"), facts.get("verdicts")
     title = "configuration"
+    cells = facts.get("cells")
+    if isinstance(cells, list):
+        texts = {item["comparison"]: f"{item['status']}  {brief(item['settings'])}" for item in cells}
+        print_pairs("comparisons", texts)
     if isinstance(arms, dict) and isinstance(verdicts, dict):
         title = "configuration of the baseline"
         print_pairs("runs by arm", {name: ", ".join(ids) or "none completed" for name, ids in arms.items()})

@@ -12,10 +12,17 @@ from dynbench.analysis.analyze import COMPARISON_FILE
 from dynbench.analysis.checks.finding import Finding
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
-from dynbench.config.recipes import Recipe
+from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.errors import RecordError
-from dynbench.experiment.compare import Outcome, check_startable, recorded, refuse_running, start_comparison
-from dynbench.runs.atomic import write_json
+from dynbench.experiment.compare import (
+    Outcome,
+    check_startable,
+    on_first_node,
+    recorded,
+    refuse_running,
+    start_comparison,
+)
+from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -87,12 +94,23 @@ def start_cells(
     name: str | None = None,
     replace: bool = False,
     argv: Sequence[str] | None = None,
+    text: str | None = None,
 ) -> Run:
     """Register every comparison and the folder over them; none has begun.
+
+    Args:
+        recipes: one per cell.
+        store: registry that they are put into.
+        name: name of the folder over them; of several nodes, the first has it.
+        replace: take the name over.
+        argv: the command line to record.
+        text: the recipe that they are of, kept in the folder over them.
 
     Raises:
         DynbenchError: as `compare.start_comparison`; nothing was made.
     """
+    if not on_first_node(recipes[0]):
+        name = None
     store.check_name(name, replace)
     for recipe in recipes:
         check_startable(recipe, store)
@@ -102,6 +120,8 @@ def start_cells(
     ]
     together = store.create("compare", recipes[0].name, name=name, replace=replace, argv=argv)
     write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
+    if text is not None:
+        write_text(together.path / RECIPE_FILE, text)
     return together
 
 

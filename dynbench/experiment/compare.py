@@ -90,14 +90,19 @@ def start_comparison(
         DynbenchError: as `check_startable`.
     """
     check_startable(recipe, store)
-    first = recipe.arms[recipe.baseline].launch.node_rank == 0  # of several nodes, the first has the name
-    comparison = store.create("compare", recipe.name, name=name if first else None, replace=replace, argv=argv)
+    name = name if on_first_node(recipe) else None
+    comparison = store.create("compare", recipe.name, name=name, replace=replace, argv=argv)
     write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
     write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
     seeds = {arm: config.train.seed for arm, config in recipe.arms.items()}
     order = abba_order(list(recipe.arms), recipe.launches)
     plan_state(recipe.name, recipe.baseline, order, seeds).write(comparison.path)
     return comparison
+
+
+def on_first_node(recipe: Recipe) -> bool:
+    """Whether this node, of several that start the same comparison, is the one whose entry has the name."""
+    return recipe.arms[recipe.baseline].launch.node_rank == 0
 
 
 def run_comparison(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
+from dynbench.config.digest import config_digest
 from dynbench.config.effects import unread
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
@@ -32,3 +34,20 @@ def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
         if not asked.probes:
             lines += probe_warnings(resolved.config, resolved.world_size, store.root)
     return [*dict.fromkeys(lines), *unread(situations)]
+
+
+def arms_alike(recipe: Recipe, store: RunStore) -> list[list[str]]:
+    """Names of arms that are configured alike once `auto` is decided (A/A), those that are so together.
+
+    Args:
+        recipe: a comparison.
+        store: registry in which probe runs are looked up.
+
+    Raises:
+        DynbenchError: an arm whose settings cannot work on this machine.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, config in recipe.arms.items():
+        resolved = resolve(config, this_machine(), store).config
+        groups.setdefault(config_digest(resolved, NOT_IDENTITY_OF_ARM), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynbench.analysis.analyze import COMPARISON_FILE
+from dynbench.analysis.figures.regimes import CELLS_FILE
 from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.summary import CHECKS_FILE, summarise
@@ -182,6 +183,11 @@ def _single(run: Run) -> Subject:
         raise RecordError(
             f"{run.path}: the comparison is {run.status} and was not analyzed",
             f"Go on with: dynbench compare --resume {shlex.quote(run.label)}{results_option(run.path.parent)}",
+        )
+    if (run.path / CELLS_FILE).is_file():
+        raise RecordError(
+            f"{run.path}: is over several comparisons, and a report is of one",
+            f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} lists them: report on each.",
         )
     if not run.ranks_dir.is_dir() or not any(run.ranks_dir.iterdir()):
         raise RecordError(

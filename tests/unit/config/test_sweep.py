@@ -35,7 +35,7 @@ def sweep(
     launches: int | None = None,
 ) -> tuple[Document, list[Recipe]]:
     shared = {text.partition("=")[0]: f"--set {text.partition('=')[0]}" for text in overrides}
-    shared |= {key: "--flag" for key in flags or {}}
+    shared |= dict.fromkeys(flags or {}, "--flag")
     name, document = sweep_document(reference, config, arms, over, short=SHORT, shared=shared)
     return document, resolve_cells(name, document, overrides, flags, launches)
 
@@ -73,7 +73,7 @@ TEXT_KEYS = (
     "probe.memory_limit",
 )
 VALUES = {
-    **{key: words for key in TEXT_KEYS},
+    **dict.fromkeys(TEXT_KEYS, words),
     "schedule.policy": st.none() | st.sampled_from(["partition", "window", "prefix"]),
     "schedule.capacity": st.none() | words | st.integers(1) | st.lists(st.integers(1), min_size=1, max_size=4),
     "schedule.speeds": st.none() | st.just("auto") | st.lists(st.floats(0.1, 9), min_size=1, max_size=4),

@@ -1,0 +1,114 @@
+"""What `dynbench compare` will do: read from its options, shown without doing it, written as a recipe."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynbench.cli.flags import FLAGS
+from dynbench.cli.options import Settings
+
+if TYPE_CHECKING:
+    from dynbench.config.recipes import Recipe
+    from dynbench.runs.store import RunStore
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    reference: str | None, arms: Sequence[str], over: Sequence[str], launches: int | None, settings: Settings
+) -> tuple[list[Recipe], dict[str, object]]:
+    """The comparisons that the options mean, and the recipe that says the same without them.
+
+    Raises:
+        ConfigError: every mistake in a file and in the options.
+        UsageError: no recipe is meant, or a file cannot be read.
+    """
+    from dynbench.config.recipe_file import written_recipe
+    from dynbench.config.recipes import resolve_cells
+    from dynbench.config.sweep import sweep_document
+    from dynbench.config.typed_settings import short_keys
+
+    short = short_keys({flag.option.removeprefix("--"): flag.key for flag in FLAGS})
+    config = None if settings.config_path is None else str(settings.config_path)
+    name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
+    recipes = resolve_cells(name, document, settings.overrides, settings.flags, launches)
+    return recipes, written_recipe(document, settings.overrides, settings.flags, recipes)
+
+
+def save(written: Mapping[str, object], recipe: Recipe, file: str) -> None:
+    """Write a recipe to a file that is not there yet; of several nodes, the first does.
+
+    Raises:
+        UsageError: it is there, or cannot be written.
+    """
+    from dynbench.config.recipe_file import recipe_yaml
+    from dynbench.errors import UsageError
+    from dynbench.experiment.compare import on_first_node
+
+    if not on_first_node(recipe):
+        return
+    try:
+        with Path(file).open("x", encoding="utf-8") as opened:
+            opened.write(f"# dynbench compare {shlex.quote(file)}\n{recipe_yaml(written)}")
+    except FileExistsError as error:
+        raise UsageError(f"--save-recipe {file}: exists already", "Name another file.") from error
+    except OSError as error:
+        raise UsageError(
+            f"--save-recipe {file}: cannot be written: {error.strerror}", "Name a file in an existing folder."
+        ) from error
+
+
+def tell_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
+    """Say on stderr which arms are configured alike, and return their names."""
+    from dynbench.experiment.recipe_warnings import arms_alike
+
+    found = list(dict.fromkeys(tuple(names) for recipe in recipes for names in arms_alike(recipe, store)))
+    for names in found:
+        _log.info(
+            "arms %s are configured alike (A/A): they show this machine's noise, and none of them is recommended",
+            " and ".join(names),
+        )
+    return [list(names) for names in found]
+
+
+def show_plan(
+    recipes: Sequence[Recipe], written: Mapping[str, object], warnings: Sequence[str], settings: Settings
+) -> None:
+    """Arms, cells, launches and the time they take, as a recipe with remarks; all settings under `-v` and `--json`."""
+    from dynbench.cli.output import print_json, print_line
+    from dynbench.config.recipe_file import recipe_yaml
+    from dynbench.config.recipes import dump_recipe
+    from dynbench.experiment.estimate import estimate
+    from dynbench.experiment.order import abba_order
+
+    store = settings.store()
+    alike = tell_alike(recipes, store)
+    expected = estimate(recipes, store)
+    order = abba_order(list(recipes[0].arms), recipes[0].launches)
+    if settings.as_json:
+        plans = [
+            {
+                "recipe": recipe.name,
+                "settings": recipe.cell,
+                "baseline": recipe.baseline,
+                "arms": {name: config.model_dump(mode="json") for name, config in recipe.arms.items()},
+                "launches": [{"arm": launch.arm, "block": launch.block} for launch in order],
+            }
+            for recipe in recipes
+        ]
+        content = plans[0] if len(plans) == 1 else {"cells": plans}
+        about = {"estimated_s": expected.seconds if expected.known == expected.launches else None, "alike": alike}
+        facts = {"schema_version": 1, "command": "compare", "dry_run": True, "recipe_file": written}
+        print_json({**facts, **content, **about, "warnings": warnings})
+        return
+    print_line(recipe_yaml(written).rstrip())
+    if settings.verbosity > 0:
+        for recipe in recipes:
+            print_line("\n# in full:\n" + "\n".join(f"# {line}" for line in dump_recipe(recipe).splitlines()))
+    total = f"{len(order)} launches" if len(recipes) == 1 else f"{len(recipes)} comparisons of {len(order)} launches"
+    print_line(f"\n# {total}: {' '.join(launch.arm for launch in order)}")
+    print_line(f"# {expected}")
