@@ -16,6 +16,7 @@ from pathlib import Path
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
+from dynbench.table_text import pipes
 
 LANGUAGES = ("en", "zh")
 RECORDS_LANGUAGE = "en"
@@ -127,8 +128,7 @@ def substitute(template: Template, text: str, values: Mapping[str, str | None]) 
 def table(headings: list[str], rows: list[list[str]], numeric_from: int = 1) -> str:
     """A Markdown table; columns from `numeric_from` on are aligned to the right."""
     rule = ["---" if column < numeric_from else "---:" for column in range(len(headings))]
-    cells = [[_cell(text) for text in row] for row in rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [headings, rule, *cells])
+    return pipes([headings, rule, *rows])
 
 
 def _read_template(path: Path) -> Template:
@@ -152,7 +152,3 @@ def _flatten(labels: YamlMapping, prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = str(value)
     return flat
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"[ \t\r\n]+", " ", text.replace("|", "\\|"))  # unlike split(), keeps no-break spaces

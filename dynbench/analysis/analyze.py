@@ -177,6 +177,15 @@ def arm_table(report: Report) -> tuple[list[str], list[list[str]]]:
     return tables.readable(rows, len(report.comparisons))
 
 
+def arm_records(report: Report) -> list[dict[str, object]]:
+    """The same in full precision: `metric`, `title` and `unit`, a column per arm, and its improvements in percent."""
+    return [
+        {f"{name}_percent" if name in gains else name: value for name, value in row.items()}
+        for gains in [{f"{item.candidate.label} gains" for item in report.comparisons}]
+        for row in _arm_rows(report).iter_rows(named=True)
+    ]
+
+
 def virtual_note(report: Report) -> str:
     """What the numbers of virtual ranks rest on; empty for real ones."""
     virtual = next((run.facts for run in report.runs if run.facts.virtual), None)

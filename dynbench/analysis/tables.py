@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from dynbench.analysis.metrics import METRICS, lookup
+from dynbench.table_text import pipes
 
 Rows = pl.DataFrame
 
@@ -85,7 +86,7 @@ def markdown(rows: Rows, improvements: int = 0) -> str:
     """`summary_rows` as a Markdown table, numbers to the right."""
     header, cells = readable(rows, improvements)
     rule = ["---", *["---:"] * (len(header) - 1)]
-    return _pipes([header, rule, *cells])
+    return pipes([header, rule, *cells])
 
 
 def virtual_note(comm_model: object) -> str:
@@ -103,9 +104,4 @@ def findings_markdown(findings: Sequence[Mapping[str, object]]) -> str:
         return "No check found anything."
     keys = ("severity", "id", "seen", "limit", "hint")
     lines = [[str(item.get(key, "")) for key in keys] for item in findings]
-    return _pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])
-
-
-def _pipes(lines: Sequence[Sequence[str]]) -> str:
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+    return pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.gate import gate_options, judge
-from dynbench.cli.options import Settings, common_options, config_options
+from dynbench.cli.options import Settings, common_options, config_options, table_option
 
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
@@ -46,6 +46,7 @@ Examples:
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
 @click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
 @config_options("analysis")
+@table_option
 @common_options
 def command(
     settings: Settings,
@@ -149,12 +150,12 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
-    from dynbench.analysis.analyze import arm_table, virtual_note
-    from dynbench.cli.output import print_line, print_table
+    from dynbench.analysis.analyze import arm_records, arm_table, virtual_note
+    from dynbench.cli.output import print_line, print_result
     from dynbench.runs.store import results_option
 
     header, cells = arm_table(report)
-    print_table(header, cells)
+    print_result(header, cells, arm_records(report))
     if note := virtual_note(report):
         print_line(f"\n{note}")
     for run in report.runs:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.gate import gate_options, judge
-from dynbench.cli.options import Settings, common_options, config_options, name_options
+from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Print the launches and their settings; do nothing.")
 @name_options
 @config_options("workload", "schedule", "sync", "compress", "train", "launch", "analysis", defaults=False)
+@table_option
 @common_options
 def command(
     settings: Settings,
@@ -63,6 +64,8 @@ def command(
     for schedule.policy); VALUE is what YAML would read: [6,5], null, 'quoted, text'. Options that set configuration
     fields hold for all arms.
     """
+    if dry_run and settings.form != "table":
+        raise click.UsageError(f"--dry-run prints a recipe, --format {settings.form} asks for a table; leave one out.")
     from dynbench.analysis.gate import read_conditions
 
     conditions = read_conditions(fail_on)

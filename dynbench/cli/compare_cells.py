@@ -16,7 +16,7 @@ HEADER = ("settings", "ranks", "arm", "verdict", "speed-up", "interval", "predic
 
 def show_cells(outcome: CellsOutcome) -> None:
     """A table, and where the folders are."""
-    from dynbench.cli.output import print_line, print_table
+    from dynbench.cli.output import print_line, print_result
     from dynbench.runs.store import results_option
 
     kinds = [_ranks(outcome.run.path.parent, cell.comparison) for cell in outcome.cells]
@@ -25,7 +25,12 @@ def show_cells(outcome: CellsOutcome) -> None:
         for cell, kind, comparisons in zip(outcome.cells, kinds, outcome.comparisons, strict=True)
         for found in comparisons
     ]
-    print_table(HEADER, rows)
+    records = [
+        _record(cell.settings, kind, found) | {"comparison": cell.comparison}
+        for cell, kind, comparisons in zip(outcome.cells, kinds, outcome.comparisons, strict=True)
+        for found in comparisons
+    ]
+    print_result(HEADER, rows, records)
     print_line("")
     for cell in outcome.cells:
         print_line(f"comparison  {outcome.run.path.parent / cell.comparison}  ({cell.label})")
@@ -42,6 +47,21 @@ def _ranks(results: Path, comparison: str) -> str:
 
     store = RunStore(results)
     return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
+
+
+def _record(settings: Mapping[str, object], ranks: str, found: Mapping[str, object]) -> dict[str, object]:
+    """A line for programs, in full precision."""
+    ends = found.get("ci95")
+    low, high = ends if isinstance(ends, list | tuple) else (None, None)
+    return {
+        **settings,
+        "ranks": ranks,
+        "arm": found.get("candidate"),
+        **{key: found.get(key) for key in ("verdict", "level", "speedup")},
+        "interval_low": low,
+        "interval_high": high,
+        **{key: found.get(key) for key in ("predicted_speedup", *SHARES)},
+    }
 
 
 def _cells(label: str, ranks: str, found: Mapping[str, object]) -> tuple[str, ...]:

@@ -19,13 +19,14 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from dynbench.cli.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
+    from dynbench.cli.output import Form
     from dynbench.config.schema import Config
     from dynbench.runs.store import RunStore
 
@@ -44,6 +45,7 @@ class Settings:
         as_json: `--json` was given: print one object and nothing else on stdout.
         verbosity: -1 under `-q`, 1 under `-v`, else 0.
         debug: `--debug` was given.
+        form: what the result's table is printed as, by `--format`.
     """
 
     config_path: Path | None = None
@@ -53,6 +55,7 @@ class Settings:
     as_json: bool = False
     verbosity: int = 0
     debug: bool = False
+    form: Form = "table"
 
     def config(self) -> Config:
         """The configuration: flags over `--set` over the file over the defaults.
@@ -93,13 +96,16 @@ class Settings:
 
     @property
     def quiet(self) -> bool:
-        """Under `-q`: the result is a line for a script, the path of what was made or shown, or the verdict."""
-        return self.verbosity < 0
+        """Under `-q`: the result is a line for a script, the path of what was made or shown, or the verdict.
+
+        Where `--format` asks for the result as a table, that is the result, and nothing else is said.
+        """
+        return self.verbosity < 0 and self.form == "table"
 
     @property
     def shows_progress(self) -> bool:
         """False under `-q`."""
-        return not self.quiet
+        return self.verbosity >= 0
 
 
 def common_options(function: Callable[..., object]) -> Callable[..., object]:
@@ -108,10 +114,13 @@ def common_options(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
     def wrapper(**given: object) -> object:
         settings = _take_settings(given)
-        from dynbench.cli.output import set_up_logging
+        from dynbench.cli.output import set_up_logging, stdout_holds
 
         set_up_logging(settings.verbosity, settings.debug)
-        return function(settings=settings, **given)
+        if settings.as_json and settings.form != "table":
+            raise click.UsageError(f"--json and --format {settings.form} both say what stdout holds; leave one out.")
+        with stdout_holds(settings.form, tells=settings.verbosity >= 0):
+            return function(settings=settings, **given)
 
     options = (
         click.option("--debug", is_flag=True, help="Details of the libraries too; tracebacks."),
@@ -178,6 +187,22 @@ def config_options(*sections: str, defaults: bool = True) -> Decorator:
     return decorate
 
 
+def table_option(function: Callable[..., object]) -> Callable[..., object]:
+    """`--format`, for commands whose result is a table. Must stand above `common_options`."""
+    return _decorate(
+        function,
+        (
+            click.option(
+                "--format",
+                "table_form",
+                type=click.Choice(["table", "md", "csv"]),
+                default="table",
+                help="What the result's table is printed as; md and csv leave all else to stderr.  [default: table]",
+            ),
+        ),
+    )
+
+
 def name_options(function: Callable[..., object]) -> Callable[..., object]:
     """`--name --replace`, received as `name` and `replace`."""
     return _decorate(
@@ -224,4 +249,5 @@ def _take_settings(given: dict[str, object]) -> Settings:
         as_json=bool(given.pop("as_json")),
         verbosity=-1 if quiet else 1 if verbose else 0,
         debug=bool(debug),
+        form=cast("Form", given.pop("table_form", "table")),
     )

@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
 import click
 from rich.console import Console
@@ -18,6 +20,8 @@ from dynbench.runs.atomic import jsonable
 PIPE_WIDTH = 200
 """Columns of a table that goes into a file or a pipe."""
 MOST_WIDTH = 10_000
+Form = Literal["table", "md", "csv"]
+"""What a result's table is printed as."""
 LONG_CELL = 30
 """Characters from which a cell of several words is a sentence, which may be wrapped."""
 
@@ -45,6 +49,32 @@ stdout = _console(to_stderr=False)
 stderr = _console(to_stderr=True)
 
 
+_form: Form = "table"
+_tells = True
+
+
+@contextmanager
+def stdout_holds(form: Form, *, tells: bool) -> Iterator[None]:
+    """While a command runs: `md` and `csv` leave stdout to the table of `print_result` alone.
+
+    Args:
+        form: what that table is printed as.
+        tells: what else a command prints goes to stderr then; else nowhere.
+    """
+    global _form, _tells
+    before = _form, _tells
+    _form, _tells = form, tells
+    try:
+        yield
+    finally:
+        _form, _tells = before
+
+
+def _print(text: str) -> None:
+    if _form == "table" or _tells:
+        click.echo(text, err=_form != "table")
+
+
 def print_json(value: object) -> None:
     """Print exactly one JSON object, on one line, in ASCII whatever the locale; NaN and infinities are null."""
     click.echo(json.dumps(jsonable(value), allow_nan=False))
@@ -52,7 +82,37 @@ def print_json(value: object) -> None:
 
 def print_line(text: str) -> None:
     """Print one line of the result, never wrapped, so that paths can be copied."""
-    click.echo(text)
+    _print(text)
+
+
+def print_result(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    records: Iterable[Mapping[str, object]],
+    *,
+    keys: int = 1,
+    bold: Collection[int] = (),
+) -> None:
+    """Print the table that is a command's result, in the form that `--format` asks for.
+
+    Args:
+        columns: the header for people, also as Markdown.
+        rows: cells for people; None is empty.
+        records: for programs, as CSV: names with their units to values in full precision.
+        keys: as `print_table` takes it.
+        bold: as `print_table` takes it.
+    """
+    if _form == "table":
+        print_table(columns, rows, keys=keys, bold=bold)
+        return
+    from dynbench.table_text import csv_text, pipes
+
+    if _form == "csv":
+        click.echo(csv_text(records), nl=False)
+        return
+    cells = _texts(rows)
+    rule = ["---:" if numeric else "---" for numeric in _numeric(len(columns), cells)]
+    click.echo(pipes([columns, rule, *cells]))
 
 
 def print_table(
@@ -75,34 +135,48 @@ def print_table(
         keys: how many of the first columns tell the rows apart.
         bold: positions of rows that stand out.
     """
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = _texts(rows)
+    numeric = _numeric(len(columns), cells)
+    target = stdout if _form == "table" else stderr
 
-    def draw(chosen: Sequence[int], title: str | None) -> Table:
-        table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    if title is not None:
+        _print(title)
+
+    def draw(chosen: Sequence[int]) -> Table:
+        table = Table(box=None, pad_edge=False)
         for index in chosen:
-            column = [row[index] for row in cells]
-            numeric = bool(cells) and all(map(_is_number, column))
-            table.add_column(
-                Text(columns[index]), justify="right" if numeric else "left", no_wrap=not any(map(_is_long, column))
-            )
+            justify: Literal["left", "right"] = "right" if numeric[index] else "left"
+            wraps = any(_is_long(row[index]) for row in cells)
+            table.add_column(Text(columns[index]), justify=justify, no_wrap=not wraps)
         for position, row in enumerate(cells):
             table.add_row(*(Text(row[index]) for index in chosen), style="bold" if position in bold else "")
         return table
 
     def least(chosen: Sequence[int]) -> int:
-        return stdout.measure(draw(chosen, None), options=stdout.options.update(width=MOST_WIDTH)).minimum
+        return target.measure(draw(chosen), options=target.options.update(width=MOST_WIDTH)).minimum
 
-    for number, chosen in enumerate(_parts(len(columns), keys, lambda part: least(part) <= stdout.width)):
-        console = stdout if least(chosen) <= stdout.width else _console(to_stderr=False, width=least(chosen))
+    def fits(chosen: Sequence[int]) -> bool:
+        return not target.is_terminal or least(chosen) <= target.width
+
+    for number, chosen in enumerate(_parts(len(columns), keys, fits)):
+        wide = least(chosen) > target.width
+        console = _console(to_stderr=target is stderr, width=least(chosen)) if wide else target
         with console.capture() as drawn:
-            console.print(draw(chosen, None if number else title))
-        click.echo(("\n" if number else "") + "\n".join(line.rstrip() for line in drawn.get().splitlines()))
+            console.print(draw(chosen))
+        _print(("\n" if number else "") + "\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
+    return [["" if cell is None else str(cell) for cell in row] for row in rows]
+
+
+def _numeric(columns: int, cells: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns hold numbers only."""
+    return [bool(cells) and all(_is_number(row[index]) for row in cells) for index in range(columns)]
 
 
 def _parts(columns: int, keys: int, fits: Callable[[Sequence[int]], bool]) -> list[list[int]]:
     """Positions of the columns of each table: as many as fit beside the keys, at least one; all of them in a pipe."""
-    if not stdout.is_terminal:
-        return [list(range(columns))]
     parts = [list(range(min(keys, columns)))]
     for index in range(keys, columns):
         if len(parts[-1]) > keys and not fits([*parts[-1], index]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Settings, common_options, config_options, name_options
+from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 
 if TYPE_CHECKING:
     from dynbench.runs.probe_record import ProbeRecord
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 )
 @name_options
 @config_options("workload", "train", "launch", "probe")
+@table_option
 @common_options
 def command(settings: Settings, name: str | None, replace: bool) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
@@ -78,10 +79,11 @@ def _as_json(record: ProbeRecord, run: dict[str, object]) -> dict[str, object]:
 
 
 def _show(record: ProbeRecord) -> None:
-    from dynbench.cli.output import print_line, print_table
+    from dynbench.cli.output import print_line, print_result
 
     limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
-    print_table(
+    print_line(f"capacity on {record.device}, {record.precision}{limit}")
+    print_result(
         ("rank", "tokens", "largest micro-batch", "passed", "failed", "peak MB"),
         [
             (
@@ -94,7 +96,18 @@ def _show(record: ProbeRecord) -> None:
             )
             for row in record.capacity
         ],
-        title=f"capacity on {record.device}, {record.precision}{limit}",
+        [
+            {
+                "rank": row.rank,
+                "length_tokens": row.length,
+                "max_batch_samples": None if row.tested_fail is None else row.max_batch,
+                "tested_ok_samples": row.tested_ok,
+                "tested_fail_samples": row.tested_fail,
+                "peak_mem_mb": row.peak_mem_mb,
+            }
+            for row in record.capacity
+        ],
+        keys=2,
     )
     if record.memory_model is not None:
         memory = record.memory_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dynbench.cli.options import Settings, common_options
+from dynbench.cli.options import Settings, common_options, table_option
 
 
 @click.group()
@@ -18,23 +18,25 @@ def command() -> None:
 
 
 @command.command("ls", epilog="Example: dynbench recipes ls")
+@table_option
 @common_options
 def list_recipes(settings: Settings) -> None:
     """All shipped recipes."""
-    from dynbench.cli.output import print_json, print_line, print_table
+    from dynbench.cli.output import print_json, print_line, print_result
     from dynbench.config.recipes import list_recipes, load_recipe
 
     found = [(name, path, load_recipe(path)) for name, path in list_recipes().items()]
+    rows = [
+        {"name": name, "path": path, "description": recipe.description, "arms": list(recipe.arms)}
+        for name, path, recipe in found
+    ]
     if settings.as_json:
-        rows = [
-            {"name": name, "path": path, "description": recipe.description, "arms": list(recipe.arms)}
-            for name, path, recipe in found
-        ]
         print_json({"schema_version": 1, "command": "recipes ls", "recipes": rows})
     elif settings.quiet:
         print_line("\n".join(name for name, _, _ in found))
     else:
-        print_table(("recipe", "what it does"), [(name, recipe.description) for name, _, recipe in found])
+        cells = [(name, recipe.description) for name, _, recipe in found]
+        print_result(("recipe", "what it does"), cells, rows)
 
 
 @command.command("show", epilog="Example: dynbench recipes show quickstart")

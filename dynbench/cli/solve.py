@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from dynbench.cli.options import Settings, common_options, config_options, name_options
+from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -72,6 +72,7 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
     "probe.run",
 )
 @name_options
+@table_option
 @common_options
 def command(
     settings: Settings,
@@ -262,14 +263,14 @@ def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw:
 
 
 def _list_policies(settings: Settings) -> None:
-    from dynbench.cli.output import print_json, print_line, print_table
+    from dynbench.cli.output import print_json, print_line, print_result
     from dynbench.schedule.policy import REGISTRY, missing_package
 
+    policies = [
+        {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": missing_package(name)}
+        for name, entry in REGISTRY.items()
+    ]
     if settings.as_json:
-        policies = [
-            {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": missing_package(name)}
-            for name, entry in REGISTRY.items()
-        ]
         print_json({"schema_version": 1, "command": "solve", "policies": policies})
         return
     if settings.quiet:
@@ -279,4 +280,4 @@ def _list_policies(settings: Settings) -> None:
         (name, entry.summary, "train, solve" if entry.in_train else "solve", missing_package(name))
         for name, entry in REGISTRY.items()
     ]
-    print_table(("policy", "what it does", "runs in", ""), rows)
+    print_result(("policy", "what it does", "runs in", ""), rows, policies)

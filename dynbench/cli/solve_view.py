@@ -72,11 +72,14 @@ class Progress:
 
 def print_solution(solution: Solution, traces: Sequence[Trace], figures: Sequence[Path]) -> None:
     """Statistics of the traces, the table, gaps and notes on stdout; what was left out on stderr."""
+    from dynbench.experiment.solving import flat
+
     for trace in traces:
         output.print_line(_describe(trace))
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
-    output.print_table(COLUMNS, [_cells(result, results) for result in results], keys=KEYS, bold=best)
+    rows = [_cells(result, results) for result in results]
+    output.print_result(COLUMNS, rows, map(flat, results), keys=KEYS, bold=best)
     for note in (*_greedy_notes(results), *_steps_notes(results, solution.steps), *_notes(results)):
         output.print_line(note)
     for text in _left_out(solution.skipped):

@@ -6,9 +6,7 @@ first step, rank by rank) and, where `prefix` ran, greedy_gaps.csv (step by step
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +31,7 @@ from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace, describe
+from dynbench.table_text import csv_text
 
 _log = logging.getLogger(__name__)
 OnOutcome = Callable[[Line | Skipped], None]
@@ -241,13 +240,8 @@ def flat(result: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows as CSV; the columns are those of all rows, absent values empty."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    """Rows as a CSV file, see `csv_text`."""
+    write_text(path, csv_text(rows))
 
 
 def _keys(line: Line) -> dict[str, object]:

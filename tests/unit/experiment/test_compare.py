@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import signal
 from collections.abc import Callable
@@ -393,3 +395,64 @@ def test_a_condition_that_is_met_ends_compare_with_6_and_keeps_the_result(
     resumed = ["compare", "--resume", found["run"]["id"], "--fail-on", condition, "--results", str(store.root)]
     assert main(resumed) == code
     assert "FASTER (level step)" in capsys.readouterr().out
+
+
+ARMS = ["--arm", "static:mode=static", "--arm", "part:policy=partition,window=1"]
+SMALL = [
+    *("--device", "cpu", "--nproc", "2", "--threads", "1", "--launcher", "torchrun"),
+    *("--steps", "6", "--warmup-steps", "1", "--launches", "2"),
+]
+
+
+def table_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
+    store: RunStore, training: FakeTraining, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(store.root)]
+    over = ["--over", "global_batch=8,16", "--name", "sweep", "--format", "csv"]
+    training.fail_at = 5
+
+    assert main(["compare", *ARMS, *SMALL, *over, *results]) == 3
+    said = capsys.readouterr()
+    assert (said.out, len(training.calls)) == ("", 6)
+    assert f"Go on with: dynbench compare --resume sweep --results {store.root}" in said.err
+
+    assert main(["compare", "--resume", "sweep", "--format", "csv", *results]) == 0
+    found = table_of(capsys)
+    assert [(row["train.global_batch"], row["arm"], row["verdict"]) for row in found] == [
+        ("8", "part", "FASTER"),
+        ("16", "part", "FASTER"),
+    ]
+    assert all(len(row["speedup"]) > 6 and row["interval_low"] < row["speedup"] for row in found)
+    assert len(training.calls) == 9
+    assert {name.partition("-")[0] for name, _, _ in training.calls} == {"static", "part"}
+
+
+def test_the_table_of_a_comparison_is_the_result_in_every_form(
+    store: RunStore, training: FakeTraining, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(store.root)]
+    assert main(["compare", *ARMS, *SMALL, "--name", "c", *results, "--format", "csv"]) == 0
+    found = table_of(capsys)
+    assert main(["analyze", "c", "--format", "csv", *results]) == 0
+    assert table_of(capsys) == found
+    report = json.loads((store.resolve("c").path / "comparison.json").read_text())
+
+    rows = {row["metric"]: row for row in found}
+    assert list(found[0]) == ["metric", "title", "unit", "static", "part", "part gains_percent"]
+    times = [run["summary"]["step_time_ms"]["mean"] for run in report["runs"]]
+    assert float(rows["step_time_ms.mean"]["static"]) == sum(times[:2]) / 2
+    assert rows["step_time_ms.mean"]["unit"] == "ms"
+    gain = report["comparison"]["improvement_percent"]["step_time_ms.mean"]
+    assert float(rows["step_time_ms.mean"]["part gains_percent"]) == gain
+
+    assert main(["analyze", "c", "--format", "md", *results]) == 0
+    said = capsys.readouterr()
+    header, _, *body = said.out.splitlines()
+    assert (header, len(body)) == ("|  | static | part | part gains |", len(found))
+    assert "FASTER (level step)" in said.err and "folder   " in said.err
+    assert main(["analyze", "c", "--format", "md", "-q", *results]) == 0
+    assert capsys.readouterr() == (said.out, "")

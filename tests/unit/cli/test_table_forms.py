@@ -1,0 +1,245 @@
+"""`--format`: stdout holds the result's table and nothing else, whole and in full precision."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.cli import output
+from dynbench.cli.main import COMMANDS, main
+from dynbench.cli.options import Settings, common_options, table_option
+from dynbench.config.recipes import list_recipes
+from dynbench.experiment.cells import Cell
+from dynbench.probe import prober
+from dynbench.runs import probe_record
+from dynbench.runs.atomic import write_json
+from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import REGISTRY
+from dynbench.table_text import csv_text, pipes
+
+SOLVE = ["solve", "lognormal", "--steps", "1", "--world-size", "2", "--policy", "static,partition", "--no-figures"]
+SAME = ["--arm", "a", "--arm", "b"]
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").replace("\\|", "\0").split("|")]
+
+
+# ---- the two texts ----------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc")))
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.fixed_dictionaries({"a, b": texts, "n": numbers, '"q"': st.integers()}), min_size=1))
+def test_csv_keeps_every_text_and_every_digit(rows: list[dict[str, object]]) -> None:
+    found = list(csv.DictReader(io.StringIO(csv_text(rows), newline="")))
+    assert [{"a, b": row["a, b"], "n": float(row["n"]), '"q"': int(row['"q"'])} for row in found] == rows
+
+
+def test_csv_has_the_columns_of_all_rows_and_plain_values() -> None:
+    rows = [{"a": None, "b": True, "c": [1, "x"]}, {"b": float("nan"), "d": Path("p")}]
+    assert csv_text(rows) == 'a,b,c,d\n,true,"[1, ""x""]",\n,,,p\n'
+
+
+@given(st.lists(st.lists(st.text(st.characters(exclude_characters="\\")), min_size=3, max_size=3), min_size=1))
+def test_markdown_keeps_a_line_per_row_and_a_cell_per_column(rows: list[list[str]]) -> None:
+    lines = pipes(rows).split("\n")
+    assert [len(cells_of(line)) for line in lines] == [3] * len(rows)
+
+
+# ---- what stdout holds ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Said:
+    out: str
+    err: str
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A probe of one rank that found a limit at one length and none at the other."""
+    run = RunStore(tmp_path / "probes").create("probe", "probe")
+    capacity = [
+        SimpleNamespace(
+            rank=0, length=32, max_batch=123456, tested_ok=123456, tested_fail=130000, peak_mem_mb=1234.5678
+        ),
+        SimpleNamespace(rank=0, length=64, max_batch=9, tested_ok=9, tested_fail=None, peak_mem_mb=None),
+    ]
+    record = SimpleNamespace(
+        capacity=capacity, device="cpu", precision="fp32", memory_limit_mb=2000.0, memory_model=None, soak=None,
+        cost_model=None, predicted_speedup={}, speeds=[1.0],
+    )  # fmt: skip
+    monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
+    monkeypatch.setattr(probe_record, "read_probe", lambda _: record)
+    monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
+    yield
+
+
+TABLES = {
+    "solve": (SOLVE, ["static", "partition"], "policy"),
+    "solve --list": (["solve", "--list"], list(REGISTRY), "name"),
+    "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
+    "probe": (["probe"], ["32", "64"], "length_tokens"),
+}
+ELSEWHERE = {"analyze", "compare"}
+"""Over made-up rows, in tests/unit/experiment/test_compare.py; a sweep below."""
+
+
+def test_every_command_with_a_table_is_tried() -> None:
+    from importlib import import_module
+
+    import click
+
+    def takes(command: click.Command) -> bool:
+        found = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+        return any(
+            "--format" in each.opts and "csv" in getattr(each.type, "choices", ()) for c in found for each in c.params
+        )
+
+    asked = {name for name, (module, _) in COMMANDS.items() if takes(import_module(module).command)}
+    assert asked - {"runs"} == {name.partition(" ")[0] for name in TABLES} | ELSEWHERE
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("case", TABLES)
+def test_stdout_is_the_table_alone(
+    case: str, quiet: bool, tmp_path: Path, probed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, names, key = TABLES[case]
+    said = {}
+    for form in ("table", "csv", "md"):
+        quietly = ["-q"] if quiet and form != "table" else []
+        assert main([*words, "--format", form, "--results", str(tmp_path / form), *quietly]) == 0
+        said[form] = Said(*capsys.readouterr())
+    rows = rows_of(said["csv"].out)
+
+    assert [row[key] for row in rows] == names
+    header, rule, *body = said["md"].out.splitlines()
+    assert {len(cells_of(line)) for line in (header, rule, *body)} == {len(cells_of(header))}
+    assert set(rule) <= set("|-: ") and len(body) == len(rows)
+    told = [line for line in said["table"].out.splitlines() if line.startswith(("Results", "capacity on", "run "))]
+    for form in ("csv", "md"):
+        assert "\x1b" not in said[form].out
+        opened = [line.split()[0] for line in said[form].err.splitlines() if line]
+        assert all((line.split()[0] in opened) != quiet for line in told)
+        if quiet:
+            assert said[form].err == ""
+
+
+def test_numbers_are_whole_and_what_has_no_limit_is_empty(probed: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "--format", "csv"]) == 0
+    limited, open_end = rows_of(capsys.readouterr().out)
+
+    assert (limited["peak_mem_mb"], limited["max_batch_samples"]) == ("1234.5678", "123456")
+    assert (open_end["max_batch_samples"], open_end["tested_fail_samples"], open_end["peak_mem_mb"]) == ("", "", "")
+
+
+@pytest.mark.parametrize("form", ["csv", "md"])
+def test_a_narrow_terminal_cuts_and_breaks_nothing(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [*SOLVE, "--format", form, "--results"]
+    assert main([*words, str(tmp_path / "wide")]) == 0
+    wide = capsys.readouterr().out
+    monkeypatch.setattr(output, "stdout", output._Console(width=40, force_terminal=True))
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main([*words, str(tmp_path / "narrow")]) == 0
+    narrow = capsys.readouterr().out
+
+    assert len(narrow.splitlines()) == len(wide.splitlines())
+    assert narrow.splitlines()[0] == wide.splitlines()[0]
+
+
+@pytest.mark.parametrize("form", ["csv", "md"])
+@pytest.mark.parametrize("words", [["solve", "--list"], ["recipes", "ls"], ["compare", *SAME], ["analyze", "x"]])
+def test_json_and_a_table_are_not_both_on_stdout(
+    words: list[str], form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*words, "--json", "--format", form, "--results", str(tmp_path)]) == 2
+    assert f"--json and --format {form} both say what stdout holds" in capsys.readouterr().err
+
+
+def test_a_dry_run_is_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *SAME, "--dry-run", "--format", "csv"]) == 2
+    assert "--dry-run prints a recipe" in capsys.readouterr().err
+
+
+def test_what_failed_leaves_stdout_empty_and_the_next_command_prints_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["analyze", "nothing", "--format", "csv", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().out == ""
+    output.print_line("a line")
+    assert capsys.readouterr().out == "a line\n"
+
+
+def test_a_command_says_the_rest_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    import click
+
+    @click.command()
+    @table_option
+    @common_options
+    def command(settings: Settings) -> None:
+        output.print_line("before")
+        output.print_table(("k", "v"), [("a", 1)], title="another")
+        output.print_result(("k", "v"), [("a|b", "1.5 ms"), (None, "x")], [{"k": "a|b", "v_ms": 1.5 / 7}])
+
+    command(["--format", "md"], standalone_mode=False)
+    said = capsys.readouterr()
+    assert said.out == "| k | v |\n| --- | --- |\n| a\\|b | 1.5 ms |\n|  | x |\n"
+    assert said.err.splitlines() == ["before", "another", "k  v", "a  1"]
+    command(["--format", "csv", "-q"], standalone_mode=False)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (f"k,v_ms\na|b,{1.5 / 7!r}\n", "")
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "md"])
+def test_a_sweep_has_a_line_per_comparison_and_arm(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dynbench.cli.compare_cells import show_cells
+
+    store = RunStore(tmp_path)
+    measured = {"verdict": "FASTER", "level": "step", "speedup": 1.2512345678, "ci95": [1.2, 1.3]}
+    found = [{"candidate": "part", **measured}, {"candidate": "w8", **measured, "ci95": None, "speedup": 1 / 3}]
+    cells = []
+    for batch in (8, 64):
+        folder = store.create("compare", "cell")
+        runs = [{"id": "a", "summary": {"launcher": "torchrun"}}]
+        write_json(folder.path / "comparison.json", {"runs": runs, "arms": [{"name": "s", "runs": ["a"]}]})
+        cells.append(Cell({"train.global_batch": batch, "schedule.capacity": [6, 5]}, folder.id))
+    with output.stdout_holds(form, tells=True):
+        show_cells(SimpleNamespace(run=store.create("compare", "all"), cells=cells, comparisons=[found, found]))
+
+    said = Said(*capsys.readouterr())
+    if form == "table":
+        return
+    assert f"comparison  {store.root / cells[1].comparison}" in said.err
+    if form == "md":
+        assert len(said.out.splitlines()) == 6 and "| 1.251 |" in said.out
+        return
+    rows = rows_of(said.out)
+    assert [(row["train.global_batch"], row["arm"]) for row in rows] == [
+        ("8", "part"), ("8", "w8"), ("64", "part"), ("64", "w8"),
+    ]  # fmt: skip
+    assert [rows[1][key] for key in ("speedup", "interval_low", "interval_high", "ranks")] == [
+        repr(1 / 3),
+        "",
+        "",
+        "real",
+    ]
+    assert (rows[0]["schedule.capacity"], rows[2]["comparison"]) == ("[6, 5]", cells[1].comparison)
