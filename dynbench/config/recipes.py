@@ -15,6 +15,7 @@ from dynbench.config.dump import dump_yaml
 from dynbench.config.layers import Layers
 from dynbench.config.load import load_mapping
 from dynbench.config.schema import Config, PositiveInt, Section
+from dynbench.config.typed_settings import overlap
 from dynbench.config.yaml_strict import Document, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean
@@ -66,7 +67,8 @@ class Recipe:
         arms: configuration by arm name, in order.
         baseline: name of the arm that the others are compared with.
         launches: launches per arm, even.
-        cell: what this comparison of several adds to the shared settings; empty for a single one.
+        cell: what this comparison of several adds to the shared settings, unless the command line sets it for all of
+            them; empty for a single one.
     """
 
     name: str
@@ -183,6 +185,7 @@ def _load_cell(
     count = text.launches if launches is None else launches
     problems = list(_rules(text, count, document, launches_given=launches is not None))
     arms: dict[str, Config] = {}
+    laid_over: set[str] = set()
     for index, arm in enumerate(text.arms):
         layers = Layers(_arm_document(document, text, cell, index))
         for override in overrides:
@@ -190,13 +193,18 @@ def _load_cell(
         for key, value in flags.items():
             if value is not None:
                 layers.flag(key, value)
+        laid_over |= layers.given_by.keys()
         try:
             arms[arm.name] = layers.config(rules=not document.problems)
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    added = text.cells[cell] if text.cells else {}
+    added = {
+        key: value
+        for key, value in (text.cells[cell] if text.cells else {}).items()
+        if not any(overlap(key, given) for given in laid_over)
+    }
     return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, count, added)
 
 

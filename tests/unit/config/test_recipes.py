@@ -96,7 +96,8 @@ def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path
     assert first.arms["static"].train.seed == 9
     assert second.arms["static"].launch.slowdown == {0: 3.0}
     assert second.arms["partition"].launch.slowdown == {1: 2.0}
-    assert dict(first.cell) == {"train.steps": 6, "train.seed": 1}
+    assert dict(first.cell) == {"train.steps": 6}, "the seed is not the cell's"
+    assert dict(second.cell) == {"launch.slowdown": {0: 3.0}, "train.steps": 8}
     assert load_recipe(written(tmp_path, GOOD)).cell == {}
     assert problems(tmp_path, GOOD + "cells:\n  - {train.stepz: 6}\n")[0].startswith("10: train.stepz: unknown key.")
 
