@@ -38,7 +38,7 @@ Examples:
 @click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
 @click.option("--launches", type=int, metavar="N", help="Launches per arm, even; else the recipe's.")
 @gate_options
-@click.option("--dry-run", is_flag=True, help="Print the launches and their settings; do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe, its launches and their time; launch nothing.")
 @name_options
 @config_options("workload", "schedule", "sync", "compress", "train", "launch", "analysis", defaults=False)
 @table_option

@@ -62,6 +62,7 @@ def facts_of(run: Run) -> dict[str, object]:
 
 def _comparison_facts(run: Run) -> dict[str, object]:
     """The runs by arm and the verdicts of a comparison, and what comes next; empty for any other entry."""
+    from dynbench.errors import RecordError
     from dynbench.runs.store import results_option
 
     label = shlex.quote(run.label)
@@ -84,7 +85,7 @@ def _comparison_facts(run: Run) -> dict[str, object]:
             for launch in launches:
                 arms[launch["arm"]] += [launch["run"]] if launch["done"] else []
             return {"arms": arms, "verdicts": {}, "next": f"dynbench compare --resume {label}{option}"}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (RecordError, OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("%s: the comparison cannot be read: %r", run.path, error)
     return {}
 

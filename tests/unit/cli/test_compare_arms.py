@@ -264,6 +264,10 @@ def test_a_sweep_shows_its_comparisons_and_sends_on_to_them(
     shown = json.loads(capsys.readouterr().out)
     assert [cell["status"] for cell in shown["cells"]] == ["removed", "completed", "completed", "completed"]
 
+    (store.resolve("sweep").path / "cells.json").write_text("{")
+    assert main(["runs", "show", "sweep", *option]) == 0
+    assert "the comparison cannot be read" in capsys.readouterr().err
+
     assert main(["report", "sweep", *option]) == 2
     told = capsys.readouterr().err
     assert "is over several comparisons" in told and "dynbench runs show sweep" in told
