@@ -20,22 +20,20 @@ def command(settings: Settings, strict: bool) -> None:
     facts, unknown = machine_facts()
     findings = {name: check(settings) for name, check in CHECKS.items()}
     warned = [name for name, finding in findings.items() if not finding.ok]
-    problem = ChecksFailed(f"checks that warn: {', '.join(warned)}", "The next steps are in the checks.")
-    if settings.as_json:
-        checks = [
-            {"id": name, "ok": finding.ok, "seen": finding.seen, "hint": finding.hint or None}
-            for name, finding in findings.items()
-        ]
-        result = {"schema_version": 1, "command": "doctor", "environment": facts, "unknown": unknown, "checks": checks}
-        print_json(result | ({"error": problem.as_dict()} if strict and warned else {}))
-    elif settings.quiet:
+    checks = [
+        {"id": name, "ok": finding.ok, "seen": finding.seen, "hint": finding.hint or None}
+        for name, finding in findings.items()
+    ]
+    result = {"schema_version": 1, "command": "doctor", "environment": facts, "unknown": unknown, "checks": checks}
+    if settings.quiet and not settings.as_json:
         if warned:
             print_line("\n".join(warned))
-    else:
+    elif not settings.as_json:
         print_pairs("environment", {key: brief(value) for key, value in facts.items() if value is not None})
         print_line("")
         rows = [("ok" if it.ok else "warn", name, it.seen, it.hint) for name, it in findings.items()]
         print_table(("", "check", "seen", "next step"), rows)
     if strict and warned:
-        click.echo(f"error: {problem.message}", err=True)
-        click.get_current_context().exit(problem.exit_code)
+        raise ChecksFailed(f"checks that warn: {', '.join(warned)}", "The next steps are in the checks.", result=result)
+    if settings.as_json:
+        print_json(result)

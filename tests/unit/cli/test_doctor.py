@@ -48,7 +48,7 @@ def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], m
     shown = json.loads(out)
     assert shown["error"]["exit_code"] == 6
     assert shown["checks"][0]["hint"] == "do it"
-    assert err == "error: checks that warn: poor\n"
+    assert err == "error: checks that warn: poor\nhint: The next steps are in the checks.\n"
     monkeypatch.setattr(health, "CHECKS", {"fine": lambda s: Finding(True, "seen")})
     assert main(["doctor", "--strict"]) == 0
 

@@ -9,12 +9,13 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dynbench.cli.main import main
+from dynbench.cli.main import COMMANDS, main
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
@@ -332,6 +333,43 @@ def test_quiet_says_the_verdict_and_nothing_else(
     assert capsys.readouterr().out.splitlines() == [str(single.path)]
     assert main(["report", "demo", "-q", *results]) == 0
     assert capsys.readouterr().out.splitlines() == [str(store.resolve("demo").path / "report.en.md")]
+
+
+def test_strict_keeps_the_result_beside_the_error(
+    store: RunStore,
+    training: FakeTraining,
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two launches per arm are few, which is a finding."""
+
+    def both(*arguments: str) -> tuple[dict[str, object], dict[str, object]]:
+        """What is printed without `--strict`, and with it."""
+        assert main([*arguments, "--json", "--results", str(store.root)]) == 0
+        calm = json.loads(capsys.readouterr().out)
+        assert main([*arguments, "--json", "--strict", "--results", str(store.root)]) == 6
+        out, err = capsys.readouterr()
+        strict = json.loads(out)
+        error = strict.pop("error")
+        assert error["exit_code"] == 6 and "few_launches" in error["message"]
+        assert err.splitlines()[-2:] == [f"error: {error['message']}", f"hint: {error['hint']}"]
+        return calm, strict
+
+    recipe("launches: 4", "launches: 2")
+    calm, strict = both("compare", str(tmp_path / "demo.yaml"))
+    assert list(calm) == list(strict)
+    assert [item["verdict"] for item in strict["comparisons"]] == ["FASTER"]
+    assert "few_launches" in [check["id"] for check in strict["checks"]]
+    calm, strict = both("analyze", str(strict["run"]["id"]))
+    assert calm == strict
+
+
+def test_every_command_that_is_strict_is_held_to_it() -> None:
+    """The one above, and tests/unit/cli/test_doctor.py."""
+    commands = {name: import_module(module).command for name, (module, _) in COMMANDS.items()}
+    strict = {name for name, found in commands.items() if any("--strict" in it.opts for it in found.params)}
+    assert strict == {"analyze", "compare", "doctor"}
 
 
 def test_show_of_a_comparison_says_its_runs_verdicts_and_the_next_step(
