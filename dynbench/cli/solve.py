@@ -21,7 +21,6 @@ DATASETS = ("embedded",)
 DATASET_KEYS = ("dataset", "data_path", "text_column", "label_column", "length_column", "tokenizer", "subset")
 SCHEDULE_KEYS = ("cost_type", "solver", "buffer", "micro_batches", "capacity", "speeds")
 DEFAULT_WORLD_SIZES = (4, 8, 32)
-LONGEST_WORKLOAD_SAMPLE = 512
 EPILOG = """\b
 Examples:
   dynbench solve
@@ -58,7 +57,7 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 )
 @click.option("--steps", type=click.IntRange(1), help="Steps per line [100, less where a policy is slow].")
 @click.option("--order", type=click.Choice(["shuffle", "file"]), default="shuffle", show_default=True)
-@click.option("--max-length", type=click.IntRange(1), help="Cut samples to this many tokens [no cut].")
+@click.option("--max-length", type=click.IntRange(1), help="Cut samples to this many tokens [no cut], as train does.")
 @click.option("--column", help="Column of the trace file [length, or the only one].")
 @click.option("--from-run", metavar="RUN", help="Plan the data of a training run.")
 @click.option("--list", "list_only", is_flag=True, help="List the policies and stop.")
@@ -108,6 +107,8 @@ def command(
     config = settings.config()
     if windows is None and "window" in config.schedule.model_fields_set:
         windows = (config.schedule.window,)
+    if max_length is None and "max_length" in config.workload.model_fields_set:
+        max_length = config.workload.max_length
     policies = _with_window(policies, windows)
     loaded = _load(settings, traces, column, from_run, max_length)
     if write_trace is not None:
@@ -139,7 +140,7 @@ def command(
         )
     if csv_path is not None:
         _write_csv(solution, csv_path)
-    _show(settings, solution, loaded, draw=not no_figures)
+    _show(settings, solution, draw=not no_figures)
     return None
 
 
@@ -150,11 +151,11 @@ def _load(
     from dynbench.schedule.traces import BUILT_IN, load_trace
 
     loaded = [
-        _dataset(settings, max_length, {"workload.dataset": spec}) if spec in DATASETS else load_trace(spec, column)
+        _dataset(settings, {"workload.dataset": spec}) if spec in DATASETS else load_trace(spec, column)
         for spec in specs
     ]
     if _names_data(settings, specs, from_run) and not set(specs) & set(DATASETS):
-        loaded.append(_dataset(settings, max_length, {}))
+        loaded.append(_dataset(settings, {}))
     if from_run is not None:
         from dynbench.experiment.trace_sources import run_trace
 
@@ -206,13 +207,11 @@ def _with_window(policies: tuple[str, ...] | None, windows: tuple[int, ...] | No
     return (*policies, "window")
 
 
-def _dataset(settings: Settings, max_length: int | None, flags: Mapping[str, object]) -> Trace:
-    """A data set as `train` would load it, cut no shorter than asked for."""
+def _dataset(settings: Settings, flags: Mapping[str, object]) -> Trace:
+    """A data set as `train` would load it, not cut."""
     from dynbench.experiment.trace_sources import dataset_trace
 
-    longest = min(max_length or LONGEST_WORKLOAD_SAMPLE, LONGEST_WORKLOAD_SAMPLE)
-    chosen = {**settings.flags, **flags, "workload.max_length": longest}
-    return dataset_trace(replace(settings, flags=chosen).config())
+    return dataset_trace(replace(settings, flags={**settings.flags, **flags}).config())
 
 
 def _write_trace(traces: Sequence[Trace], path: Path) -> None:
@@ -234,7 +233,7 @@ def _write_csv(solution: Solution, path: Path) -> None:
         raise UsageError(f"--csv {path}: cannot be written: {error.strerror}", "Name a writable folder.") from error
 
 
-def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw: bool) -> None:
+def _show(settings: Settings, solution: Solution, draw: bool) -> None:
     from dynbench.cli.output import print_json, print_line
     from dynbench.cli.solve_view import print_solution
 
@@ -247,7 +246,7 @@ def _show(settings: Settings, solution: Solution, traces: Sequence[Trace], draw:
         print_line(str(solution.run.path))
         return
     if not settings.as_json:
-        print_solution(solution, traces, figures)
+        print_solution(solution, figures)
         return
     run = solution.run
     print_json(

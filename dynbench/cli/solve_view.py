@@ -70,12 +70,14 @@ class Progress:
             self._status.update(text)
 
 
-def print_solution(solution: Solution, traces: Sequence[Trace], figures: Sequence[Path]) -> None:
+def print_solution(solution: Solution, figures: Sequence[Path]) -> None:
     """Statistics of the traces, the table, gaps and notes on stdout; what was left out on stderr."""
     from dynbench.experiment.solving import flat
 
-    for trace in traces:
+    for trace in solution.traces:
         output.print_line(_describe(trace))
+        for note in _cut_notes(trace):
+            output.print_line(f"  {note}")
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
     rows = [_cells(result, results) for result in results]
@@ -107,6 +109,20 @@ def _describe(trace: Trace) -> str:
         f"{trace.name}: {s.samples:,} samples, mean {s.mean:.1f}, sd {s.sd:.1f}, p50 {s.p50:g}, p95 {s.p95:g}, "
         f"p99 {s.p99:g}, max {s.max} tokens ({trace.source})"
     )
+
+
+def _cut_notes(trace: Trace) -> list[str]:
+    """How many samples were cut here, and how many `train` would cut that are planned at their length."""
+    notes = []
+    if trace.cut_samples:
+        notes.append(f"cut here: {trace.cut_samples:,} samples were longer than {trace.lengths.max()} tokens")
+    if trace.longer_than_train:
+        most = trace.train_max_length
+        notes.append(
+            f"not cut here: {trace.longer_than_train:,} samples are longer than {most} tokens, where train cuts unless "
+            f"told otherwise (workload.max_length); --max-length {most} cuts here too"
+        )
+    return notes
 
 
 def _group(result: Mapping[str, Any]) -> tuple[object, ...]:

@@ -129,7 +129,7 @@ EFFECTS: dict[str, Effect] = {
     "workload.weights": Effect("train probe data"),
     "workload.size": Effect("train probe", _random, "pretrained weights bring their own shape"),
     "workload.dropout": Effect("train probe"),
-    "workload.max_length": Effect("train probe"),
+    "workload.max_length": Effect("train probe solve"),
     "workload.subset": Effect("train probe data"),
     "workload.pad_to_multiple_of": Effect("train probe solve"),
     "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),
@@ -228,7 +228,6 @@ EFFECTS: dict[str, Effect] = {
 
 INSTEAD = {
     "solve": {
-        "workload.max_length": "--max-length",
         "schedule.mode": "--policy",
         "schedule.policy": "--policy",
         "train.steps": "--steps",

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,9 +66,10 @@ class SolveOptions:
 
 @dataclass(frozen=True)
 class Solution:
-    """A finished `solve`: its run, its lines, what could not run, and the steps of a line that was not cut short."""
+    """A finished `solve`: its run, the planned traces, its lines, what could not run, and the steps of a whole line."""
 
     run: Run
+    traces: Sequence[Trace]
     lines: Sequence[Line]
     skipped: Sequence[Skipped]
     steps: int
@@ -112,7 +113,7 @@ def run_solve(
     with _recorded(run):
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
-    return Solution(run, lines, skipped, request.steps_per_line)
+    return Solution(run, request.traces, lines, skipped, request.steps_per_line)
 
 
 def keep_solution(
@@ -181,7 +182,7 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
         )
 
     return SolveRequest(
-        traces=[trace.cut(options.max_length) for trace in options.traces],
+        traces=[_as_trained(trace, config).cut(options.max_length) for trace in options.traces],
         world_sizes=options.world_sizes,
         make_problem=make_problem,
         policies=options.policies,
@@ -189,6 +190,11 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
         steps=options.steps,
         max_length=options.max_length,
     )
+
+
+def _as_trained(trace: Trace, config: Config) -> Trace:
+    """The trace with the length at which `train` would cut it under the same settings, unless it knows its own."""
+    return replace(trace, train_max_length=trace.train_max_length or config.workload.max_length)
 
 
 def _collect(outcomes: Iterable[Line | Skipped], on_outcome: OnOutcome | None) -> tuple[list[Line], list[Skipped]]:
@@ -211,7 +217,8 @@ def _ending(error: BaseException) -> dict[str, object]:
 
 def _trace_facts(trace: Trace) -> dict[str, object]:
     digest = hashlib.sha256(trace.lengths.tobytes()).hexdigest()[:16]
-    return {"name": trace.name, "source": trace.source, "fingerprint": digest, **asdict(describe(trace.lengths))}
+    cut = {key: getattr(trace, key) for key in ("cut_samples", "train_max_length", "longer_than_train")}
+    return {"name": trace.name, "source": trace.source, "fingerprint": digest, **asdict(describe(trace.lengths)), **cut}
 
 
 def _write(run: Run, traces: Sequence[Trace], lines: Sequence[Line], skipped: Sequence[Skipped]) -> None:

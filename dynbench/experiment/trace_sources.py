@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from dynbench.config.describe import field_of
+from dynbench.config.digest import flatten
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 
+LONGEST = 512
+"""The greatest `workload.max_length`: what is longer is cut to it as it is loaded, tokens."""
+
 
 def dataset_trace(config: Config) -> Trace:
-    """Lengths of the training samples of `workload.*`, truncated at `workload.max_length`.
+    """Lengths of the training samples of `workload.*`, not cut at `workload.max_length` but as far as they are loaded.
 
     Raises:
         ConfigError, DataError, HubError: as loading the data for training does.
     """
-    from dynbench.workloads.registry import build_workload
-
-    workload, dataset = build_workload(config), config.workload.dataset
-    return Trace(dataset, workload.train.lengths, f"workload.dataset {dataset}", workload.positions)
+    uncut = config.model_copy(update={"workload": config.workload.model_copy(update={"max_length": LONGEST})})
+    trace = _trained_as(_trace(uncut, config.workload.dataset), config)
+    whole = int(trace.lengths.max(initial=0)) < LONGEST
+    return trace if whole else replace(trace, source=f"{trace.source}, cut to {LONGEST} tokens as it is loaded")
 
 
 def run_trace(run: Run) -> Trace:
-    """As `trained_trace`, under the run's name.
+    """As `trained_trace`, under the run's name; what was decided for its machine is left to be decided again.
 
     Raises:
         UsageError: the run has trained on nothing.
@@ -33,7 +38,9 @@ def run_trace(run: Run) -> Trace:
     record = run.record()
     if record.command != "train":
         raise UsageError(f"{run.label}: a run of `{record.command}` has no data set", "Name a run of `dynbench train`.")
-    return replace(trained_trace(run), name=run.label)
+    decisions = run.env().get("decisions")
+    decided = [key for key in decisions if key.startswith("workload.")] if isinstance(decisions, Mapping) else []
+    return replace(_trained_as(trained_trace(run), run.config(), decided), name=run.label)
 
 
 def trained_trace(run: Run) -> Trace:
@@ -57,4 +64,22 @@ def trained_trace(run: Run) -> Trace:
             f"{run.label}: workload.dataset {config.workload.dataset} is no longer the data that it trained on",
             "Bring the data back, or train again.",
         )
-    return Trace(config.workload.dataset, train.lengths, f"training data of {run.label}", workload.positions)
+    trace = Trace(config.workload.dataset, train.lengths, f"training data of {run.label}", workload.positions)
+    return _trained_as(trace, config)
+
+
+def _trace(config: Config, name: str) -> Trace:
+    from dynbench.workloads.registry import build_workload
+
+    workload = build_workload(config)
+    return Trace(name, workload.train.lengths, f"workload.dataset {config.workload.dataset}", workload.positions)
+
+
+def _trained_as(trace: Trace, config: Config, decided: Collection[str] = ()) -> Trace:
+    """The trace with the settings that train on it; those `decided` for one machine are left to be decided again."""
+    settings = {key: value for key, value in flatten(config).items() if key.startswith("workload.")}
+    for key in decided:
+        found = field_of(key)
+        assert found is not None, "what was decided is a field"
+        settings[key] = found[0].default
+    return replace(trace, workload=settings, train_max_length=config.workload.max_length)

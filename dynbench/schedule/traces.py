@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -24,12 +24,24 @@ class Trace:
         lengths: tokens per sample, positive, shape [N].
         source: file or distribution it came from.
         positions: longest padded sample that the model trained on them takes, tokens; None for any.
+        workload: dotted key to value of the settings with which `train` loads these samples, or ones of the same
+            distribution; None where there are lengths only.
+        train_max_length: where `train` cuts them, tokens; None where that is not known.
+        cut_samples: samples that `cut` has made shorter.
     """
 
     name: str
     lengths: IntArray
     source: str
     positions: int | None = None
+    workload: Mapping[str, object] | None = None
+    train_max_length: int | None = None
+    cut_samples: int = 0
+
+    @property
+    def longer_than_train(self) -> int:
+        """Samples that `train` would cut and that stand here at their length."""
+        return 0 if self.train_max_length is None else int((self.lengths > self.train_max_length).sum())
 
     def cut(self, max_length: int | None) -> Trace:
         """The trace as truncation to `max_length` tokens leaves it; unchanged for None."""
@@ -37,7 +49,8 @@ class Trace:
             return self
         if max_length < 1:
             raise UsageError(f"--max-length {max_length}: a sample has at least 1 token", "Give a positive number.")
-        return replace(self, lengths=np.minimum(self.lengths, max_length))
+        cut = self.cut_samples + int((self.lengths > max_length).sum())
+        return replace(self, lengths=np.minimum(self.lengths, max_length), cut_samples=cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +93,18 @@ def _histogram(histogram: LengthHistogram) -> Callable[[], IntArray]:
     return lambda: _shuffled(histogram.lengths())
 
 
-BUILT_IN: dict[str, tuple[Callable[[], IntArray], str]] = {
-    "sst2": (_histogram(SST2), "GLUE SST-2, training split, WordPiece tokens (histogram)"),
-    "gsm8k": (_histogram(GSM8K), "GSM8K, training split, WordPiece tokens (histogram)"),
-    "lognormal": (lambda: _shuffled(lognormal_lengths()), "lognormal(5, 1) clamped to 16-1024"),
+BUILT_IN: dict[str, tuple[Callable[[], IntArray], str, str | None]] = {
+    "sst2": (_histogram(SST2), "GLUE SST-2, training split, WordPiece tokens (histogram)", "embedded"),
+    "gsm8k": (_histogram(GSM8K), "GSM8K, training split, WordPiece tokens (histogram)", None),
+    "lognormal": (lambda: _shuffled(lognormal_lengths()), "lognormal(5, 1) clamped to 16-1024", "lognormal"),
 }
-"""Distributions that need no file: name to (lengths, source)."""
+"""Distributions that need no file: name to (lengths, source, data set of `train` that draws from it)."""
 
 
 def built_in_trace(name: str) -> Trace:
     """One of the distributions of `BUILT_IN`."""
-    build, source = BUILT_IN[name]
-    return Trace(name, build(), source)
+    build, source, dataset = BUILT_IN[name]
+    return Trace(name, build(), source, workload=None if dataset is None else {"workload.dataset": dataset})
 
 
 def load_trace(spec: str, column: str | None = None) -> Trace:

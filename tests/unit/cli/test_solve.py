@@ -249,6 +249,54 @@ def test_a_data_set_is_planned_as_train_loads_it(store, tmp_path, capsys, monkey
     assert {(r["trace"], r["samples"]) for r in found["results"]} == {("embedded", 300)}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "max_length", "cut", "train_cuts_at", "longer", "said"),
+    [
+        ([], None, 0, 256, 7, ["not cut here: 7 samples are longer than 256 tokens"]),
+        (["--max-length", "256"], 256, 7, 256, 0, ["cut here: 7 samples were longer than 256 tokens"]),
+        (["--set", "workload.max_length=100"], 100, 7, 100, 0, ["cut here: 7 samples were longer than 100 tokens"]),
+        (["-c", "{file}"], 300, 3, 300, 0, ["cut here: 3 samples were longer than 300 tokens"]),
+        (
+            ["-c", "{file}", "--max-length", "350"], 350, 3, 300, 3,
+            ["cut here: 3 samples were longer than 350 tokens", "not cut here: 3 samples are longer than 300 tokens"],
+        ),
+        (["--max-length", "700"], 700, 0, 256, 7, ["not cut here: 7 samples are longer than 256 tokens"]),
+    ],
+)  # fmt: skip
+def test_what_train_would_cut_stands_beside_the_numbers(
+    store, tmp_path, capsys, arguments, max_length, cut, train_cuts_at, longer, said
+):
+    np.save(tmp_path / "t.npy", [10] * 40 + [290] * 4 + [600] * 3)
+    (tmp_path / "max.yaml").write_text("workload: {max_length: 300}\n")
+    words = [word.format(file=tmp_path / "max.yaml") for word in arguments]
+    few = (tmp_path / "t.npy", *QUICK, "--no-figures", *words)
+    out, err = run(capsys, *few)
+    notes = [line.strip() for line in out.splitlines() if "cut here" in line]
+    assert (err, len(notes)) == ("", len(said))
+    assert all(note.startswith(text) for note, text in zip(notes, said, strict=True))
+
+    expected = {"cut_samples": cut, "train_max_length": train_cuts_at, "longer_than_train": longer}
+    found = solved(capsys, *few)
+    for result in found["results"]:
+        assert {key: result[key] for key in expected} == expected
+        assert result["max_length"] == max_length
+    folder = Path(found["run"]["path"])
+    kept = json.loads((folder / "env.json").read_text())["data"]["traces"][0]
+    (row,) = csv.DictReader((folder / "traces.csv").open())
+    assert {key: kept[key] for key in expected} == {key: int(row[key]) for key in expected} == expected
+
+
+@pytest.mark.parametrize("arguments", [[], ["--max-length", "256"]])
+def test_a_data_set_is_cut_where_asked_and_what_train_would_cut_is_told(
+    store, tmp_path, capsys, monkeypatch, arguments
+):
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    found = solved(capsys, "--dataset", "lognormal", *QUICK, "--no-figures", *arguments)["results"][0]
+    assert found["train_max_length"] == 256
+    assert found["cut_samples" if arguments else "longer_than_train"] > 2_000
+    assert found["longer_than_train" if arguments else "cut_samples"] == 0
+
+
 def test_every_policy_is_listed_with_one_line(store, capsys):
     out, _ = run(capsys, "--list")
     assert [line.split()[0] for line in out.splitlines()[1:]] == list(REGISTRY)

@@ -133,6 +133,17 @@ def test_what_is_said_about_a_table_stands_with_it_only(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+def test_where_the_planned_lengths_are_cut_is_told(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    keep(make_comparison({}, flags={"static": {"workload.max_length": 123}}), {"results": [SOLVED | {"steps": 100}]})
+
+    opening = section(store, language).partition("|")[0]
+
+    assert ("123 tokens" if language == "en" else "123 个 token") in opening
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_failed_plan_says_why(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
     keep(make_comparison({}), {"run": None, "reason": "the file is gone"})
 
