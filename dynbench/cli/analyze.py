@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,8 +150,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         documents: reports already written from it.
     """
     from dynbench.analysis.analyze import arm_records, arm_table, virtual_note
+    from dynbench.cli.next_command import next_command
     from dynbench.cli.output import print_line, print_result
-    from dynbench.runs.store import results_option
 
     header, cells = arm_table(report)
     print_result(header, cells, arm_records(report))
@@ -180,8 +179,7 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     if any(path.suffix == ".html" for path in documents):
         print_line("next     open the HTML report in a browser")
     else:
-        option = results_option(report.folder.path.parent)
-        print_line(f"next     dynbench report {shlex.quote(report.folder.label)}{option}")
+        print_line(f"next     {next_command('report', report.folder.label, root=report.folder.path.parent)}")
 
 
 def show_verdicts(report: Report) -> None:

@@ -16,8 +16,8 @@ HEADER = ("settings", "ranks", "arm", "verdict", "speed-up", "interval", "predic
 
 def show_cells(outcome: CellsOutcome) -> None:
     """A table, and where the folders are."""
+    from dynbench.cli.next_command import next_command
     from dynbench.cli.output import print_line, print_result
-    from dynbench.runs.store import results_option
 
     kinds = [_ranks(outcome.run.path.parent, cell.comparison) for cell in outcome.cells]
     rows = [
@@ -36,8 +36,7 @@ def show_cells(outcome: CellsOutcome) -> None:
         print_line(f"comparison  {outcome.run.path.parent / cell.comparison}  ({cell.label})")
     print_line(f"figures     {outcome.run.figures_dir}")
     print_line(f"folder      {outcome.run.path}")
-    option = results_option(outcome.run.path.parent)
-    print_line(f"next        dynbench report {outcome.cells[0].comparison}{option}")
+    print_line(f"next        {next_command('report', outcome.cells[0].comparison, root=outcome.run.path.parent)}")
 
 
 def _ranks(results: Path, comparison: str) -> str:

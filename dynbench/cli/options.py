@@ -15,7 +15,6 @@ Option names may be written with underscores for dashes.
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,20 +71,6 @@ class Settings:
         from dynbench.runs.store import RunStore, default_root
 
         return RunStore(self.results or default_root())
-
-    def repeated(self, without: str) -> str:
-        """The options that set the configuration, as they were given, for a command that is to be copied.
-
-        Args:
-            without: section whose flags and `--set` are left out.
-        """
-        words = [] if self.config_path is None else ["-c", str(self.config_path)]
-        for text in self.overrides:
-            words += [] if text.startswith(f"{without}.") else ["--set", text]
-        for flag in FLAGS:
-            if flag.key in self.flags and flag.section != without:
-                words += [flag.option, str(self.flags[flag.key])]
-        return "".join(f" {shlex.quote(word)}" for word in words)
 
     @property
     def sets(self) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,9 @@ import click
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 
 if TYPE_CHECKING:
+    from dynbench.config.schema import Config
     from dynbench.runs.probe_record import ProbeRecord
+    from dynbench.runs.run import Run
 
 
 @click.command(
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 def command(settings: Settings, name: str | None, replace: bool) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
     from dynbench.analysis.figures import draw_figures
+    from dynbench.cli.next_command import next_command, setting_words
     from dynbench.cli.output import print_json, print_line
+    from dynbench.config.change import changed
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
-    from dynbench.runs.store import results_option
 
     with _progress(settings) as report:
         config = settings.config()
@@ -48,10 +50,14 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     print_line("")
     print_line(f"run      {run.path}")
     print_line(f"figures  {len([path for path in figures if path.suffix == '.png'])} in {run.figures_dir}")
-    print_line(
-        f"next     dynbench train --mode dynamic --probe {shlex.quote(run.label)}{settings.repeated(without='probe')}"
-        f"{results_option(run.path.parent)}"
-    )
+    words = setting_words("train", changed(config, next_settings(config, run)), settings.config_path)
+    print_line(f"next     {next_command('train', *words, root=run.path.parent)}")
+
+
+def next_settings(config: Config, run: Run) -> dict[str, object]:
+    """What the training that is suggested sets, beyond what was probed with."""
+    policy = None if config.schedule.policy == "static" else config.schedule.policy
+    return {"schedule.mode": "dynamic", "schedule.policy": policy, "probe.run": run.label}
 
 
 @contextmanager

@@ -62,6 +62,7 @@ def show_recipe(settings: Settings, name: str) -> None:
 @common_options
 def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> None:
     """Copy a recipe, to change it."""
+    from dynbench.cli.next_command import next_command
     from dynbench.cli.output import print_json, print_line
     from dynbench.config.recipes import find_recipe
     from dynbench.errors import UsageError
@@ -81,4 +82,4 @@ def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> Non
     else:
         print_line(str(path))
         if not settings.quiet:
-            print_line(f"next  dynbench compare {path}")
+            print_line(f"next  {next_command('compare', str(path), root=settings.store().root)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,11 +41,11 @@ def command(
     solve: bool,
 ) -> None:
     """Fill the report template from a comparison or run; without one, from the latest comparison."""
+    from dynbench.cli.next_command import next_command
     from dynbench.cli.output import print_json, print_line
     from dynbench.errors import UsageError
     from dynbench.experiment.reporting import render_report, write_report
     from dynbench.experiment.subject import find_subject, read_subject
-    from dynbench.runs.store import results_option
 
     store = settings.store()
     subject = find_subject(store, ref)
@@ -74,9 +73,11 @@ def command(
     else:
         print_line(str(path))
         if chosen == "md" and not settings.quiet:
-            named = "" if ref is None else f" {shlex.quote(ref)}"
-            language = "" if lang == "en" else f" --lang {lang}"
-            print_line(f"next  dynbench report{named}{results_option(store.root)}{language} --format html")
+            words = [ref or subject.run.label, "--format", "html"]
+            words += [] if lang == "en" else ["--lang", lang]
+            words += [] if template is None else ["--template", str(template)]
+            words += [] if output is None else ["-o", str(output.with_suffix(".html"))]
+            print_line(f"next  {next_command('report', *words, root=store.root)}")
 
 
 def _format(form: Format | None, output: Path | None) -> Format:

@@ -62,14 +62,13 @@ def facts_of(run: Run) -> dict[str, object]:
 
 def _comparison_facts(run: Run) -> dict[str, object]:
     """The runs by arm and the verdicts of a comparison, and what comes next; empty for any other entry."""
+    from dynbench.cli.next_command import next_command
     from dynbench.errors import RecordError
-    from dynbench.runs.store import results_option
 
-    label = shlex.quote(run.label)
-    option = results_option(run.path.parent)
+    root = run.path.parent
     try:
         if (run.path / "cells.json").is_file():
-            return _cells_facts(run, label, option)
+            return _cells_facts(run)
         if (run.path / "comparison.json").is_file():
             found = json.loads((run.path / "comparison.json").read_text(encoding="utf-8"))
             return {
@@ -77,21 +76,23 @@ def _comparison_facts(run: Run) -> dict[str, object]:
                 "verdicts": {
                     item["candidate"]: f"{item['verdict']}: {item['reason']}" for item in found["comparisons"]
                 },
-                "next": f"dynbench report {label}{option}",
+                "next": next_command("report", run.label, root=root),
             }
         if (run.path / "compare.json").is_file():
             launches = json.loads((run.path / "compare.json").read_text(encoding="utf-8"))["launches"]
             arms: dict[str, list[str]] = {launch["arm"]: [] for launch in launches}
             for launch in launches:
                 arms[launch["arm"]] += [launch["run"]] if launch["done"] else []
-            return {"arms": arms, "verdicts": {}, "next": f"dynbench compare --resume {label}{option}"}
+            resume = next_command("compare", "--resume", run.label, root=root)
+            return {"arms": arms, "verdicts": {}, "next": resume}
     except (RecordError, OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("%s: the comparison cannot be read: %r", run.path, error)
     return {}
 
 
-def _cells_facts(run: Run, label: str, option: str) -> dict[str, object]:
+def _cells_facts(run: Run) -> dict[str, object]:
     """The comparisons that a folder is over, each with what sets it apart and how it stands."""
+    from dynbench.cli.next_command import next_command
     from dynbench.experiment.cells import read_cells
     from dynbench.runs.store import RunStore
 
@@ -99,13 +100,13 @@ def _cells_facts(run: Run, label: str, option: str) -> dict[str, object]:
     cells = [(cell, store.root / cell.comparison) for cell in read_cells(run)]
     states = [store.resolve(cell.comparison).status if path.is_dir() else "removed" for cell, path in cells]
     open_ones = any(state != "completed" for state in states)
-    following = f"compare --resume {label}" if open_ones else f"report {cells[0][0].comparison}"
+    words = ("compare", "--resume", run.label) if open_ones else ("report", cells[0][0].comparison)
     return {
         "cells": [
             {"settings": cell.settings, "comparison": cell.comparison, "status": state}
             for (cell, _), state in zip(cells, states, strict=True)
         ],
-        "next": f"dynbench {following}{option}",
+        "next": next_command(*words, root=store.root),
     }
 
 

@@ -140,7 +140,7 @@ def command(
         )
     if csv_path is not None:
         _write_csv(solution, csv_path)
-    _show(settings, solution, draw=not no_figures)
+    _show(settings, config, solution, draw=not no_figures)
     return None
 
 
@@ -233,8 +233,9 @@ def _write_csv(solution: Solution, path: Path) -> None:
         raise UsageError(f"--csv {path}: cannot be written: {error.strerror}", "Name a writable folder.") from error
 
 
-def _show(settings: Settings, solution: Solution, draw: bool) -> None:
+def _show(settings: Settings, config: Config, solution: Solution, draw: bool) -> None:
     from dynbench.cli.output import print_json, print_line
+    from dynbench.cli.solve_next import next_lines
     from dynbench.cli.solve_view import print_solution
 
     figures: list[Path] = []
@@ -246,7 +247,7 @@ def _show(settings: Settings, solution: Solution, draw: bool) -> None:
         print_line(str(solution.run.path))
         return
     if not settings.as_json:
-        print_solution(solution, figures)
+        print_solution(solution, figures, next_lines(solution, config, settings))
         return
     run = solution.run
     print_json(

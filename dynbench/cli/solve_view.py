@@ -70,8 +70,14 @@ class Progress:
             self._status.update(text)
 
 
-def print_solution(solution: Solution, figures: Sequence[Path]) -> None:
-    """Statistics of the traces, the table, gaps and notes on stdout; what was left out on stderr."""
+def print_solution(solution: Solution, figures: Sequence[Path], following: Sequence[str]) -> None:
+    """Statistics of the traces, the table, gaps and notes on stdout; what was left out on stderr.
+
+    Args:
+        solution: what was solved.
+        figures: files drawn.
+        following: the lines on what comes next.
+    """
     from dynbench.experiment.solving import flat
 
     for trace in solution.traces:
@@ -87,20 +93,21 @@ def print_solution(solution: Solution, figures: Sequence[Path]) -> None:
     for text in _left_out(solution.skipped):
         output.stderr.print(text, soft_wrap=True)
     output.print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
-    output.print_line(f"Next: {_next(results)}")
+    for text in following:
+        output.print_line(text)
 
 
-def _next(results: Sequence[Mapping[str, Any]]) -> str:
-    """How `train` is told the policy that gave back most; what to do where none gives back anything."""
+def gives_back_nothing(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether policies were tried that train and leave the batches random, and none gives back anything."""
     gains = [r["speedup_vs_static"] for r in results if r["policy"] != "static" and _counts(r)]
-    if gains and all(gain is not None and gain < LEAST_GAIN for gain in gains):
-        return "stay with static; on these lengths no policy that keeps the batches random gives back anything"
+    return bool(gains) and all(gain is not None and gain < LEAST_GAIN for gain in gains)
+
+
+def best_of(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The line that gave back most, of the first trace and number of ranks where one did; else partition there."""
     rivals = (r for r in results if _is_best(r, results) and r["policy"] != "static")
     best = next((r for r in rivals if (r["speedup_vs_static"] or LEAST_GAIN) >= LEAST_GAIN), None)
-    if best is None:
-        return "dynbench train --mode dynamic --policy partition"
-    window = f" --window {best['window']}" if best["window"] > 1 else ""
-    return f"dynbench train --mode dynamic --policy {best['policy']}{window}"
+    return best or {**results[0], "policy": "partition", "window": 1}
 
 
 def _describe(trace: Trace) -> str:

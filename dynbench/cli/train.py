@@ -10,6 +10,7 @@ import click
 from dynbench.cli.options import Settings, common_options, config_options, name_options
 
 if TYPE_CHECKING:
+    from dynbench.config.schema import Config
     from dynbench.engine.launch import LaunchPlan
     from dynbench.experiment.training import TrainingResult
     from dynbench.runs.run import Run
@@ -81,7 +82,6 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
     from dynbench.cli.output import print_json, print_line, print_table
-    from dynbench.runs.store import results_option
 
     run, summary = result.run, result.summary
     record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
@@ -99,7 +99,7 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     print_line(f"run      {run.path}")
     if figures:
         print_line(f"figures  {len(figures)} in {run.figures_dir}")
-    print_line(f"next     {next_command(run, store)}{results_option(store.root)}")
+    print_line(f"next     {analysis_command(run, store)}")
 
 
 def _virtual_note(run: Run) -> str:
@@ -111,12 +111,20 @@ def _virtual_note(run: Run) -> str:
     return f" Virtual ranks, one device; communication model: {decisions['launch.comm_model']['value']}."
 
 
-def next_command(run: Run, store: RunStore) -> str:
-    """The comparison with the latest run that differs in scheduling only, static first; else this run alone."""
+def analysis_command(run: Run, store: RunStore) -> str:
+    """The analysis of a run as it was asked for, against the latest run that has other scheduling only, or alone."""
+    from dynbench.cli.next_command import next_command, setting_words
+
+    config = run.config()
+    labels = [each.label for each in _compared(run, config, store)]
+    return next_command("analyze", *labels, *setting_words("analyze", config), root=store.root)
+
+
+def _compared(run: Run, config: Config, store: RunStore) -> tuple[Run, ...]:
+    """The run and the one to compare it with, static first."""
     from dynbench.config.digest import differences
     from dynbench.errors import RecordError
 
-    config = run.config()
     for other, record in reversed(store.entries()):
         if record.command != "train" or record.status != "completed" or other.id == run.id:
             continue
@@ -125,6 +133,5 @@ def next_command(run: Run, store: RunStore) -> str:
         except RecordError:  # a broken run of another day is no reason to fail this one
             continue
         if "schedule.mode" in differing and all(key.startswith("schedule.") for key in differing):
-            pair = (run, other) if config.schedule.mode == "static" else (other, run)
-            return f"dynbench analyze {' '.join(shlex.quote(each.label) for each in pair)}"
-    return f"dynbench analyze {shlex.quote(run.label)}"
+            return (run, other) if config.schedule.mode == "static" else (other, run)
+    return (run,)

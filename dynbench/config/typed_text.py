@@ -1,6 +1,8 @@
-"""Values typed on a command line."""
+"""Values typed on a command line, and values as they would be typed."""
 
 from __future__ import annotations
+
+import json
 
 from dynbench.config import describe
 from dynbench.config.yaml_strict import Value, parse_scalar
@@ -40,3 +42,29 @@ def read_text(key: str, text: str, source: str) -> Value:
     if describe.takes_list(info) and not describe.takes_number(info) and isinstance(value, int | float):
         return [value]
     return value
+
+
+def written(key: str, value: object) -> str:
+    """The text that `read_text` reads as the value: plain where that is enough, else quoted as in JSON.
+
+    Args:
+        key: dotted key of the field.
+        value: as the configuration holds it.
+    """
+    value = list(value) if isinstance(value, tuple) else value
+    plain = _plain(value)
+    try:
+        same = read_text(key, plain.strip(), key) == value
+    except ConfigError:
+        same = False
+    return plain if same else json.dumps(value, ensure_ascii=False)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{_plain(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ",".join(map(_plain, value))
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
+    return value if isinstance(value, str) else json.dumps(value)

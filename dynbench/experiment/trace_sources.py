@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
+from dynbench.config.change import changed
 from dynbench.config.describe import field_of
 from dynbench.config.digest import flatten
 from dynbench.config.schema import Config
@@ -22,7 +23,7 @@ def dataset_trace(config: Config) -> Trace:
     Raises:
         ConfigError, DataError, HubError: as loading the data for training does.
     """
-    uncut = config.model_copy(update={"workload": config.workload.model_copy(update={"max_length": LONGEST})})
+    uncut = changed(config, {"workload.max_length": LONGEST})
     trace = _trained_as(_trace(uncut, config.workload.dataset), config)
     whole = int(trace.lengths.max(initial=0)) < LONGEST
     return trace if whole else replace(trace, source=f"{trace.source}, cut to {LONGEST} tokens as it is loaded")
@@ -38,9 +39,7 @@ def run_trace(run: Run) -> Trace:
     record = run.record()
     if record.command != "train":
         raise UsageError(f"{run.label}: a run of `{record.command}` has no data set", "Name a run of `dynbench train`.")
-    decisions = run.env().get("decisions")
-    decided = [key for key in decisions if key.startswith("workload.")] if isinstance(decisions, Mapping) else []
-    return replace(_trained_as(trained_trace(run), run.config(), decided), name=run.label)
+    return replace(_trained_as(trained_trace(run), asked_config(run)), name=run.label)
 
 
 def trained_trace(run: Run) -> Trace:
@@ -75,11 +74,19 @@ def _trace(config: Config, name: str) -> Trace:
     return Trace(name, workload.train.lengths, f"workload.dataset {config.workload.dataset}", workload.positions)
 
 
-def _trained_as(trace: Trace, config: Config, decided: Collection[str] = ()) -> Trace:
-    """The trace with the settings that train on it; those `decided` for one machine are left to be decided again."""
+def asked_config(run: Run) -> Config:
+    """The configuration of a run, with what was decided for its machine left to be decided again.
+
+    Raises:
+        RecordError: its configuration or provenance cannot be read.
+    """
+    decisions = run.env().get("decisions")
+    found = {key: field_of(key) for key in decisions} if isinstance(decisions, Mapping) else {}
+    defaults = {key: field[0].get_default(call_default_factory=True) for key, field in found.items() if field}
+    return changed(run.config(), defaults)
+
+
+def _trained_as(trace: Trace, config: Config) -> Trace:
+    """The trace with the settings that train on it."""
     settings = {key: value for key, value in flatten(config).items() if key.startswith("workload.")}
-    for key in decided:
-        found = field_of(key)
-        assert found is not None, "what was decided is a field"
-        settings[key] = found[0].default
     return replace(trace, workload=settings, train_max_length=config.workload.max_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,9 @@ def test_every_line_says_which_ranks_its_numbers_are_of(tmp_path: Path, capsys: 
 
     show_cells(SimpleNamespace(run=store.create("compare", "both"), cells=cells, comparisons=[[found], [found]]))
 
-    header, real, virtual, *_ = (line.split() for line in capsys.readouterr().out.splitlines())
+    lines = capsys.readouterr().out.splitlines()
+    assert shlex.split(lines[-1]) == [*f"next dynbench report {cells[0].comparison} --results".split(), str(tmp_path)]
+    header, real, virtual, *_ = (line.split() for line in lines)
     assert header[:3] == ["settings", "ranks", "arm"]
     assert real[:4] == ["train.global_batch=8", "real", "partition", "FASTER"]
     assert virtual[:4] == ["train.global_batch=64", "virtual", "partition", "FASTER"]

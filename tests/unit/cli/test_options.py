@@ -109,14 +109,3 @@ def test_the_help_shows_the_defaults_of_the_schema_where_it_decides() -> None:
 
     assert "Measured optimizer steps. [100]" in CliRunner().invoke(shown, ["--help"]).output
     assert "Measured optimizer steps.\n" in CliRunner().invoke(hidden, ["--help"]).output
-
-
-def test_what_was_given_can_be_given_again_without_a_section() -> None:
-    given = Settings(
-        config_path=Path("my settings.yaml"),
-        overrides=("train.weight_decay=0.1", "probe.margin=0.2"),
-        flags={"probe.lengths": "32,64", "workload.size": "base", "launch.nproc": "2"},
-    )
-    repeated = " -c 'my settings.yaml' --set train.weight_decay=0.1 --size base --nproc 2"
-    assert given.repeated(without="probe") == repeated
-    assert Settings().repeated(without="probe") == ""

@@ -157,6 +157,27 @@ def test_the_next_step_names_what_was_named(
     assert (copy / f"report.{lang}.html").is_file()
 
 
+def test_the_next_step_keeps_what_was_asked_for(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The comparison that was the latest, a template of one's own, and the folder that was named."""
+    template = tmp_path / "my template.md"
+    template.write_text(
+        (Path(__file__).resolve().parents[3] / "report" / "template.en.md").read_text(encoding="utf-8"),
+        encoding="utf-8",
+    )
+    output = ["-o", str(tmp_path / "there is" / "x.md")]
+    assert main(["report", *output, "--template", str(template), "--results", str(results)]) == 0
+
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])[2:]
+    assert words[:2] == ["report", "demo"]
+    assert words[words.index("--template") + 1] == str(template)
+    assert words[-2:] == ["--results", str(results)]
+    RunStore(results).create("analyze", "comparison")
+    assert main(words) == 0
+    assert (tmp_path / "there is" / "x.html").is_file()
+
+
 def test_planning_needs_the_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = RunStore(results)
     for run in store.list():

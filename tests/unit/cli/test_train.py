@@ -9,7 +9,7 @@ import pytest
 
 from dynbench.cli.main import main
 from dynbench.cli.progress import describe, progress_display
-from dynbench.cli.train import next_command
+from dynbench.cli.train import analysis_command
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.engine.progress import Progress
@@ -178,21 +178,22 @@ def finished(store: RunStore, mode: str, *overrides: str, name: str | None = Non
     return run
 
 
-def test_next_command_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+def test_the_next_step_pairs_what_differs_in_scheduling_only(tmp_path: Path) -> None:
+    store, option = RunStore(tmp_path), f" --results {tmp_path}"
     static = finished(store, "static", name="runA")
-    assert next_command(static, store) == "dynbench analyze runA"
+    assert analysis_command(static, store) == f"dynbench analyze runA{option}"
     dynamic = finished(store, "dynamic", name="runB")
-    assert next_command(dynamic, store) == next_command(static, store) == "dynbench analyze runA runB"
+    assert analysis_command(dynamic, store) == f"dynbench analyze runA runB{option}"
+    assert analysis_command(static, store) == f"dynbench analyze runA runB{option}"
     longer = finished(store, "dynamic", "train.global_batch=128")
-    assert next_command(longer, store) == f"dynbench analyze {longer.id}"
+    assert analysis_command(longer, store) == f"dynbench analyze {longer.id}{option}"
 
 
-def test_a_broken_run_beside_it_does_not_fail_the_next_command(tmp_path: Path) -> None:
+def test_a_broken_run_beside_it_does_not_fail_the_next_step(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     static, broken = finished(store, "static", name="runA"), finished(store, "dynamic")
     broken.config_file.write_text("", encoding="utf-8")
-    assert next_command(static, store) == "dynbench analyze runA"
+    assert analysis_command(static, store) == f"dynbench analyze runA --results {tmp_path}"
 
 
 def test_progress_without_a_terminal_is_a_few_lines(capsys: Output) -> None:

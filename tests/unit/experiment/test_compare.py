@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -333,6 +334,33 @@ def test_quiet_says_the_verdict_and_nothing_else(
     assert capsys.readouterr().out.splitlines() == [str(single.path)]
     assert main(["report", "demo", "-q", *results]) == 0
     assert capsys.readouterr().out.splitlines() == [str(store.resolve("demo").path / "report.en.md")]
+
+
+def test_every_next_step_can_be_pasted(
+    store: RunStore,
+    training: FakeTraining,
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A registry whose name has a space; every command is the one that its predecessor suggests."""
+    recipe("launches: 4", "launches: 2")
+    results = tmp_path / "its results"
+
+    def pasted() -> list[str]:
+        label, program, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+        assert (label, program, words[-2:]) == ("next", "dynbench", ["--results", str(results)])
+        assert main(words) == 0
+        return words
+
+    assert main(["compare", str(tmp_path / "demo.yaml"), "--name", "demo", "--results", str(results)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "next     open the HTML report in a browser"
+    runs = [run.id for run, record in RunStore(results).entries() if record.command == "train"]
+    assert main(["analyze", *runs, "--results", str(results)]) == 0
+    comparison = RunStore(results).resolve("@latest:analyze")
+    assert pasted()[:2] == ["report", comparison.id]
+    assert pasted()[:2] == ["report", comparison.id]
+    assert {path.name for path in comparison.path.glob("report.*")} == {"report.en.md", "report.en.html"}
 
 
 def test_strict_keeps_the_result_beside_the_error(

@@ -1,0 +1,125 @@
+"""What follows from a solution: training with the policy that gave back most, on the same data and as many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynbench.cli.next_command import next_command, setting_words
+from dynbench.cli.solve_view import best_of, gives_back_nothing
+from dynbench.config.change import changed
+from dynbench.runs.provenance import usable_cores
+from dynbench.schedule.traces import Trace
+
+if TYPE_CHECKING:
+    from dynbench.cli.options import Settings
+    from dynbench.config.schema import Config, Launch
+    from dynbench.experiment.solving import Solution
+
+SHORTEST, LONGEST = 2, 512
+"""What `workload.max_length` takes, tokens."""
+PROBED = (
+    *("workload.weights", "workload.model", "workload.size", "workload.dropout", "workload.pad_to_multiple_of"),
+    *("train.precision", "launch.device", "launch.slowdown"),
+)
+"""Settings in which training must not differ from the probe that it uses."""
+NO_SAMPLES = {"workload.dataset": "tsv", "workload.data_path": "FILE"}
+"""Stands for the samples of a trace that holds lengths only: FILE is for the user to fill in."""
+Result = Mapping[str, Any]
+
+
+def next_lines(solution: Solution, config: Config, settings: Settings) -> list[str]:
+    """The command that trains so, after what has to be known of it; why there is none, where nothing is given back."""
+    results: Sequence[Result] = [line.result for line in solution.lines]
+    if not results:
+        return []
+    if gives_back_nothing(results):
+        return ["Next: stay with static; on these lengths no policy that keeps the batches random gives back anything"]
+    best = best_of(results)
+    trace = next(trace for trace in solution.traces if trace.name == best["trace"])
+    probed = _probed(config, settings)
+    most = LONGEST if probed is None else probed.workload.max_length
+    wanted = changed(config, _data(trace, config, most) | _plan(best) | _ranks(config.launch, best["world_size"]))
+    if probed is not None:
+        wanted = changed(wanted, _as_probed(config, probed))
+    words = setting_words("train", wanted, settings.config_path)
+    lines = []
+    if wanted.workload.data_path == NO_SAMPLES["workload.data_path"]:
+        lines.append(f"{trace.name} holds lengths without samples: FILE below stands for the samples that they are of.")
+    longest = int(trace.lengths.max())
+    if longest > most:
+        why = "the most that train takes" if probed is None else f"the most that {config.probe.run} was probed with"
+        lines.append(f"{trace.name} has samples of up to {longest} tokens; train cuts at {most}, {why}.")
+    return [*lines, f"Next: {next_command('train', *words, root=solution.run.path.parent)}"]
+
+
+def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
+    """The settings that load the trace's samples at the lengths that were planned, up to `most` tokens."""
+    from dynbench.config.schema import Workload
+
+    fields = ("dataset", "data_path", "eval_path", "text_column", "label_column", "tokenizer", "subset")
+    unset = {f"workload.{name}": Workload.model_fields[name].default for name in fields}
+    named = {f"workload.{name}": getattr(config.workload, name) for name in fields}
+    loaded = trace.workload or (NO_SAMPLES if config.workload.data_path is None else named)
+    known = loaded.get("workload.max_length", config.workload.max_length)
+    assert isinstance(known, int)
+    longest = int(trace.lengths.max())
+    # Where something was cut, training must cut there too; else it must not cut what was planned whole.
+    kept = longest if trace.cut_samples else max(known, longest)
+    return {**unset, **loaded, "workload.max_length": min(max(kept, SHORTEST), most)}
+
+
+def _probed(config: Config, settings: Settings) -> Config | None:
+    """What the probe that is planned with was asked for; None where none is."""
+    from dynbench.engine.planning import names_a_probe
+    from dynbench.errors import RecordError
+    from dynbench.experiment.trace_sources import asked_config
+
+    if not names_a_probe(config):
+        return None
+    try:
+        return asked_config(settings.store().resolve(str(config.probe.run)))
+    except RecordError:  # a hint is no reason to fail what was solved
+        return None
+
+
+def _as_probed(config: Config, probed: Config) -> dict[str, object]:
+    """The settings of `PROBED` that are left open, as the probe has them."""
+    found: dict[str, object] = {}
+    for key in PROBED:
+        section, _, name = key.partition(".")
+        if name not in getattr(config, section).model_fields_set:
+            found[key] = getattr(getattr(probed, section), name)
+    return found
+
+
+def _plan(best: Result) -> dict[str, object]:
+    return {
+        "schedule.mode": "dynamic",
+        "schedule.policy": best["policy"],
+        "schedule.window": best["window"],
+        "train.global_batch": best["global_batch"],
+    }
+
+
+def _ranks(launch: Launch, ranks: int) -> dict[str, object]:
+    """As many ranks as were planned: as configured where they are, else real ones where this machine can hold them."""
+    if launch.launcher == "virtual":
+        return {"launch.world_size": ranks}
+    if launch.nproc == "auto":
+        if launch.world_size == ranks:
+            return {}
+    elif launch.nproc * launch.nnodes == ranks:
+        return {}
+    chosen: dict[str, object] = {"launch.nproc": "auto", "launch.world_size": ranks, "launch.launcher": "auto"}
+    if ranks <= _places(launch):
+        chosen = {"launch.nproc": ranks, "launch.world_size": None}
+    alone = {"launch.nnodes": 1, "launch.node_rank": 0, "launch.rdzv_endpoint": None, "launch.rdzv_id": None}
+    return chosen | alone
+
+
+def _places(launch: Launch) -> int:
+    """GPUs that the driver lists, else cores; without torch, which planning does not need."""
+    gpus = 0 if launch.device == "cpu" else len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return gpus or usable_cores()

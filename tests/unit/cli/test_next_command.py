@@ -1,0 +1,311 @@
+"""A suggested command, pasted into a shell, has the settings, data and registry of the one that suggests it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from probes import make_probe
+from unit.config.test_effects import NEEDING, VALUES
+
+from dynbench import cli
+from dynbench.analysis import figures
+from dynbench.cli import probe, solve_next
+from dynbench.cli.main import COMMANDS, main
+from dynbench.cli.next_command import next_command, setting_words
+from dynbench.cli.options import Settings, _take_settings
+from dynbench.config.change import changed
+from dynbench.config.describe import all_keys
+from dynbench.config.digest import flatten
+from dynbench.config.dump import dump_config
+from dynbench.config.effects import EFFECTS
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.config.situation import Situation
+from dynbench.engine.resolve import Machine, resolve
+from dynbench.experiment import training
+from dynbench.experiment.training import TrainingResult
+from dynbench.probe import prober
+from dynbench.runs import probe_record
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+Output = pytest.CaptureFixture[str]
+WORDS = ("fine", "good", "bad", "poor", "long")
+TESTED_HERE = {"next_command", "solve_next", "train", "probe", "recipes"}
+ELSEWHERE = {"analyze", "compare_cells", "report", "runs_show"}
+"""In test_report.py, test_compare_cells.py and tests/unit/experiment/test_compare.py."""
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with text data; the results folder is not the default one and its name has a space."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(3.3, 1, 400).astype(int), 3, 350)
+    texts = [" ".join(random.choice(WORDS, n)) for n in lengths]
+    lines = [f"{text}\t{index % 2}" for index, text in enumerate(texts)]
+    Path("it's my data.tsv").write_text("\n".join(["sentence\tlabel", *lines]), encoding="utf-8")
+    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), encoding="utf-8")
+    np.save("lengths.npy", lengths)
+    return tmp_path / "my results"
+
+
+def parsed(line: str) -> Settings:
+    """The settings that a suggested command is given."""
+    program, name, *words = shlex.split(line)
+    assert program == "dynbench"
+    return _take_settings(dict(import_module(COMMANDS[name][0]).command.make_context(name, words).params))
+
+
+def suggested(printed: str) -> str:
+    """The command of the last line."""
+    label, _, command = printed.splitlines()[-1].partition(" ")
+    assert label in ("next", "Next:")
+    return command.strip()
+
+
+def read_by(command: str, config: Config) -> dict[str, object]:
+    """The settings that a command looks at."""
+    situation = Situation(command, config, config)
+    return {key: value for key, value in flatten(config).items() if EFFECTS[key].is_read(situation)}
+
+
+def dry_run(line: str, capsys: Output) -> dict:
+    """What `train` would do."""
+    assert main([*shlex.split(line)[1:], "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_command_with_a_next_line_is_tested() -> None:
+    sources = Path(str(cli.__file__)).parent.glob("*.py")
+    assert {path.stem for path in sources if "next_command(" in path.read_text()} == TESTED_HERE | ELSEWHERE
+
+
+@pytest.mark.parametrize("command", ["train", "analyze"])
+@pytest.mark.parametrize("start", ["nothing", "a file", "a file with the setting"])
+@pytest.mark.parametrize("key", [key for key in all_keys() if key in VALUES or key in NEEDING])
+def test_every_setting_comes_back(key: str, start: str, command: str, tmp_path: Path) -> None:
+    value, others = NEEDING.get(key, (VALUES.get(key), ()))
+    texts, file = [*others, f"{key}={value}"], None
+    config = load_config(None, texts)
+    if start != "nothing":
+        file = tmp_path / "some settings.yaml"
+        held = config if "with" in start else load_config(None, ["train.steps=33", "schedule.policy=prefix"])
+        file.write_text(dump_config(held), encoding="utf-8")
+
+    runs = ["a"] if command == "analyze" else []
+    again = parsed(f"dynbench {command} {shlex.join([*runs, *setting_words(command, config, file)])}").config()
+
+    assert read_by(command, again) == read_by(command, config)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a b.tsv", "it's.tsv", '"q".tsv', "null", "1e-4", "~", "true", "a: b", "#x", "a #b", "[x]", "{x}", " x ", "-x",
+     "--steps", "$(x)", "x;y", "数据.tsv", "a\\b", "*", "&a", "!x", "a=b", "%", "?"],
+)  # fmt: skip
+def test_any_file_name_comes_back(path: str) -> None:
+    wanted = changed(Config(), {"workload.dataset": "tsv", "workload.data_path": path, "workload.cache_dir": path})
+    assert parsed(f"dynbench train {shlex.join(setting_words('train', wanted))}").config() == wanted
+
+
+def test_a_file_that_says_nothing_by_itself_is_spelt_out(tmp_path: Path) -> None:
+    broken = tmp_path / "c.yaml"
+    broken.write_text("train: {steps: many, seed: 4}\n", encoding="utf-8")
+    wanted = load_config(broken, (), {"train.steps": "5"})
+    assert setting_words("train", wanted, broken) == ["--steps", "5", "--seed", "4"]
+    assert setting_words("train", wanted, tmp_path / "gone.yaml") == ["--steps", "5", "--seed", "4"]
+
+
+def test_the_registry_is_named_where_it_is_another(results: Path) -> None:
+    assert next_command("report", "a b", root=Path("results")) == "dynbench report 'a b'"
+    assert parsed(next_command("report", "a b", root=results)).store().root == results
+
+
+def finished(store: RunStore, mode: str, *settings: str, name: str | None = None) -> Run:
+    run = store.create("train", mode, name=name)
+    write_text(run.config_file, dump_config(load_config(None, [f"schedule.mode={mode}", *settings])))
+    write_json(run.env_file, {"decisions": {"workload.pad_to_multiple_of": {"value": 1, "reason": "on a CPU"}}})
+    run.update(status="completed")
+    return run
+
+
+def test_train_suggests_the_analysis_that_was_asked_for(
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RunStore(results)
+    asked = ("analysis.noise_threshold=0.07", "analysis.loss_tolerance=0.01", "analysis.confidence=0.9")
+    first = finished(store, "static", *asked, name="first")
+    run = finished(store, "dynamic", *asked)
+    monkeypatch.setattr(training, "run_training", lambda *_, **__: TrainingResult(run, None))
+    assert main(["train", "--results", str(results)]) == 0
+
+    line = suggested(capsys.readouterr().out)
+
+    assert shlex.split(line)[1:4] == ["analyze", first.name, run.id]
+    assert parsed(line).config().analysis == run.config().analysis
+    assert parsed(line).store().root == results
+
+
+OWN = ["--dataset", "tsv", "--data-path", "it's my data.tsv", "--tokenizer", "vocab.txt"]
+MORE = ["--seed", "7", "--set", "train.weight_decay=0.5", "--slowdown", "1:2.5"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [*OWN, "--global-batch", "24", "--max-length", "99", "--nproc", "2", *MORE],
+        ["-c", "my settings.yaml"],
+        ["-c", "my settings.yaml", "--steps", "9", "--set", "schedule.policy=window", "--set", "schedule.window=4"],
+    ],
+)
+def test_probe_suggests_training_with_what_was_probed(
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    Path("my settings.yaml").write_text(
+        "workload: {dataset: lognormal, subset: 500}\nschedule: {policy: static, speeds: [1, 0.5]}\n"
+        "train: {global_batch: 16}\nprobe: {margin: 0.3}\n"
+    )
+    run = RunStore(results).create("probe", "probe", name="p")
+    monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
+    monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
+    monkeypatch.setattr(probe, "_show", lambda _: None)
+    assert main(["probe", *words, "--soak-steps", "0", "--results", str(results)]) == 0
+
+    settings = parsed(suggested(capsys.readouterr().out))
+
+    probed = load_config(*_given(words))
+    expected = changed(probed, {"schedule.mode": "dynamic", "probe.run": "p"})
+    if probed.schedule.policy == "static":
+        expected = changed(expected, {"schedule.policy": None})
+    assert read_by("train", settings.config()) == read_by("train", expected)
+    assert settings.config().schedule.policy_name == ("window" if "schedule.window=4" in words else "partition")
+    assert settings.store().root == results
+
+
+def _given(words: list[str]) -> tuple[Path | None, tuple[str, ...], dict[str, object]]:
+    settings = _take_settings(dict(import_module("dynbench.cli.probe").command.make_context("probe", [*words]).params))
+    return settings.config_path, settings.overrides, dict(settings.flags)
+
+
+PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", "--no-figures", "--global-batch", "12"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["sst2"], {"workload.dataset": "embedded", "workload.max_length": 256}),
+        (["lognormal", "--max-length", "300"], {"workload.dataset": "lognormal", "workload.max_length": 300}),
+        (["lognormal"], {"workload.dataset": "lognormal", "workload.max_length": 512}),
+        (["embedded", "--subset", "200"], {"workload.dataset": "embedded", "workload.subset": 200}),
+        (
+            [*OWN, "--subset", "150", "--seed", "5"],
+            {"workload.data_path": "it's my data.tsv", "workload.tokenizer": "vocab.txt", "workload.subset": 150,
+             "train.seed": 5},
+        ),
+        (["--from-run", "earlier"], {"workload.data_path": "it's my data.tsv", "workload.max_length": 50}),
+        (["lengths.npy"], {"workload.dataset": "tsv", "workload.data_path": "FILE", "workload.tokenizer": None}),
+        (["gsm8k"], {"workload.dataset": "tsv", "workload.data_path": "FILE"}),
+        (
+            ["lengths.npy", "-c", "my settings.yaml"],
+            {"workload.data_path": "it's my data.tsv", "train.learning_rate": 0.25, "workload.max_length": 60},
+        ),
+        (["sst2", "-c", "my settings.yaml"], {"workload.dataset": "embedded", "workload.tokenizer": None}),
+        (
+            ["sst2", "--cost-type", "attention", "--set", "schedule.attention_a=0.25", "--speeds", "1,1,0.5"],
+            {"schedule.cost_type": "attention", "schedule.attention_a": 0.25, "schedule.speeds": [1.0, 1.0, 0.5]},
+        ),
+        (["sst2", "--capacity", "9,9,8"], {"schedule.capacity": [9, 9, 8]}),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_solve_suggests_training_on_the_same_data(
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: dict
+) -> None:
+    monkeypatch.setattr(solve_next, "_places", lambda _: 64)
+    Path("my settings.yaml").write_text(
+        "workload: {dataset: tsv, data_path: it's my data.tsv, tokenizer: vocab.txt, max_length: 60}\n"
+        "train: {learning_rate: 0.25}\n"
+    )
+    data = ["workload.dataset=tsv", "workload.data_path=it's my data.tsv", "workload.tokenizer=vocab.txt"]
+    finished(
+        RunStore(results), "static", *data, "workload.max_length=50", "workload.pad_to_multiple_of=1", name="earlier"
+    )
+    assert main(["solve", *words, *PLAN, "--world-size", "3", "--results", str(results)]) == 0
+    out = capsys.readouterr().out
+    line = suggested(out)
+    assert ("FILE below stands" in out) == ("FILE" in line)
+    if "FILE" in line:
+        shutil.copy("it's my data.tsv", "FILE")
+
+    shown = dry_run(line, capsys)
+
+    found = {f"{section}.{key}": value for section, keys in shown["config"].items() for key, value in keys.items()}
+    (best,) = [line for line in out.splitlines() if " * " in line]
+    policy = best.split("12")[1].split()[0]
+    window = 2 if policy == "window" else 1
+    assert {key: found[key] for key in expected} == expected
+    assert (found["schedule.policy"], found["schedule.window"]) == (policy, window)
+    assert found["train.global_batch"] == 12
+    assert (found["launch.launcher"], found["launch.nproc"]) == ("torchrun", 3)
+    assert Path(shown["run_path"]).parent == results
+    assert [text for text in shown["warnings"] if "no effect" in text] == []
+    if "--from-run" in words:
+        assert parsed(line).config().workload.pad_to_multiple_of == "auto"
+
+
+@pytest.mark.parametrize("cores", [1, 64])
+@pytest.mark.parametrize(
+    "own",
+    ["launcher=auto", "launcher=virtual", "launcher=torchrun", "nproc=3", "nproc=2", "world_size=3", "world_size=8"],
+)
+def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyPatch, own: str, cores: int) -> None:
+    """Real ones where the machine can hold them or they were asked for, else virtual ones."""
+    monkeypatch.setattr(solve_next, "_places", lambda _: cores)
+    config = load_config(None, [f"launch.{own}", "train.global_batch=12"])
+
+    wanted = changed(config, solve_next._ranks(config.launch, 3))
+
+    resolved = resolve(wanted, Machine(cores=2, gpus=0, bf16=False), RunStore(results))
+    real = cores == 64 or own == "nproc=3"
+    if own in ("launcher=virtual", "world_size=3"):
+        real = False
+    assert (resolved.world_size, resolved.config.launch.launcher) == (3, "torchrun" if real else "virtual")
+
+
+@pytest.mark.parametrize("own", [[], ["--set", "workload.dropout=0.1"]])
+def test_solve_suggests_what_its_probe_was_made_with(results: Path, capsys: Output, own: list[str]) -> None:
+    """Longer samples, another model or slower ranks than were probed are refused by `train`."""
+    store = RunStore(results)
+    made = make_probe(store, tables=[[(64, 9), (256, 2)]] * 2, workload={"size": "base", "max_length": 256})
+    asked = ["workload.size=base", "workload.dropout=0.1", "launch.slowdown={1: 2.0}", "train.precision=fp32"]
+    write_text(made.config_file, dump_config(load_config(None, asked)))
+    write_json(made.env_file, {"decisions": {"train.precision": {"value": "fp32", "reason": "on a CPU"}}})
+    words = ["lognormal", "--probe", made.label, "--world-size", "2", *own, "--policy", "partition", "--steps", "2"]
+    assert main(["solve", *words, "--no-figures", "--results", str(results)]) == 0
+    out = capsys.readouterr().out
+
+    config = parsed(suggested(out)).config()
+
+    assert "train cuts at 256, the most that" in out
+    assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
+    assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
+
+
+def test_recipes_cp_suggests_the_copy(results: Path, capsys: Output) -> None:
+    assert main(["recipes", "cp", "quickstart", "my recipe.yaml", "--results", str(results)]) == 0
+    program, *words = shlex.split(suggested(capsys.readouterr().out))
+    assert (program, words) == ("dynbench", ["compare", "my recipe.yaml", "--results", str(results)])
+    assert main([*words, "--dry-run", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["arms"]) == 3
