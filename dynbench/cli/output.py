@@ -145,9 +145,15 @@ def print_table(
     def draw(chosen: Sequence[int]) -> Table:
         table = Table(box=None, pad_edge=False)
         for index in chosen:
-            justify: Literal["left", "right"] = "right" if numeric[index] else "left"
-            wraps = any(_is_long(row[index]) for row in cells)
-            table.add_column(Text(columns[index]), justify=justify, no_wrap=not wraps)
+            column = [row[index] for row in cells]
+            wrapped = any(map(_is_long, column))
+            whole = max(Text(text).cell_len for text in (columns[index], *column))
+            table.add_column(
+                Text(columns[index]),
+                justify="right" if numeric[index] else "left",
+                no_wrap=not wrapped,
+                min_width=None if wrapped else whole,
+            )
         for position, row in enumerate(cells):
             table.add_row(*(Text(row[index]) for index in chosen), style="bold" if position in bold else "")
         return table

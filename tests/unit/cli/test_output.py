@@ -114,13 +114,13 @@ def test_a_narrow_terminal_gets_every_cell_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
     on_a_terminal(monkeypatch, width)
-    columns = ["name", "G", *(f"column-{chr(97 + i)}" for i in range(12))]
-    rows = [[f"run-{r}", str(r), *(f"{r}{i:02}.5 ms" for i in range(12))] for r in range(3)]
+    columns = ["name", "G", *(f"in {'long ' * (i % 3)}{chr(97 + i)}" for i in range(12))]
+    rows = [[f"run-{r}", str(r), *(f"{r}{i:02}.5 ms {'and so on' * (i % 2)}" for i in range(12))] for r in range(3)]
     output.print_table(columns, rows, keys=2, bold=[1])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    assert all(text.count(cell) == 1 for cell in (*columns[2:], *(cell for row in rows for cell in row[2:])))
+    assert all(text.count(cell.strip()) == 1 for cell in (*columns[2:], *(cell for row in rows for cell in row[2:])))
     tables = text.split("\n\n")
     assert (len(tables) == 1) == (width == 300)
     for table in tables:
