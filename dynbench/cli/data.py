@@ -102,11 +102,11 @@ def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
         UsageError: a run, and settings of data beside it.
     """
     from dynbench.errors import UsageError
-    from dynbench.experiment.trace_sources import dataset_trace, run_trace
+    from dynbench.experiment.trace_sources import run_trace, training_trace
 
     if run is None:
         config = settings.config()
-        return dataset_trace(config), config.workload.max_length
+        return training_trace(config), config.workload.max_length
     if settings.flags or settings.overrides or settings.config_path:
         raise UsageError(
             f"data lengths {run}: a run, and settings beside it",

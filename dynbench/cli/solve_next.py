@@ -58,10 +58,22 @@ def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
     """The settings that load the trace's samples at the lengths that were planned, up to `most` tokens."""
     from dynbench.config.schema import Workload
 
-    fields = ("dataset", "data_path", "eval_path", "text_column", "label_column", "tokenizer", "subset")
+    fields = (
+        "dataset",
+        "data_path",
+        "eval_path",
+        "text_column",
+        "label_column",
+        "length_column",
+        "tokenizer",
+        "subset",
+    )
     unset = {f"workload.{name}": Workload.model_fields[name].default for name in fields}
     named = {f"workload.{name}": getattr(config.workload, name) for name in fields}
-    loaded = trace.workload or (NO_SAMPLES if config.workload.data_path is None else named)
+    loaded = trace.workload or NO_SAMPLES
+    of_lengths = loaded is NO_SAMPLES or loaded["workload.dataset"] == "lengths"
+    if of_lengths and config.workload.data_path is not None:
+        loaded = named  # the samples that the lengths are of
     known = loaded.get("workload.max_length", config.workload.max_length)
     assert isinstance(known, int)
     longest = int(trace.lengths.max())

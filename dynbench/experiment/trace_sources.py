@@ -29,6 +29,15 @@ def dataset_trace(config: Config) -> Trace:
     return trace if whole else replace(trace, source=f"{trace.source}, cut to {LONGEST} tokens as it is loaded")
 
 
+def training_trace(config: Config) -> Trace:
+    """Lengths of the training samples of `workload.*` as `train` takes them, cut and the subset drawn.
+
+    Raises:
+        ConfigError, DataError, HubError: as loading the data for training does.
+    """
+    return _trained_as(_trace(config, config.workload.dataset), config)
+
+
 def run_trace(run: Run) -> Trace:
     """As `trained_trace`, under the run's name; what was decided for its machine is left to be decided again.
 

@@ -128,4 +128,6 @@ def load_trace(spec: str, column: str | None = None) -> Trace:
             f"Give a file ({', '.join(READERS)}) or one of {', '.join(BUILT_IN)}.",
         )
     lengths = read_trace(path, column)
-    return Trace(path.name.removesuffix(path.suffix).removesuffix(".lengths"), lengths, str(path))
+    name = path.name.removesuffix(path.suffix).removesuffix(".lengths")
+    trains = {"workload.dataset": "lengths", "workload.data_path": str(path), "workload.length_column": column}
+    return Trace(name, lengths, str(path), workload=trains)

@@ -12,7 +12,7 @@ import pytest
 from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
-from dynbench.experiment.trace_sources import dataset_trace
+from dynbench.experiment.trace_sources import training_trace
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -49,7 +49,7 @@ def test_a_run_gives_the_lengths_that_it_trained_on(store: RunStore, capsys: Out
     config = trained(store).config()
     assert main(["data", "lengths", "runA", "-o", f"x{suffix}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert read_trace(Path(f"x{suffix}")).tolist() == dataset_trace(config).lengths.tolist()
+    assert read_trace(Path(f"x{suffix}")).tolist() == training_trace(config).lengths.tolist()
     assert lines[0] == f"x{suffix}"
     assert lines[1].startswith("90 lengths in the order of the data (training data of runA)")
     assert lines[2] == f"next  dynbench train --dataset lengths --data-path x{suffix} --max-length 12"
@@ -60,7 +60,7 @@ def test_a_data_set_gives_the_lengths_that_would_be_trained_on(store: RunStore, 
     printed = json.loads(capsys.readouterr().out)
     written = pl.read_parquet("lengths.parquet")
     assert written.columns == ["length"]
-    assert written["length"].to_list() == dataset_trace(trained(store).config()).lengths.tolist()
+    assert written["length"].to_list() == training_trace(trained(store).config()).lengths.tolist()
     found = printed.pop("lengths")
     assert (found["samples"], found["max"]) == (90, 12)
     assert printed == {

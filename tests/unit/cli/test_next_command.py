@@ -215,7 +215,7 @@ PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", 
              "train.seed": 5},
         ),
         (["--from-run", "earlier"], {"workload.data_path": "it's my data.tsv", "workload.max_length": 50}),
-        (["lengths.npy"], {"workload.dataset": "tsv", "workload.data_path": "FILE", "workload.tokenizer": None}),
+        (["lengths.npy"], {"workload.dataset": "lengths", "workload.data_path": "lengths.npy"}),
         (["gsm8k"], {"workload.dataset": "tsv", "workload.data_path": "FILE"}),
         (
             ["lengths.npy", "-c", "my settings.yaml"],
