@@ -35,7 +35,7 @@ def load(
     short = short_keys({flag.option.removeprefix("--"): flag.key for flag in FLAGS})
     config = None if settings.config_path is None else str(settings.config_path)
     name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
-    recipes = resolve_cells(name, document, settings.overrides, settings.flags, launches)
+    recipes = resolve_cells(name, document, settings.overrides, settings.flags, launches, paths=True)
     return recipes, written_recipe(document, settings.overrides, settings.flags, recipes)
 
 

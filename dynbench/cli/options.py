@@ -56,15 +56,18 @@ class Settings:
     debug: bool = False
     form: Form = "table"
 
-    def config(self) -> Config:
+    def config(self, *, paths: bool = False) -> Config:
         """The configuration: flags over `--set` over the file over the defaults.
+
+        Args:
+            paths: also look up the files and folders that training reads.
 
         Raises:
             ConfigError: every mistake found.
         """
         from dynbench.config.load import load_config
 
-        return load_config(self.config_path, self.overrides, self.flags)
+        return load_config(self.config_path, self.overrides, self.flags, paths=paths)
 
     def store(self) -> RunStore:
         """The run registry."""

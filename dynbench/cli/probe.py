@@ -35,7 +35,7 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     from dynbench.runs.probe_record import read_probe
 
     with _progress(settings) as report:
-        config = settings.config()
+        config = settings.config(paths=True)
         run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
         report("drawing figures")
         figures = draw_figures("probe", run, run.figures_dir)

@@ -211,7 +211,7 @@ def _dataset(settings: Settings, flags: Mapping[str, object]) -> Trace:
     """A data set as `train` would load it, not cut."""
     from dynbench.experiment.trace_sources import dataset_trace
 
-    return dataset_trace(replace(settings, flags={**settings.flags, **flags}).config())
+    return dataset_trace(replace(settings, flags={**settings.flags, **flags}).config(paths=True))
 
 
 def _write_trace(traces: Sequence[Trace], path: Path) -> None:

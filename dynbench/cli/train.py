@@ -31,7 +31,7 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 @common_options
 def command(settings: Settings, name: str | None, replace: bool, dry_run: bool, no_figures: bool) -> None:
     """Train a model on several ranks and record where every step's time goes."""
-    config, store = settings.config(), settings.store()
+    config, store = settings.config(paths=True), settings.store()
     if dry_run:
         from dynbench.engine.launch import plan_launch
 

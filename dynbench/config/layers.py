@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from dynbench.config import describe
 from dynbench.config.explain import explain, shown
+from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import read_text
@@ -57,8 +58,12 @@ class Layers:
         """Lay a copy of a value over what is there as it is: text that looks like a number stays text."""
         self._put(key, _copy(value), "")
 
-    def config(self, *, rules: bool = True) -> Config:
+    def config(self, *, rules: bool = True, paths: bool = False) -> Config:
         """The validated configuration.
+
+        Args:
+            rules: also check the rules over several fields.
+            paths: also look up the files and folders that training reads.
 
         Raises:
             ConfigError: every mistake found in any layer.
@@ -69,10 +74,10 @@ class Layers:
         except ValidationError as error:
             self.problems.extend(explain(error, self.values, self._where))
         else:
-            if rules and not self.problems:
-                self.problems.extend(
-                    self._located(problem) for problem in check_rules(config, known_world_size(config))
-                )
+            if not self.problems:
+                found = check_rules(config, known_world_size(config)) if rules else []
+                found += path_problems(config) if paths else []
+                self.problems.extend(self._located(problem) for problem in found)
         if self.problems:
             raise ConfigError(self.problems)
         return config

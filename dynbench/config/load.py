@@ -13,7 +13,11 @@ from dynbench.errors import ConfigError, UsageError
 
 
 def load_config(
-    path: Path | None = None, overrides: Sequence[str] = (), flags: Mapping[str, object] | None = None
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, object] | None = None,
+    *,
+    paths: bool = False,
 ) -> Config:
     """The configuration of a command: flags over `--set` over the file over the defaults.
 
@@ -21,6 +25,7 @@ def load_config(
         path: a YAML file, or None.
         overrides: texts like `train.steps=200`; the value is read as in a YAML file.
         flags: dotted key to value, typed or as typed by the user; None values count as not given.
+        paths: also look up the files and folders that training reads.
 
     Raises:
         ConfigError: every mistake found, each opening with `file:line` where it has one, and its dotted key.
@@ -33,7 +38,7 @@ def load_config(
     for key, value in (flags or {}).items():
         if value is not None:
             layers.flag(key, value)
-    return layers.config()
+    return layers.config(paths=paths)
 
 
 def load_mapping(path: Path) -> Document:

@@ -127,6 +127,8 @@ def load_cells(
     overrides: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
     launches: int | None = None,
+    *,
+    paths: bool = False,
 ) -> list[Recipe]:
     """A recipe's comparisons with their arms resolved.
 
@@ -137,6 +139,7 @@ def load_cells(
         overrides: texts like `train.steps=200`, for all arms.
         flags: dotted key to value, for all arms; None values count as not given.
         launches: launches per arm; None takes the recipe's.
+        paths: also look up the files and folders that training reads.
 
     Returns:
         One recipe per cell; a single one where the recipe has no cells.
@@ -145,7 +148,7 @@ def load_cells(
         ConfigError: every mistake in the file and in every arm, with `file:line`.
         UsageError: the file cannot be read.
     """
-    return resolve_cells(path.stem, load_mapping(path), overrides, flags, launches)
+    return resolve_cells(path.stem, load_mapping(path), overrides, flags, launches, paths=paths)
 
 
 def resolve_cells(
@@ -154,6 +157,8 @@ def resolve_cells(
     overrides: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
     launches: int | None = None,
+    *,
+    paths: bool = False,
 ) -> list[Recipe]:
     """The comparisons of a recipe that is already read; else as `load_cells`.
 
@@ -165,7 +170,7 @@ def resolve_cells(
     recipes = []
     for cell in range(max(1, len(text.cells))):
         try:
-            recipes.append(_load_cell(name, document, text, cell, overrides, flags or {}, launches))
+            recipes.append(_load_cell(name, document, text, cell, overrides, flags or {}, launches, paths))
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
@@ -181,6 +186,7 @@ def _load_cell(
     overrides: Sequence[str],
     flags: Mapping[str, object],
     launches: int | None,
+    paths: bool,
 ) -> Recipe:
     count = text.launches if launches is None else launches
     problems = list(_rules(text, count, document, launches_given=launches is not None))
@@ -195,7 +201,7 @@ def _load_cell(
                 layers.flag(key, value)
         laid_over |= layers.given_by.keys()
         try:
-            arms[arm.name] = layers.config(rules=not document.problems)
+            arms[arm.name] = layers.config(rules=not document.problems, paths=paths)
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:

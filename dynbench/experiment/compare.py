@@ -33,9 +33,11 @@ from dynbench.runs.ending import is_storage_error, record_ending
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, results_option
+from dynbench.workloads.inputs import check_inputs
 
 _log = logging.getLogger(__name__)
 _GO_ON = "Go on with:"
+_ANEW = "with other settings, start anew (--replace takes the name over)."
 OnStage = Callable[[str], None]
 
 
@@ -177,12 +179,14 @@ def check_startable(recipe: Recipe, store: RunStore) -> None:
         NotComparable: arms that differ in more than may be compared.
         UsageError, NothingFits: this process is itself a rank, or an arm cannot run here or be planned.
         ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
+        DataError: a file that the arms, which share their data, cannot use.
     """
     if started_as_rank(recipe.arms[recipe.baseline]):
         raise UsageError(
             "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
         )
     _check_comparable(recipe, _resolved(recipe, store))
+    check_inputs(recipe.arms[recipe.baseline])
 
 
 def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
@@ -250,7 +254,8 @@ def recorded(comparison: Run) -> Iterator[None]:
             yield
     except DynbenchError as error:
         advice = error.hint.partition(_GO_ON)[0].strip()
-        error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}".strip()
+        anew = f"; {_ANEW}" if isinstance(error, UsageError) else ""
+        error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}{anew}".strip()
         raise
     except OSError as error:
         if is_storage_error(error):

@@ -44,6 +44,7 @@ from dynbench.schedule.policy import Problem
 from dynbench.schedule.speeds import distinct_speeds
 from dynbench.units import mb, parse_bytes
 from dynbench.workloads.base import Workload
+from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.registry import build_workload
 
 log = logging.getLogger(__name__)
@@ -71,10 +72,11 @@ def run_probe(
         asked: the settings, to warn of those that no probe reads; None where they are those of a training run.
 
     Raises:
-        UsageError: lengths beyond what the model takes, a limit that is no size.
+        UsageError: lengths beyond what the model takes, a limit that is no size, a path or file that cannot be used.
         NothingFits: not one sample of the longest length fits on some rank, or not even the model.
         WorkerFailed: trial processes kept dying.
     """
+    check_inputs(config)
     resolved = resolve(_to_be_probed(config), this_machine(), store)
     prober = Prober(resolved, _length_grid(resolved.config), _memory_limit_bytes(resolved))
     if prober.virtual:

@@ -13,6 +13,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 
+from dynbench.config.paths import means_path
 from dynbench.errors import DataError, HubError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def local_folder(key: str, name: str) -> Path | None:
         return path
     if path.exists():
         raise DataError(f"{key}: {name} is a file; expected a folder or a hub name")
-    if name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1:
+    if means_path(name):
         raise DataError(f"{key}: {name} does not exist; expected a folder or a hub name")
     return None
 

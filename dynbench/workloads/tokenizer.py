@@ -11,16 +11,15 @@ from pathlib import Path
 import tokenizers
 import transformers
 
+from dynbench.config.paths import VOCABULARY
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.datasets.lines import read_lines
 from dynbench.workloads.hub import first_line, load_from_hub, local_folder
 from dynbench.workloads.quiet import quiet_libraries
+from dynbench.workloads.vocabulary import KEY, read_vocabulary
 
 logger = logging.getLogger(__name__)
 
-KEY = "workload.tokenizer"
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 CHUNK_TEXTS = 20_000
 WAYS_OUT = "Name a local tokenizer (--tokenizer, a folder or a vocab.txt), or use --dataset embedded."
 
@@ -61,7 +60,7 @@ def load_tokenizer(settings: Workload) -> TextTokenizer:
         UsageError: no fast tokenizer, or one without a padding token.
     """
     key, name = (KEY, settings.tokenizer) if settings.tokenizer is not None else ("workload.model", settings.model)
-    if Path(name).suffix == ".txt":
+    if Path(name).suffix == VOCABULARY:
         return _from_vocabulary(Path(name).expanduser())
     quiet_libraries()
     folder = local_folder(key, name)
@@ -93,11 +92,7 @@ def _load_folder(key: str, folder: Path) -> transformers.PreTrainedTokenizerBase
 
 def _from_vocabulary(path: Path) -> TextTokenizer:
     """WordPiece with BERT's lower-casing rules; token ids are line numbers from 0."""
-    words = read_lines(path, KEY, "expected one WordPiece token per line")
-    missing = [token for token in SPECIAL_TOKENS if token not in words]
-    if missing:
-        raise DataError(f"{KEY}: {path}: no {', '.join(missing)}; expected a WordPiece vocabulary, one token per line")
-    vocabulary = {word: index for index, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(read_vocabulary(path))}
     wordpiece = tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True)
     backend = tokenizers.Tokenizer.from_str(wordpiece.to_str())
     return _wrap(backend, vocabulary["[PAD]"], str(path))

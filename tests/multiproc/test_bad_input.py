@@ -14,16 +14,17 @@ from dynbench.runs.store import RunStore
 pytestmark = pytest.mark.multiproc
 
 
-def test_a_vocabulary_without_a_special_token(tmp_path: Path) -> None:
+def test_a_tokenizer_folder_that_holds_none(tmp_path: Path) -> None:
     data = tmp_path / "data.tsv"
     data.write_text("sentence\tlabel\na fine film\t1\n")
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a", "fine", "film"]))
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
     results = tmp_path / "results"
-    arguments = ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(vocabulary))
+    arguments = ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(tokenizer))
     stdout, stderr = start(results, "train", "--json", *arguments).communicate(timeout=60)
     assert "partial run" not in stderr
     error = json.loads(stdout)["error"]
     assert (error["kind"], error["exit_code"]) == ("data", 2), stderr
-    assert "vocab.txt" in error["message"] and "[UNK]" in error["message"]
+    assert "expected a tokenizer saved by transformers" in error["message"]
     assert RunStore(results).list()[0].status is Status.FAILED

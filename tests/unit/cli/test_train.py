@@ -133,6 +133,7 @@ def test_mistakes_in_a_data_file_are_found_before_anything_is_made(
     said: str,
 ) -> None:
     refuse_launches(monkeypatch)
+    Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
     if content is not None:
         Path("train.tsv").write_text(content, encoding="utf-8")
     own = ["--dataset", "tsv", "--data-path", "train.tsv", "--tokenizer", "vocab.txt", *arguments]
@@ -142,7 +143,8 @@ def test_mistakes_in_a_data_file_are_found_before_anything_is_made(
 
 
 def test_a_large_data_file_is_left_to_the_ranks(results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynbench.workloads.datasets.registry._CHECKED_MB", 1e-6)
+    monkeypatch.setattr("dynbench.workloads.inputs._CHECKED_MB", 1e-6)
+    Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
     Path("train.tsv").write_text("nothing that could be used", encoding="utf-8")
     own = ["--dataset", "tsv", "--data-path", "train.tsv", "--tokenizer", "vocab.txt"]
     assert main(["train", "--nproc", "2", "--dry-run", *own]) == 0

@@ -20,7 +20,7 @@ from dynbench.cli.main import COMMANDS, main
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
-from dynbench.errors import Interrupted, NotComparable, RecordError, Terminated, UsageError, WorkerFailed
+from dynbench.errors import DataError, Interrupted, NotComparable, RecordError, Terminated, UsageError, WorkerFailed
 from dynbench.experiment import launches
 from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.launches import Clock, CompareProgress
@@ -170,6 +170,22 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     assert comparison.record().failure is None
     assert [len(runs) for runs in outcome.state.arms.values()] == [4, 4]
     assert failed.run not in outcome.state.arms["partition"]
+
+
+def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> object:
+        raise DataError("train.tsv: is gone", "Bring it back.")
+
+    comparison = start_comparison(recipe(), store, name="demo")
+    with monkeypatch.context() as patched, pytest.raises(DataError) as caught:
+        patched.setattr(launches, "run_training", gone)
+        run_comparison(comparison, store)
+
+    going_on = f"Bring it back. Go on with: dynbench compare --resume demo --results {store.root}"
+    assert caught.value.hint == f"{going_on}; with other settings, start anew (--replace takes the name over)."
+    assert len(run_comparison(comparison, store).state.missing) == 0
 
 
 def test_an_interrupted_comparison_says_so(

@@ -1,0 +1,94 @@
+"""The files and folders that a configuration names, looked up on this machine before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from dynbench.config.effects import EFFECTS
+from dynbench.config.schema import Config
+from dynbench.config.situation import FILE_DATASETS, Situation
+
+VOCABULARY = ".txt"
+"""Ending of a tokenizer that is a vocabulary file; every other one is a folder or a hub name."""
+
+
+def means_path(name: str) -> bool:
+    """Whether a model or tokenizer that is no folder here was still meant as a path, because no hub name looks so."""
+    return name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1
+
+
+def path_problems(config: Config) -> list[str]:
+    """What is wrong with the paths that training reads, one line each, opening with the dotted key.
+
+    Hub names are not looked up, and no file is opened.
+    """
+    workload = config.workload
+    problems: list[str] = []
+    if workload.dataset in FILE_DATASETS:
+        for key, value in (("data_path", workload.data_path), ("eval_path", workload.eval_path)):
+            problems += [] if value is None else _file(f"workload.{key}", value)
+    situation = Situation("train", config, config)
+    model_is_read = EFFECTS["workload.model"].is_read(situation)
+    for key, value in (("tokenizer", workload.tokenizer), ("model", workload.model if model_is_read else None)):
+        problems += [] if value is None else _tokenizer_or_model(f"workload.{key}", value)
+    return problems
+
+
+def _file(key: str, value: str) -> Iterator[str]:
+    try:
+        path = Path(value).expanduser()
+        if path.is_file():
+            return
+        if path.is_dir():
+            yield f"{key}: {value!r} is a folder; expected a file{_holding(path)}"
+        elif path.exists():
+            yield f"{key}: {value!r} is a pipe or a device, and every rank reads it anew; save it as a file"
+        else:
+            yield f"{key}: {value!r} does not exist{_nearest(path)}"
+    except (OSError, RuntimeError, ValueError) as error:
+        yield _unusable(key, value, error)
+
+
+def _tokenizer_or_model(key: str, value: str) -> Iterator[str]:
+    if Path(value).suffix == VOCABULARY:
+        yield from _file(key, value)
+        return
+    try:
+        path = Path(value).expanduser()
+        if path.is_dir():
+            if not any(path.iterdir()):
+                yield f"{key}: {value!r} is an empty folder; expected what transformers saves"
+        elif path.exists():
+            yield f"{key}: {value!r} is a file; expected a folder, perhaps {str(Path(value).parent)!r}, or a hub name"
+        elif means_path(value):
+            yield f"{key}: {value!r} does not exist{_nearest(path)}"
+    except (OSError, RuntimeError, ValueError) as error:
+        yield _unusable(key, value, error)
+
+
+def _unusable(key: str, value: str, error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return f"{key}: {value!r} cannot be used as a path: {reason}"
+
+
+def _nearest(path: Path) -> str:
+    """Where was looked, and the nearest spelling there; of several wrong parts, the first is mended."""
+    missing = next(part for part in (*reversed(path.parents), path) if not part.exists())
+    folder = missing.parent
+    said = f": there is no {missing.name!r} in {folder.resolve()}"
+    for name in get_close_matches(missing.name, _names(folder), n=1):
+        whole = folder / name / path.relative_to(missing)
+        return f"{said}. Did you mean {str(whole if whole.exists() else folder / name)!r}?"
+    return said
+
+
+def _holding(folder: Path, shown: int = 3) -> str:
+    names = sorted(name for name in _names(folder) if (folder / name).is_file())
+    more = ", …" if len(names) > shown else ""
+    return f", it holds {', '.join(map(repr, names[:shown]))}{more}" if names else ""
+
+
+def _names(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]

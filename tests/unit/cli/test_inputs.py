@@ -1,0 +1,78 @@
+"""A path or file that cannot be used is found by every command that would read it, before anything is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynbench.cli.main import main
+
+Output = pytest.CaptureFixture[str]
+
+SETTINGS = {
+    "workload.dataset": "tsv",
+    "workload.data_path": "train.tsv",
+    "workload.tokenizer": "vocab.txt",
+    "train.global_batch": "2",
+    "launch.nproc": "2",
+    "launch.device": "cpu",
+}
+RECIPE = "description: d\narms:\n  - name: static\n  - name: partition\n    set: {schedule.policy: partition}\n"
+COMMANDS = [
+    ["train", "--name", "n"],
+    ["train", "--name", "n", "--dry-run"],
+    ["probe", "--name", "n"],
+    ["compare", "own.yaml", "--name", "n"],
+    ["compare", "own.yaml", "--name", "n", "--dry-run"],
+]
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with usable files in it; whatever would be launched fails the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DYNBENCH_RESULTS", raising=False)
+    for name in ("dynbench.engine.launch.run_torchrun", "dynbench.probe.prober.Prober.probe"):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("it was launched"))
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\na b\t0\nc\t1\n")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    (tmp_path / "poor.txt").write_text("[PAD]\n[CLS]\n[SEP]\na\n")
+    (tmp_path / "bad.tsv").write_text("sentence\tlabel\na b\t0\nc\n")
+    (tmp_path / "own.yaml").write_text(RECIPE)
+    return tmp_path / "results"
+
+
+def sets(**changes: str) -> list[str]:
+    given = SETTINGS | {f"workload.{key}": value for key, value in changes.items()}
+    return [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data_path": "trian.tsv"}, "--set workload.data_path: 'trian.tsv' does not exist"),
+        ({"eval_path": "devv.tsv"}, "--set workload.eval_path: 'devv.tsv' does not exist"),
+        ({"tokenizer": "vocba.txt"}, "Did you mean 'vocab.txt'?"),
+        ({"tokenizer": "./nowhere"}, "--set workload.tokenizer: './nowhere' does not exist"),
+        ({"weights": "pretrained", "model": "./nowhere"}, "--set workload.model: './nowhere' does not exist"),
+        ({"tokenizer": "poor.txt"}, "poor.txt: no [UNK]"),
+        ({"eval_path": "bad.tsv"}, "bad.tsv:3:"),
+    ],
+)
+def test_it_is_refused_before_anything_is_made(
+    results: Path, capsys: Output, command: list[str], change: dict[str, str], said: str
+) -> None:
+    assert main([*command, "--json", *sets(**change)]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert said in error["message"]
+    assert "--resume" not in error["hint"]
+    assert not results.exists()
+
+
+def test_solve_names_the_path_too(results: Path, capsys: Output) -> None:
+    assert main(["solve", "--dataset", "tsv", "--data-path", "trian.tsv", "--tokenizer", "vocab.txt", "--json"]) == 2
+    assert "Did you mean 'train.tsv'?" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not results.exists()

@@ -1,0 +1,132 @@
+"""Files and folders that a configuration names are looked up where they are given, all of them at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.load import load_config
+from dynbench.config.recipes import load_cells
+from dynbench.config.schema import Dataset
+from dynbench.config.situation import FILE_DATASETS
+from dynbench.errors import ConfigError
+
+HUB_NAMES = ["distilbert-base-uncased", "google/bert_uncased_L-2_H-128_A-2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, a vocabulary and a model in it, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("data/train.tsv", "data/dev.tsv", "vocab.txt", "model/config.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("content")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def problems(*overrides: str, dataset: str = "tsv") -> tuple[str, ...]:
+    given = (f"workload.dataset={dataset}", "workload.data_path=data/train.tsv", "workload.tokenizer=vocab.txt")
+    try:
+        load_config(None, [*given, *overrides], paths=True)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+@pytest.mark.parametrize("dataset", FILE_DATASETS)
+def test_every_data_set_of_files_is_looked_up(dataset: Dataset, here: Path) -> None:
+    assert problems(dataset=dataset) == ()
+    said = problems("workload.data_path=data/trian.tsv", "workload.eval_path=data", dataset=dataset)
+    assert said == (
+        f"--set workload.data_path: 'data/trian.tsv' does not exist: there is no 'trian.tsv' in {here / 'data'}. "
+        "Did you mean 'data/train.tsv'?",
+        "--set workload.eval_path: 'data' is a folder; expected a file, it holds 'dev.tsv', 'train.tsv'",
+    )
+
+
+def test_the_first_wrong_part_of_a_path_is_mended(here: Path) -> None:
+    assert problems("workload.data_path=dta/train.tsv") == (
+        f"--set workload.data_path: 'dta/train.tsv' does not exist: there is no 'dta' in {here}. "
+        "Did you mean 'data/train.tsv'?",
+    )
+    (said,) = problems(f"workload.data_path={here}/dtaa/other.tsv")
+    assert said.endswith(f"Did you mean '{here}/data'?")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tokenizer", "vocba.txt", "Did you mean 'vocab.txt'?"),
+        ("tokenizer", "./modle", "Did you mean 'model'?"),
+        ("tokenizer", "model/config.json", "is a file; expected a folder, perhaps 'model', or a hub name"),
+        ("tokenizer", "empty", "is an empty folder"),
+        ("model", "./modle", "Did you mean 'model'?"),
+        ("model", "some/where/model", "does not exist: there is no 'some'"),
+        ("model", "~nobody-of-that-name/model", "cannot be used as a path"),
+        ("data_path", "~nobody-of-that-name/train.tsv", "cannot be used as a path"),
+        ("data_path", "x" * 5000, "cannot be used as a path: File name too long"),
+        ("data_path", "vocab.txt/train.tsv", "cannot be used as a path: Not a directory"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_its_key(key: str, value: str, said: str) -> None:
+    (problem,) = problems(f"workload.{key}={value}", "workload.weights=pretrained", *_own_model(key))
+    assert problem.startswith(f"--set workload.{key}: {value!r} ")
+    assert said in problem
+
+
+def _own_model(key: str) -> list[str]:
+    return [] if key == "model" else ["workload.model=model"]
+
+
+@pytest.mark.parametrize("name", [*HUB_NAMES, "model", "./model", "model/"])
+def test_hub_names_and_folders_pass(name: str) -> None:
+    assert problems(f"workload.model={name}", f"workload.tokenizer={name}", "workload.weights=pretrained") == ()
+
+
+def test_what_training_does_not_read_is_not_looked_up() -> None:
+    assert problems("workload.model=./nowhere") == ()
+    assert problems("workload.model=./nowhere", "workload.tokenizer=null") != ()
+    assert load_config(None, ["workload.model=./nowhere"], paths=True).workload.model == "./nowhere"
+
+
+def test_a_pipe_is_no_file_to_read_again(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    (problem,) = problems("workload.data_path=pipe")
+    assert "is a pipe or a device" in problem
+
+
+RECIPE = """\
+description: two arms on files
+settings:
+  workload:
+    dataset: tsv
+    data_path: data/trian.tsv
+    tokenizer: vocba.txt
+arms:
+  - name: one
+  - name: two
+    set:
+      workload.eval_path: data/dve.tsv
+      workload.weights: pretrained
+      workload.model: ./modle
+launches: 2
+"""
+
+
+def test_all_arms_of_a_recipe_are_told_at_once_with_their_lines(here: Path) -> None:
+    path = here / "own.yaml"
+    path.write_text(RECIPE)
+    with pytest.raises(ConfigError) as caught:
+        load_cells(path, paths=True)
+    lines = [problem.partition(": '")[0] for problem in caught.value.problems]
+    assert lines == [
+        f"{path}:5: workload.data_path",
+        f"{path}:6: workload.tokenizer",
+        f"{path}:11: workload.eval_path",
+        f"{path}:13: workload.model",
+    ]
+    assert load_cells(path), "a recipe is read, without its files, to be shown"
