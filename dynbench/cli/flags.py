@@ -39,9 +39,9 @@ class Flag:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("--dataset", "workload.dataset", "embedded, lognormal, sst2, tsv, jsonl or lengths.", "NAME"),
-    Flag("--data-path", "workload.data_path", "Training file of tsv, jsonl and lengths.", "FILE"),
-    Flag("--eval-path", "workload.eval_path", "Evaluation file of tsv, jsonl and lengths.", "FILE"),
+    Flag("--dataset", "workload.dataset", "embedded, lognormal, sst2, tsv, jsonl, csv or lengths.", "NAME"),
+    Flag("--data-path", "workload.data_path", "Training file of tsv, jsonl, csv and lengths.", "FILE"),
+    Flag("--eval-path", "workload.eval_path", "Evaluation file of tsv, jsonl, csv and lengths.", "FILE"),
     Flag("--text-column", "workload.text_column", "Column that holds the text.", "NAME"),
     Flag("--label-column", "workload.label_column", "Column that holds the label.", "NAME"),
     Flag("--length-column", "workload.length_column", "Column of lengths [length, or the only one].", "NAME"),

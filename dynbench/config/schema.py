@@ -15,7 +15,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Auto = Literal["auto"]
-Dataset = Literal["embedded", "lognormal", "sst2", "tsv", "jsonl", "lengths"]
+Dataset = Literal["embedded", "lognormal", "sst2", "tsv", "jsonl", "csv", "lengths"]
 """The registry of `workloads/datasets`."""
 PolicyName = Literal[
     "static",
@@ -50,17 +50,18 @@ class Workload(Section):
     """Workload of the registry."""
     dataset: Dataset = "embedded"
     """`embedded` (generated with SST-2's lengths, needs no network), `lognormal` (the same with longer, heavy-tailed
-    lengths), `sst2` (GLUE SST-2 from the hub or its cache), `tsv` or `jsonl` (with `data_path`),
+    lengths), `sst2` (GLUE SST-2 from the hub or its cache), `tsv`, `jsonl` or `csv` (with `data_path`),
     `lengths` (a trace of lengths in `data_path`, every one trained on, with generated tokens)."""
     data_path: str | None = None
-    """Training file of `tsv`, `jsonl` and `lengths`."""
+    """Training file of `tsv`, `jsonl`, `csv` and `lengths`."""
     eval_path: str | None = None
-    """Evaluation file of `tsv`, `jsonl` and `lengths`; without it a part of the training texts is held out, and samples
-    of `lengths` are generated in addition."""
+    """Evaluation file of `tsv`, `jsonl`, `csv` and `lengths`; without it a part of the training texts is held out, and
+    samples of `lengths` are generated in addition."""
     text_column: str = "sentence"
     """Column that holds the text."""
     label_column: str = "label"
-    """Column that holds the integer label, counted from 0."""
+    """Column that holds the label, an integer or a word; the different ones of the training file are the classes, in
+    order."""
     length_column: str | None = None
     """Column of a trace of `lengths`; null takes `length`, or the only one."""
     tokenizer: str | None = None

@@ -9,7 +9,7 @@ from dynbench.config.schema import Config
 
 Command = Literal["train", "compare", "probe", "solve", "analyze"]
 
-TEXT_FILE_DATASETS = ("tsv", "jsonl")
+TEXT_FILE_DATASETS = ("tsv", "jsonl", "csv")
 FILE_DATASETS = (*TEXT_FILE_DATASETS, "lengths")
 GENERATED_DATASETS = ("embedded", "lognormal", "lengths")
 """Data sets whose token ids are generated: they have no texts, labels or columns of these."""

@@ -16,11 +16,13 @@ class TextSplit:
         texts: N texts.
         labels: class of each text, counted from 0, int64 [N].
         source: where they come from, for messages and records.
+        classes: what the source calls each class; empty where it counts them from 0.
     """
 
     texts: Sequence[str]
     labels: IntArray
     source: str
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

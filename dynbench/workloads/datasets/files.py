@@ -1,48 +1,102 @@
-"""What the file formats share: which files, and what a label is."""
+"""What the file formats share: which files, which columns, and the classes that the labels mean."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, did_you_mean
 from dynbench.workloads.datasets.base import Splits, TextSplit
+from dynbench.workloads.datasets.labels import Label, class_indices, class_names, classes_of, read_label
+from dynbench.workloads.datasets.lines import is_unicode, quoted
 
-MAX_LABEL = 65_535
-"""Larger labels are taken for ids or hashes: the model would get one output for each."""
+SHOWN_COLUMNS = 8
 
 
-def load_files(settings: Workload, parse: Callable[[Path, str, Workload], TextSplit]) -> Splits:
-    """The splits of `data_path` and `eval_path`, each read by `parse(path, key, settings)`.
+@dataclass
+class FileRows:
+    """The samples of one file as it writes them.
+
+    Args:
+        path: the file.
+        texts, labels, lines: of each sample, the last its line from 1.
+    """
+
+    path: Path
+    texts: list[str] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+    def where(self, index: int) -> str:
+        """File and line of a sample."""
+        return f"{self.path}:{self.lines[index]}"
+
+    def add(self, line: int, text: object, label: object, text_column: str) -> None:
+        """One more sample.
+
+        Raises:
+            DataError: a text that is none, or a label that cannot be one.
+        """
+        where = f"{self.path}:{line}"
+        if not isinstance(text, str):
+            kind = "null" if text is None else type(text).__name__
+            raise DataError(f"{where}: {text_column!r} is {kind}; expected a string")
+        if not is_unicode(text):
+            raise DataError(f"{where}: {text_column!r} holds half a surrogate pair; expected Unicode text")
+        self.labels.append(read_label(where, label))
+        self.texts.append(text)
+        self.lines.append(line)
+
+
+Parse = Callable[[Path, str, Workload], FileRows]
+"""Reads one file: `parse(path, key, settings)`, the key that named it for messages. At least one sample."""
+
+
+def load_files(settings: Workload, parse: Parse) -> Splits:
+    """The splits of `data_path` and `eval_path`, with the classes of the training file.
 
     Raises:
         DataError: a file that cannot be used.
     """
     assert settings.data_path is not None, "config/rules.py"
     train = parse(Path(settings.data_path).expanduser(), "workload.data_path", settings)
-    if settings.eval_path is None:
-        return Splits(train)
-    return Splits(train, parse(Path(settings.eval_path).expanduser(), "workload.eval_path", settings))
+    classes = classes_of(train.labels, train.where)
+    evaluation = None
+    if settings.eval_path is not None:
+        rows = parse(Path(settings.eval_path).expanduser(), "workload.eval_path", settings)
+        evaluation = _split(rows, classes, train.path)
+    return Splits(_split(train, classes, train.path), evaluation)
 
 
-def missing_column(where: str, key: str, column: str, found: list[str]) -> DataError:
-    """The error for a file without the column that `workload.<key>` names."""
-    columns = ", ".join(repr(name) for name in found)
-    option = "--" + key.replace("_", "-")
-    near = did_you_mean(column, found)
-    return DataError(
-        f"{where}: no column {column!r} (workload.{key}); found {columns}", f"{near} Name it with {option}.".strip()
-    )
+def _split(rows: FileRows, classes: Sequence[Label], source: Path) -> TextSplit:
+    labels = class_indices(rows.labels, rows.where, classes, str(source))
+    return TextSplit(rows.texts, labels, str(rows.path), class_names(classes))
 
 
-def check_label(where: str, value: object) -> int:
-    """The label itself, once it is known to be one.
+def check_columns(where: str, settings: Workload, found: Sequence[str], advice: str = "") -> None:
+    """Refuse a file, or an object in it, without the columns that are to be read.
+
+    Args:
+        where: file and line.
+        settings: the columns asked for.
+        found: the columns that there are.
+        advice: what to do, where the file looks like another kind of file.
 
     Raises:
-        DataError: not an integer from 0 to `MAX_LABEL`.
+        DataError: a column is missing, or there twice.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LABEL:
-        shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
-        raise DataError(f"{where}: label {shown}; expected an integer from 0 to {MAX_LABEL}")
-    return value
+    asked = {"text_column": settings.text_column, "label_column": settings.label_column}
+    for column in asked.values():
+        if found.count(column) > 1:
+            raise DataError(f"{where}: column {column!r} occurs {found.count(column)} times; expected once")
+    missing = {key: column for key, column in asked.items() if column not in found}
+    if not missing:
+        return
+    said = " and ".join(f"no column {column!r} (workload.{key})" for key, column in missing.items())
+    shown = ", ".join(quoted(name) for name in found[:SHOWN_COLUMNS]) + (", …" if len(found) > SHOWN_COLUMNS else "")
+    options = " and ".join(f"--{key.replace('_', '-')}" for key in missing)
+    near = [did_you_mean(column, filter(str.isprintable, found)) for column in missing.values()]
+    hint = f"{' '.join(text for text in near if text)} Name {'it' if len(missing) == 1 else 'them'} with {options}."
+    raise DataError(f"{where}: {said}; found {shown or 'none'}", advice or hint.strip())

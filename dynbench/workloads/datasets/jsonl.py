@@ -1,17 +1,16 @@
-"""JSON Lines files: one object per line, with a text and an integer label."""
+"""JSON Lines files: one object per line, with a text and a label."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
-
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.workloads.datasets.base import Splits, TextSplit
-from dynbench.workloads.datasets.files import check_label, load_files, missing_column
-from dynbench.workloads.datasets.lines import read_lines
+from dynbench.workloads.datasets.base import Splits
+from dynbench.workloads.datasets.files import FileRows, check_columns, load_files
+from dynbench.workloads.datasets.formats import looks_like
+from dynbench.workloads.datasets.lines import numbered, quoted, read_lines
 
 EXPECTED = "expected one JSON object per line"
 
@@ -25,43 +24,31 @@ def load(settings: Workload) -> Splits:
     return load_files(settings, parse)
 
 
-def parse(path: Path, key: str, settings: Workload) -> TextSplit:
-    """The labelled texts of one file, in its order.
+def parse(path: Path, key: str, settings: Workload) -> FileRows:
+    """The labelled texts of one file, in its order; empty lines are skipped.
 
     Raises:
         DataError: missing or empty file, a line that is no object, a missing key, a text or label of another type.
     """
-    lines = read_lines(path, key, EXPECTED)
-    texts, labels = [], np.empty(len(lines), dtype=np.int64)
-    for index, line in enumerate(lines):
-        text, labels[index] = _sample(f"{path}:{index + 1}", line, settings)
-        texts.append(text)
-    return TextSplit(texts, labels, str(path))
+    found = FileRows(path)
+    for number, line in numbered(read_lines(path, key, EXPECTED)):
+        where = f"{path}:{number}"
+        row = _object(where, line, looks_like(line, "jsonl") if not found.texts else "")
+        check_columns(where, settings, list(row))
+        found.add(number, row[settings.text_column], row[settings.label_column], settings.text_column)
+    return found
 
 
-def _sample(where: str, line: str, settings: Workload) -> tuple[str, int]:
+def _object(where: str, line: str, advice: str) -> dict[str, object]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")
-        raise DataError(f"{where}: {what} at character {error.pos + 1}; {EXPECTED}") from error
+        raise DataError(
+            f"{where}: {what} at character {error.pos + 1} of {quoted(line)}; {EXPECTED}", advice
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, brackets too deep
+        raise DataError(f"{where}: {error}; {EXPECTED}") from error
     if not isinstance(row, dict):
-        raise DataError(f"{where}: {type(row).__name__}; {EXPECTED}")
-    for column_key, column in (("text_column", settings.text_column), ("label_column", settings.label_column)):
-        if column not in row:
-            raise missing_column(where, column_key, column, list(row))
-    text, label = row[settings.text_column], row[settings.label_column]
-    if not isinstance(text, str):
-        raise DataError(f"{where}: {settings.text_column!r} is {type(text).__name__}; expected a string")
-    if not _is_unicode(text):
-        raise DataError(f"{where}: {settings.text_column!r} holds half a surrogate pair; expected Unicode text")
-    return text, check_label(where, label)
-
-
-def _is_unicode(text: str) -> bool:
-    """False for lone surrogates, which JSON can spell as escapes and no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        raise DataError(f"{where}: {type(row).__name__}; {EXPECTED}", advice)
+    return row

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dynbench.errors import DataError
+from dynbench.workloads.datasets.formats import why_no_text
+
+SHOWN = 60
+"""Longest piece of a file in a message, characters."""
 
 
-def read_lines(path: Path, key: str, expected: str) -> list[str]:
-    """The lines of a UTF-8 file without their ends; a byte order mark and empty lines at the end are dropped.
-
-    Only line feeds (with or without a carriage return) end a line: other separators belong to the text.
+def read_text(path: Path, key: str, expected: str) -> str:
+    """The content of a UTF-8 file without its byte order mark.
 
     Args:
         path: the file.
@@ -30,11 +33,42 @@ def read_lines(path: Path, key: str, expected: str) -> list[str]:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
         raise DataError(
-            f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; {expected}", "Save it as UTF-8."
+            f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; {expected}", why_no_text(content, path)
         ) from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    if not lines:
+    if not text.strip(" \r\n"):
         raise DataError(f"{path}:1: the file is empty; {expected}")
+    return text
+
+
+def read_lines(path: Path, key: str, expected: str) -> list[str]:
+    """The lines of a UTF-8 file without their ends; a byte order mark and empty lines at the end are dropped.
+
+    Only line feeds (with or without a carriage return) end a line: other separators belong to the text.
+
+    Raises:
+        DataError: as `read_text`.
+    """
+    lines = [line.removesuffix("\r") for line in read_text(path, key, expected).split("\n")]
+    while not lines[-1]:
+        lines.pop()
     return lines
+
+
+def numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, each with its number from 1."""
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip(" "))
+
+
+def quoted(text: object) -> str:
+    """A piece of a file as a message quotes it, on one line and not too long."""
+    shown = repr(text)
+    return shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 3]}..."
+
+
+def is_unicode(text: str) -> bool:
+    """False for lone surrogates, which JSON can spell as escapes and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

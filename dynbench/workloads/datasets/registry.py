@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynbench.config.schema import Workload
-from dynbench.workloads.datasets import embedded, jsonl, lengths, lognormal, sst2, tsv
+from dynbench.workloads.datasets import csv, embedded, jsonl, lengths, lognormal, sst2, tsv
 from dynbench.workloads.datasets.base import Splits
 
 REGISTRY: dict[str, Callable[[Workload], Splits]] = {
@@ -14,6 +14,7 @@ REGISTRY: dict[str, Callable[[Workload], Splits]] = {
     "sst2": sst2.load,
     "tsv": tsv.load,
     "jsonl": jsonl.load,
+    "csv": csv.load,
     "lengths": lengths.load,
 }
 
