@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis import tables
+from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
@@ -57,7 +58,13 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
     folder = merged.run.path
     table = tables.markdown(tables.summary_rows({merged.label: summary}))
-    parts = [f"# {merged.label}", table, _footnote(summary)]
+    data = read_data(merged.facts.env, merged.facts.config).lines()
+    parts = [
+        f"# {merged.label}",
+        table,
+        _footnote(summary),
+        *(f"**{word.capitalize()}:** {text}." for word, text in data),
+    ]
     findings = _recorded_findings(folder / CHECKS_FILE)
     if findings is not None:
         parts += ["## Checks", tables.findings_markdown(findings)]

@@ -80,8 +80,10 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
 
 
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
+    from dynbench.analysis.data_facts import read_data
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
     from dynbench.cli.output import print_json, print_line, print_table
+    from dynbench.config.digest import flatten
 
     run, summary = result.run, result.summary
     record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
@@ -96,6 +98,8 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
         header, cells = readable(summary_rows({run.label: summary}))
         print_table(header, cells)
         print_line(f"\n{LEGEND}{_virtual_note(run)}\n")
+        for word, sentence in read_data(run.env(), flatten(run.config())).lines():
+            print_line(f"{word:<9}{sentence}")
     print_line(f"run      {run.path}")
     if figures:
         print_line(f"figures  {len(figures)} in {run.figures_dir}")

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dynbench.analysis.comparability import fact
+from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.metrics import lookup
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
-from dynbench.experiment.formats import number
+from dynbench.experiment.formats import number, percent
 from dynbench.experiment.subject import Json, Member, Subject
 from dynbench.report import Template, table
 
@@ -56,12 +57,19 @@ def data_texts(subject: Subject) -> Texts:
     config, env = subject.first.config or {}, subject.first.env
     path = config.get("workload.data_path")
     texts: Texts = {f"data.{key}": number(_of(env, f"data.lengths.{key}")) for key in ("mean", "p50", "p95", "max")}
+    found = read_data(env, config)
+    cut_samples, cut_tokens = found.train_cut or (None, None)
     return {
         **texts,
+        "data.evaluation": number(found.evaluation),
+        "data.cut_samples": number(cut_samples),
+        "data.cut_tokens": number(cut_tokens),
+        "data.cut_percent": percent(found.cut_share),
+        "data.labels": found.named_labels or None,
         "data.name": _text(config.get("workload.dataset")),
         "data.file": None if path is None else f"`{Path(str(path)).name}`",
         "data.samples": number(_of(env, "data.train.samples")),
-        "data.max_length": _text(config.get("workload.max_length")),
+        "data.max_length": _text(found.limit),
         "data.subset": _text(config.get("workload.subset")),
         "model.name": f"`{config['workload.model']}`" if "workload.model" in config else None,
         "model.layers": number(_of(env, "data.model.layers")),
@@ -80,6 +88,15 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
         keys.append("data.subset_note")
     if _of(subject.first.env, "data.lengths.mean") is not None:
         keys.append("data.lengths_note")
+    found = read_data(subject.first.env, config)
+    if found.train_cut is not None and found.train_cut[0]:
+        keys.append("data.cut_note")
+    if found.evaluation is not None:
+        keys.append(
+            f"data.{'held_out' if found.held_out else 'evaluation' if found.evaluation else 'unevaluated'}_note"
+        )
+    if found.labels:
+        keys.append("data.labels_note")
     return [*keys, f"model.{weights}_{config.get('workload.size')}" if weights == "random" else "model.pretrained"]
 
 

@@ -20,7 +20,7 @@ from dynbench.workloads.datasets.base import TextSplit
 
 logger = logging.getLogger(__name__)
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Part of the key; raised when the arrays or the tokenising change their meaning."""
 
 
@@ -70,7 +70,7 @@ def load_or_build(folder: Path, key: str, build: Callable[[], TokenisedData]) ->
 def _read(path: Path) -> TokenisedData | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            data = TokenisedData.from_arrays(arrays["tokens"], arrays["offsets"], arrays["labels"])
+            data = TokenisedData.from_arrays(*(arrays[name] for name in ("tokens", "offsets", "labels", "removed")))
             if data.fingerprint != str(arrays["fingerprint"]):
                 raise ValueError("the arrays do not have the fingerprint stored with them")
     except FileNotFoundError:
@@ -91,6 +91,7 @@ def _write(path: Path, data: TokenisedData) -> None:
                 tokens=data.tokens,
                 offsets=data.offsets,
                 labels=data.labels,
+                removed=np.zeros(len(data), np.int64) if data.removed is None else data.removed,
                 fingerprint=np.str_(data.fingerprint),
             )
         Path(name).replace(path)

@@ -22,15 +22,19 @@ class TokenisedData:
         offsets: sample i is `tokens[offsets[i]:offsets[i + 1]]`, int64 [N + 1].
         labels: class of each sample, counted from 0, int64 [N].
         fingerprint: digest of the three arrays; equal data have equal fingerprints.
+        removed: tokens that truncation took from each sample, int64 [N]; None where it took none.
     """
 
     tokens: NDArray[np.int32]
     offsets: IntArray
     labels: IntArray
     fingerprint: str
+    removed: IntArray | None = None
 
     @classmethod
-    def from_arrays(cls, tokens: NDArray[np.int32], offsets: IntArray, labels: IntArray) -> TokenisedData:
+    def from_arrays(
+        cls, tokens: NDArray[np.int32], offsets: IntArray, labels: IntArray, removed: IntArray | None = None
+    ) -> TokenisedData:
         """Data with its fingerprint computed.
 
         Raises:
@@ -40,22 +44,28 @@ class TokenisedData:
             raise ValueError("offsets do not cover the tokens and labels")
         if len(labels) and np.diff(offsets).min() < 1:
             raise ValueError("a sample has no tokens")
+        if removed is not None and (removed.shape != labels.shape or (len(removed) and removed.min() < 0)):
+            raise ValueError("not one number of removed tokens per sample")
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         offsets = np.ascontiguousarray(offsets, dtype=np.int64)
         labels = np.ascontiguousarray(labels, dtype=np.int64)
         digest = hashlib.blake2b(digest_size=16)
         for array in (tokens, offsets, labels):
             digest.update(array.tobytes())
-        return cls(tokens, offsets, labels, digest.hexdigest())
+        return cls(
+            tokens, offsets, labels, digest.hexdigest(), removed if removed is not None and removed.any() else None
+        )
 
     @classmethod
-    def from_samples(cls, samples: Sequence[Sequence[int]], labels: IntArray) -> TokenisedData:
+    def from_samples(
+        cls, samples: Sequence[Sequence[int]], labels: IntArray, removed: IntArray | None = None
+    ) -> TokenisedData:
         """Data from one sequence of token ids per sample."""
         lengths = np.fromiter((len(sample) for sample in samples), dtype=np.int64, count=len(samples))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat = (token for sample in samples for token in sample)
         tokens = np.fromiter(flat, dtype=np.int32, count=int(offsets[-1]))
-        return cls.from_arrays(tokens, offsets, labels)
+        return cls.from_arrays(tokens, offsets, labels, removed)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,7 +80,8 @@ class TokenisedData:
         lengths = self.lengths[ids]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[ids] - offsets[:-1], lengths)
-        return TokenisedData.from_arrays(self.tokens[positions], offsets, self.labels[ids])
+        removed = None if self.removed is None else self.removed[ids]
+        return TokenisedData.from_arrays(self.tokens[positions], offsets, self.labels[ids], removed)
 
     def truncate(self, max_length: int) -> TokenisedData:
         """Samples of at most `max_length` tokens (2 or more); the last token, which ends a text, stays the last."""
@@ -80,10 +91,11 @@ class TokenisedData:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         tokens = self.tokens[np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], lengths)]
         tokens[offsets[1:] - 1] = self.tokens[self.offsets[1:] - 1]
-        return TokenisedData.from_arrays(tokens, offsets, self.labels)
+        removed = self.lengths - lengths + (0 if self.removed is None else self.removed)
+        return TokenisedData.from_arrays(tokens, offsets, self.labels, removed)
 
     def describe(self) -> dict[str, object]:
-        """Fingerprint, size and lengths (tokens), ready for JSON; of at least one sample."""
+        """Fingerprint, size, lengths (tokens), classes and what was cut, ready for JSON; of at least one sample."""
         return {
             "fingerprint": self.fingerprint,
             "samples": len(self),
@@ -91,6 +103,9 @@ class TokenisedData:
             "shortest": int(self.lengths.min()),
             "mean_length": round(float(self.lengths.mean()), 3),
             "longest": int(self.lengths.max()),
+            "classes": len(np.unique(self.labels)),
+            "cut_samples": 0 if self.removed is None else int(np.count_nonzero(self.removed)),
+            "cut_tokens": 0 if self.removed is None else int(self.removed.sum()),
         }
 
     def padded(self, ids: IntArray, width: int, pad_id: int) -> tuple[IntArray, NDArray[np.bool_]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -89,6 +89,7 @@ def _tokenise(splits: Splits, settings: Workload) -> Samples:
         "dataset": settings.dataset,
         "train_source": first.source,
         "eval_source": None if splits.eval is None else splits.eval.source,
+        "labels": {name: index for index, name in enumerate(first.classes)} if isinstance(first, TextSplit) else {},
         "tokenizer": None if tokenizer is None else {"source": tokenizer.source, "digest": tokenizer.digest},
     }
     vocabulary = tokenizer if isinstance(first, TextSplit) else first
@@ -101,12 +102,21 @@ def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload
     if isinstance(split, TokenSplit):
         return split.data.truncate(settings.max_length)
     if isinstance(split, LengthSplit):
-        return split.generate(np.minimum(split.lengths, settings.max_length))
+        kept = np.minimum(split.lengths, settings.max_length)
+        removed = split.lengths - kept
+        return replace(split.generate(kept), removed=removed if removed.any() else None)
     assert tokenizer is not None
 
     def build() -> TokenisedData:
         logger.info("tokenising %d samples of %s", len(split.texts), split.source)
-        return TokenisedData.from_samples(list(tokenizer.encode(split.texts, settings.max_length)), split.labels)
+        samples, removed = zip(*tokenizer.encode(split.texts, settings.max_length), strict=True)
+        for index, tokens in enumerate(samples):
+            if not tokens:
+                raise DataError(
+                    f"{split.source}: the text {split.texts[index]!r} of sample {index + 1} has no token",
+                    f"Leave such texts out: the tokenizer {tokenizer.source} adds no special tokens.",
+                )
+        return TokenisedData.from_samples(samples, split.labels, np.array(removed, dtype=np.int64))
 
     return load_or_build(cache_folder(settings), cache_key(split, tokenizer.digest, settings.max_length), build)
 

@@ -42,13 +42,17 @@ class TextTokenizer:
     source: str
     digest: str
 
-    def encode(self, texts: Sequence[str], max_length: int) -> Iterator[list[int]]:
-        """Token ids of each text with special tokens, at most `max_length` of them; an empty text has these only."""
+    def encode(self, texts: Sequence[str], max_length: int) -> Iterator[tuple[list[int], int]]:
+        """Token ids of each text with special tokens, at most `max_length` of them, and how many tokens that cut off.
+
+        An empty text has the special tokens only, and none where the tokenizer adds none.
+        """
         self.backend.enable_truncation(max_length)
+        special = self.backend.num_special_tokens_to_add(False)
         for start in range(0, len(texts), CHUNK_TEXTS):
             logger.info("tokenising text %d of %d", start + 1, len(texts))
             for encoding in self.backend.encode_batch(list(texts[start : start + CHUNK_TEXTS])):
-                yield encoding.ids
+                yield encoding.ids, sum(len(rest.ids) - special for rest in encoding.overflowing)
 
 
 def load_tokenizer(settings: Workload) -> TextTokenizer:

@@ -85,6 +85,54 @@ def test_the_model_is_that_of_the_run(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("facts", "notes", "counts"),
+    [
+        ({}, [], []),
+        (
+            {
+                "train": {"samples": 1800, "tokens": 7500, "cut_samples": 1203, "cut_tokens": 2500},
+                "eval": {"samples": 200, "cut_samples": 0, "cut_tokens": 0},
+                "labels": {"negative": 0, "positive": 1},
+                "decisions": {"workload.eval": {"value": 200, "reason": "no evaluation file"}},
+            },
+            ["cut", "held_out", "labels"],
+            ["1,203", "2,500", "25.0 %", "200", "negative=0, positive=1"],
+        ),
+        (
+            {
+                "train": {"samples": 9, "tokens": 90, "cut_samples": 0, "cut_tokens": 0},
+                "eval": {"samples": 4},
+                "labels": {},
+                "decisions": {},
+            },
+            ["evaluation"],
+            ["4"],
+        ),
+        ({"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {}}}, ["unevaluated"], []),
+    ],
+)
+def test_what_became_of_the_samples_is_told(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    facts: dict[str, object],
+    notes: list[str],
+    counts: list[str],
+) -> None:
+    make_comparison({})
+    for run in store.list():
+        write_json(run.env_file, {"data": {**facts, "lengths": {"mean": 5.0, "p50": 5, "p95": 9, "max": 11}}})
+
+    text = report(store, language)
+
+    every = ("cut", "held_out", "evaluation", "unevaluated", "labels")
+    assert told(language, text, *(f"data.{name}_note" for name in every)) == [f"data.{name}_note" for name in notes]
+    setting = unwrapped(text).partition("4.1")[2]
+    assert all(count in setting for count in counts)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_subset_is_told(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
     note = {"en": "a random subset of 500", "zh": "500 个样本的随机子集"}[language]
     make_comparison({}, flags={"static": {"workload.subset": 500}})

@@ -28,7 +28,16 @@ def test_the_second_load_comes_from_disk(tmp_path):
     assert stored.lengths.tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "other data"])
+def test_what_truncation_took_is_stored_with_the_samples(tmp_path):
+    def cut() -> TokenisedData:
+        return tiny().truncate(2)
+
+    stored = [load_or_build(tmp_path, "key", build) for build in (cut, never)]
+    assert [data.describe() for data in stored] == [cut().describe()] * 2
+    assert stored[1].removed.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "other data", "other counts", "older"])
 def test_a_broken_file_is_rebuilt_with_a_warning(tmp_path, caplog, damage):
     load_or_build(tmp_path, "key", tiny)
     path = tmp_path / "key.npz"
@@ -41,7 +50,11 @@ def test_a_broken_file_is_rebuilt_with_a_warning(tmp_path, caplog, damage):
         path.write_bytes(b"")
     else:
         data = tiny()
-        np.savez(path, tokens=data.tokens + 1, offsets=data.offsets, labels=data.labels, fingerprint=data.fingerprint)
+        arrays = {"tokens": data.tokens, "offsets": data.offsets, "labels": data.labels, "removed": np.zeros(2, int)}
+        changes = {"other data": {"tokens": data.tokens + 1}, "other counts": {"removed": np.zeros(3, int)}}
+        if damage == "older":
+            del arrays["removed"]
+        np.savez(path, **(arrays | changes.get(damage, {})), fingerprint=data.fingerprint)
     assert load_or_build(tmp_path, "key", tiny).fingerprint == tiny().fingerprint
     assert "tokenising again" in caplog.text
     caplog.clear()

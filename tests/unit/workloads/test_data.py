@@ -35,6 +35,18 @@ def test_truncate_keeps_the_last_token_last(samples, max_length):
     assert data_of(samples).truncate(max_length).fingerprint == data_of(expected).fingerprint
 
 
+@given(samples_of, st.lists(st.integers(2, 10), min_size=1, max_size=3), st.data())
+def test_what_truncation_took_stays_with_its_sample(samples, limits, draw):
+    data = data_of(samples)
+    for limit in limits:
+        data = data.truncate(limit)
+    ids = np.array(draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8)), dtype=np.int64)
+    removed = [max(0, len(samples[i]) - min(limits)) for i in ids]
+    told = data.take(ids).describe()
+    assert (told["cut_samples"], told["cut_tokens"]) == (sum(count > 0 for count in removed), sum(removed))
+    assert told["classes"] == len(set(ids.tolist()))
+
+
 @given(samples_of, st.integers(0, 5), st.data())
 def test_padded_equals_padding_by_hand(samples, extra, draw):
     ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))

@@ -7,6 +7,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads.datasets.base import Splits, TextSplit
 from dynbench.workloads.samples import HELD_OUT_MOST, prepare_samples
+from dynbench.workloads.tokenizer import TextTokenizer
 
 WORDS = ("good", "bad", "film", "very")
 
@@ -31,6 +32,29 @@ def test_held_out_samples_are_a_tenth_and_not_trained_on(settings):
     assert (len(samples.train), len(samples.eval)) == (360, 40)
     assert not rows(samples.train) & rows(samples.eval)
     assert samples.decisions["workload.eval"]["value"] == 40
+
+
+def test_of_ten_rows_what_is_held_out_and_cut_is_counted(settings):
+    samples = prepare_samples(Splits(split(10)), settings.model_copy(update={"max_length": 5}), seed=0)
+    train, evaluation = samples.train.describe(), samples.eval.describe()
+    assert (train["samples"], train["cut_samples"], train["cut_tokens"]) == (9, 9, 27)  # 6 words, 2 special tokens
+    assert (evaluation["samples"], evaluation["cut_samples"], evaluation["cut_tokens"]) == (1, 1, 3)
+
+
+def test_the_classes_of_words_are_among_the_facts(settings):
+    texts = split(40)
+    named = TextSplit(texts.texts, texts.labels, texts.source, ("bad", "good"))
+    assert prepare_samples(Splits(named), settings, seed=0).facts["labels"] == {"bad": 0, "good": 1}
+    assert prepare_samples(Splits(texts), settings, seed=0).facts["labels"] == {}
+
+
+def test_a_text_without_any_token_is_named(settings, monkeypatch):
+    def bare(tokenizer, texts, max_length):
+        return (([1] * len(text.split()), 0) for text in texts)
+
+    monkeypatch.setattr(TextTokenizer, "encode", bare)
+    with pytest.raises(DataError, match=r"train.tsv: the text '' of sample 2 has no token"):
+        prepare_samples(Splits(TextSplit(["a", ""], np.array([0, 1]), "train.tsv")), settings, seed=0)
 
 
 def test_held_out_samples_are_the_same_for_every_seed_and_bounded(settings):

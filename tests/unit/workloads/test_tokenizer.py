@@ -13,21 +13,32 @@ TEXTS = ["The GOOD film.", "unlikely xyzzy", "", "very very very very"]
 IDS = [[2, 13, 5, 7, 12, 3], [2, 9, 10, 11, 1, 3], [2, 3], [2, 8, 8, 8, 8, 3]]
 
 
+def ids(tokenizer, texts, max_length):
+    return [encoded for encoded, _ in tokenizer.encode(texts, max_length)]
+
+
 def test_vocab_txt_is_lower_cased_wordpiece(vocab_file):
     tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
-    assert list(tokenizer.encode(TEXTS, 64)) == IDS
+    assert ids(tokenizer, TEXTS, 64) == IDS
     assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 15)
 
 
 def test_truncation_keeps_the_closing_token(vocab_file):
     tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
-    assert list(tokenizer.encode(TEXTS, 4)) == [[2, 13, 5, 3], [2, 9, 10, 3], [2, 3], [2, 8, 8, 3]]
+    assert ids(tokenizer, TEXTS, 4) == [[2, 13, 5, 3], [2, 9, 10, 3], [2, 3], [2, 8, 8, 3]]
+
+
+@pytest.mark.parametrize("max_length", [2, 3, 4, 5, 64])
+def test_what_truncation_cut_off_is_counted(vocab_file, max_length):
+    tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
+    removed = [count for _, count in tokenizer.encode(TEXTS, max_length)]
+    assert removed == [max(0, len(whole) - max_length) for whole in IDS]
 
 
 def test_local_folder_hub_cache_and_vocabulary_agree(model_folder, vocab_file, cache_on_hub):
     cache_on_hub("someone/tiny", model_folder)
     names = [str(model_folder), "someone/tiny", str(vocab_file)]
-    assert all(list(load_tokenizer(Workload(tokenizer=name)).encode(TEXTS, 64)) == IDS for name in names)
+    assert all(ids(load_tokenizer(Workload(tokenizer=name)), TEXTS, 64) == IDS for name in names)
 
 
 def test_without_a_name_it_is_the_models_own(model_folder):
@@ -45,7 +56,7 @@ def test_the_digest_follows_the_vocabulary_not_the_path(vocab_file, tmp_path):
 def test_the_digest_does_not_follow_earlier_use(vocab_file):
     tokenizer = load_tokenizer(Workload(tokenizer=str(vocab_file)))
     list(tokenizer.encode(TEXTS, 4))
-    assert list(tokenizer.encode(TEXTS, 64)) == IDS
+    assert ids(tokenizer, TEXTS, 64) == IDS
 
 
 def test_bad_vocabularies_are_named(tmp_path):
@@ -95,5 +106,5 @@ def test_an_unknown_hub_name_offers_local_tokenizers():
 def test_real_sentences_have_the_reference_lengths(shared_data):
     tokenizer = load_tokenizer(Workload(tokenizer=str(shared_data / "vocab.txt")))
     lines = (shared_data / "sst2_train.tsv").read_text(encoding="utf-8").split("\n")[1:3001]
-    lengths = [len(ids) for ids in tokenizer.encode([line.split("\t")[0] for line in lines], 512)]
+    lengths = [len(found) for found in ids(tokenizer, [line.split("\t")[0] for line in lines], 512)]
     assert lengths == pl.read_parquet(shared_data / "sst2_train.lengths.parquet")["length"].head(3000).to_list()
