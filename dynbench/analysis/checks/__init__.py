@@ -20,6 +20,8 @@ CHECKS: tuple[str, ...] = (
     "rank_files",
     "torn_lines",
     "nan_loss",
+    "one_class",
+    "one_length",
     "loss_parity",
     "environment",
     "few_launches",

@@ -42,11 +42,47 @@ def with_steps(run, **columns):
 def test_the_registry_holds_every_check_of_the_package():
     files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
     assert files == set(CHECKS)
-    assert len(CHECKS) == len(set(CHECKS)) == 21
+    assert len(CHECKS) == len(set(CHECKS)) == 23
 
 
 def test_healthy_launches_are_clean(merged):
     assert found(in_turn(merged, 4)) == {}
+
+
+@pytest.mark.parametrize("policy", ["static", "partition", "prefix"])
+def test_training_samples_of_one_class(merged, policy):
+    finding = found({"a": [merged(policy, env=of_data(classes=1))]})["one_class"]
+    assert finding.severity == "warn"
+    assert "every training sample has the same label" in finding.seen
+    assert "loss and accuracy say nothing" in finding.hint
+    assert "one_class" not in found({"a": [merged(policy, env=of_data(classes=2))]})
+
+
+@pytest.mark.parametrize(
+    ("facts", "multiple", "seen", "hint"),
+    [
+        ({"shortest": 16, "longest": 16}, 1, "has 16 tokens", "no policy can win anything"),
+        ({"shortest": 9, "longest": 16}, 8, "of 9 to 16 tokens, is padded to 16", "no policy can win anything"),
+        ({"shortest": 9, "longest": 12, "positions": 8}, 8, "of 9 to 12 tokens, is padded to 8", "no policy"),
+        ({"shortest": 16, "longest": 16, "cut_samples": 5, "cut_tokens": 9}, 1, "has 16 tokens", "raise --max-length"),
+        ({"shortest": 8, "longest": 16}, 8, None, ""),
+        ({"shortest": 15, "longest": 16}, 1, None, ""),
+    ],
+)
+def test_training_samples_of_one_length(merged, facts, multiple, seen, hint):
+    overrides = (f"workload.pad_to_multiple_of={multiple}",)
+    findings = found({"a": [merged("static", env=of_data(**facts), overrides=overrides)]})
+    if seen is None:
+        assert "one_length" not in findings
+        return
+    assert findings["one_length"].severity == "info"
+    assert seen in findings["one_length"].seen
+    assert hint in findings["one_length"].hint
+
+
+def of_data(positions=None, **facts):
+    """Provenance that says something about the training samples."""
+    return {"data": {"fingerprint": "data-1", "train": facts, "model": {"positions": positions}}}
 
 
 def in_turn(merged, launches, **fields):

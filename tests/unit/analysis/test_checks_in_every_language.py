@@ -113,6 +113,11 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     write_json(going_on.record_file, record | {"status": "running", "ended": None} | process)
     yield alone(merge_run(going_on))
     yield findings({name: [merged(name)] for name in ("static", "partition")}, recipe="results/some-id/recipe.yaml")
+    for facts in ({"classes": 1}, {"shortest": 9, "longest": 9}, {"shortest": 9, "longest": 9, "cut_samples": 1}):
+        counted = {"cut_tokens": 5, **facts}
+        yield alone(merged("static", env={"data": {"train": counted}}))
+    padded = {"data": {"train": {"shortest": 9, "longest": 16}}}
+    yield alone(merged("static", env=padded, overrides=("workload.pad_to_multiple_of=8",)))
 
 
 @pytest.fixture
