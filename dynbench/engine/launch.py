@@ -34,7 +34,7 @@ from dynbench.runs.run import Run
 from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
-from dynbench.workloads.inputs import check_inputs
+from dynbench.workloads.inputs import check_batch
 
 _log = logging.getLogger(__name__)
 _KEPT = "What was measured until then is kept."
@@ -73,7 +73,7 @@ def plan_launch(
     """
     if config.launch.node_rank == 0:
         store.check_name(name, replace)
-    check_inputs(config)
+    check_batch(config)
     resolved = resolve(config, machine or this_machine(), store)
     check_plan(resolved.config, resolved.world_size, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"

@@ -33,7 +33,7 @@ from dynbench.runs.ending import is_storage_error, record_ending
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, results_option
-from dynbench.workloads.inputs import check_inputs
+from dynbench.workloads.inputs import check_batch
 
 _log = logging.getLogger(__name__)
 _GO_ON = "Go on with:"
@@ -186,7 +186,7 @@ def check_startable(recipe: Recipe, store: RunStore) -> None:
             "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
         )
     _check_comparable(recipe, _resolved(recipe, store))
-    check_inputs(recipe.arms[recipe.baseline])
+    check_batch(recipe.arms[recipe.baseline])
 
 
 def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:

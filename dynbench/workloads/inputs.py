@@ -6,17 +6,22 @@ from pathlib import Path
 
 from dynbench.config.paths import VOCABULARY, path_problems
 from dynbench.config.schema import Config
-from dynbench.errors import ConfigError
+from dynbench.errors import ConfigError, UsageError
 from dynbench.units import BYTES_PER_MB
+from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.held_out import held_out_of
 from dynbench.workloads.vocabulary import read_vocabulary
 
 _CHECKED_MB = 64
 """Data files above this together would delay the start noticeably; what is in them is left to the ranks."""
 
 
-def check_inputs(config: Config) -> None:
+def check_inputs(config: Config) -> Splits | None:
     """Look up the paths that training reads, then read files of the user's own as the ranks will.
+
+    Returns:
+        What was read; None where that is left to the ranks.
 
     Raises:
         ConfigError: every path that cannot be used.
@@ -28,7 +33,29 @@ def check_inputs(config: Config) -> None:
     if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
         read_vocabulary(Path(workload.tokenizer).expanduser())
     if workload.data_path is None:
-        return
+        return None
     paths = [Path(path).expanduser() for path in (workload.data_path, workload.eval_path) if path is not None]
-    if sum(path.stat().st_size for path in paths) <= _CHECKED_MB * BYTES_PER_MB:
-        load_dataset(workload)
+    if sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
+        return None
+    return load_dataset(workload)
+
+
+def check_batch(config: Config) -> None:
+    """As `check_inputs`, and that a global batch can be taken from what is left to train on.
+
+    Raises:
+        ConfigError, DataError: as `check_inputs`.
+        UsageError: the batch is larger than that.
+    """
+    splits = check_inputs(config)
+    if splits is None:
+        return
+    batch, rows = config.train.global_batch, len(splits.train)
+    held_out = 0 if splits.eval is not None else held_out_of(rows)
+    if batch > rows - held_out:
+        kept = f", {held_out:,} of which are held out for evaluation" if held_out else ""
+        raise UsageError(
+            f"train.global_batch: {batch} is more than there is to train on: {splits.train.source} has {rows:,} "
+            f"samples{kept}",
+            f"Use at most {rows - held_out}" + (" or name an evaluation file (--eval-path)." if held_out else "."),
+        )

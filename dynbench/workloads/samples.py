@@ -12,12 +12,11 @@ from dynbench.errors import DataError
 from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets.base import LengthSplit, Split, Splits, TextSplit, TokenSplit
+from dynbench.workloads.held_out import held_out_of
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT_SHARE = 0.1
-HELD_OUT_MOST = 1024
 HELD_OUT_SEED = 0
 """Not `train.seed`: runs of different seeds are evaluated on the same samples."""
 
@@ -146,9 +145,9 @@ def _check_labels(samples: Samples, splits: Splits) -> None:
 
 
 def _hold_out(samples: Samples) -> None:
-    """Move a random tenth of the training samples, at most `HELD_OUT_MOST`, to evaluation."""
+    """Move random training samples to evaluation, see `held_out_of`."""
     n_samples = len(samples.train)
-    n_held_out = min(HELD_OUT_MOST, int(n_samples * HELD_OUT_SHARE))
+    n_held_out = held_out_of(n_samples)
     if n_held_out == 0:
         samples.decide("workload.eval", 0, f"{n_samples} training samples are too few to hold some out")
         return

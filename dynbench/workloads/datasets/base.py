@@ -24,6 +24,9 @@ class TextSplit:
     source: str
     classes: tuple[str, ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
 
 @dataclass(frozen=True)
 class TokenSplit:
@@ -40,6 +43,9 @@ class TokenSplit:
     vocab_size: int
     pad_id: int
     source: str
+
+    def __len__(self) -> int:
+        return len(self.data)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class LengthSplit:
     vocab_size: int
     pad_id: int
     source: str
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
 
 Split = TextSplit | TokenSplit | LengthSplit

@@ -72,6 +72,21 @@ def test_it_is_refused_before_anything_is_made(
     assert not results.exists()
 
 
+@pytest.mark.parametrize("command", [words for words in COMMANDS if words[0] != "probe"], ids=" ".join)
+def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(
+    tmp_path: Path, results: Path, capsys: Output, command: list[str]
+) -> None:
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\n" * 5 + "c\t1\n" * 5)
+    ten = ["--set", "train.global_batch=10"]
+    assert main([*command, "--json", *sets(), *ten]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "train.tsv has 10 samples, 1 of which are held out for evaluation" in error["message"]
+    assert "at most 9 or name an evaluation file" in error["hint"]
+    assert not results.exists()
+    dry = [*command, "--dry-run"] if command[-1] != "--dry-run" else command
+    assert main([*dry, *sets(eval_path="train.tsv"), *ten]) == 0
+
+
 def test_solve_names_the_path_too(results: Path, capsys: Output) -> None:
     assert main(["solve", "--dataset", "tsv", "--data-path", "trian.tsv", "--tokenizer", "vocab.txt", "--json"]) == 2
     assert "Did you mean 'train.tsv'?" in json.loads(capsys.readouterr().out)["error"]["message"]

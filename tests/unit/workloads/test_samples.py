@@ -6,7 +6,8 @@ import pytest
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads.datasets.base import Splits, TextSplit
-from dynbench.workloads.samples import HELD_OUT_MOST, prepare_samples
+from dynbench.workloads.held_out import HELD_OUT_MOST
+from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.tokenizer import TextTokenizer
 
 WORDS = ("good", "bad", "film", "very")
