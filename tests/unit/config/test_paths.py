@@ -10,7 +10,7 @@ import pytest
 from dynbench.config.load import load_config
 from dynbench.config.recipes import load_cells
 from dynbench.config.schema import Dataset
-from dynbench.config.situation import FILE_DATASETS
+from dynbench.config.situation import FILE_DATASETS, TEXT_FILE_DATASETS
 from dynbench.errors import ConfigError
 
 HUB_NAMES = ["distilbert-base-uncased", "google/bert_uncased_L-2_H-128_A-2"]
@@ -29,7 +29,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problems(*overrides: str, dataset: str = "tsv") -> tuple[str, ...]:
-    given = (f"workload.dataset={dataset}", "workload.data_path=data/train.tsv", "workload.tokenizer=vocab.txt")
+    given = [f"workload.dataset={dataset}", "workload.data_path=data/train.tsv"]
+    given += ["workload.tokenizer=vocab.txt"] if dataset in TEXT_FILE_DATASETS else []
     try:
         load_config(None, [*given, *overrides], paths=True)
     except ConfigError as error:

@@ -34,19 +34,19 @@ def config_of(text: str) -> Config:
         (
             "workload: {data_path: x.tsv}",
             None,
-            "workload.data_path: 'x.tsv' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl or "
-            "lengths, or",
+            "workload.data_path: 'x.tsv' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl, csv "
+            "or lengths, or",
         ),
         ("workload: {eval_path: x.tsv}", None, "workload.eval_path: 'x.tsv' is not read by dataset 'embedded'"),
         (
             "workload: {tokenizer: x}",
             None,
-            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv or jsonl, or",
+            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl or csv, or",
         ),
         (
             "workload: {dataset: lengths, data_path: x.npy, tokenizer: x}",
             None,
-            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv or jsonl, or",
+            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv, jsonl or csv, or",
         ),
         (
             "workload: {dataset: sst2, eval_path: x.tsv}",
