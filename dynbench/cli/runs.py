@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +15,22 @@ from dynbench.cli.options import Settings, common_options
 
 if TYPE_CHECKING:
     from dynbench.runs.run import Run
-    from dynbench.runs.run_record import RunRecord
     from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
+
+LS_EPILOG = """\b
+Examples:
+  dynbench runs ls --launches --limit 1              the newest comparison and its runs
+  dynbench runs ls --status failed,lost --since 2d
+  dynbench runs ls --command train --name 'static-*' --json
+"""
+RM_EPILOG = """\b
+Examples:
+  dynbench runs rm runA runB
+  dynbench runs rm my-comparison --with-launches --dry-run
+  dynbench runs rm --failed --yes
+"""
 
 
 @click.group()
@@ -31,22 +42,48 @@ def command() -> None:
     """
 
 
-@command.command("ls", epilog="Example: dynbench runs ls --json")
+@command.command("ls", epilog=LS_EPILOG)
+@click.option("--command", "commands", metavar="NAME,…", help="What made it: train, solve, probe, compare, analyze.")
+@click.option("--status", metavar="STATUS,…", help="Where it stands: completed, failed, running, lost, …")
+@click.option("--name", metavar="GLOB", help="Names that fit, like 'static-*'.")
+@click.option("--since", metavar="AGE|DATE", help="Made within 2d (m, h, d, w), or since 2026-11-20.")
+@click.option("--dataset", metavar="NAME,…", help="What it was trained on.")
+@click.option("--policy", metavar="NAME,…", help="Who got which samples; a comparison counts as its baseline.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N; a comparison counts as one.")
+@click.option("--launches", is_flag=True, help="The runs of a comparison, below it.")
 @common_options
-def list_runs(settings: Settings) -> None:
-    """All runs, oldest first."""
-    from dynbench.cli.output import print_json, print_line, print_table
+def list_runs(
+    settings: Settings,
+    commands: str | None,
+    status: str | None,
+    name: str | None,
+    since: str | None,
+    dataset: str | None,
+    policy: str | None,
+    limit: int | None,
+    launches: bool,
+) -> None:
+    """Runs, oldest first; what was made for a comparison is counted in its line.
 
+    A run is listed by itself where its comparison is not among those found.
+    """
+    from dynbench.cli.output import print_json, print_line, print_table
+    from dynbench.cli.runs_ls import Wanted, chosen, moment, rows_of, statuses, table, words
+
+    exact = {"command": words(commands), "status": statuses(status), "dataset": words(dataset), "policy": words(policy)}
+    wanted = Wanted(exact, name, moment(since))
     store = settings.store()
-    rows = [_row(run, record) for run, record in store.entries()]
+    every = rows_of(store.entries())
+    rows = chosen(every, wanted, limit)
     if settings.as_json:
         print_json({"schema_version": 1, "command": "runs ls", "results": store.root, "runs": rows})
     elif settings.quiet:
         if rows:
             print_line("\n".join(str(row["id"]) for row in rows))
     elif rows:
-        columns = ("id", "name", "command", "status", "created", "duration", "policy", "G", "B")
-        print_table(columns, [_cells(row) for row in rows])
+        print_table(*table(every, rows, launches))
+    elif every:
+        print_line(f"None of the {len(every)} runs in {store.root} is so. `dynbench runs ls` lists them.")
     else:
         print_line(f"No runs in {store.root}. `dynbench train --name NAME` makes one.")
     _tell_strangers(store)
@@ -99,62 +136,71 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
         print_line(f"next  dynbench analyze RUN... --against {shlex.quote(str(output))}")
 
 
-@command.command("rm", epilog="Example: dynbench runs rm --failed --yes")
+@command.command("rm", epilog=RM_EPILOG)
 @click.argument("refs", nargs=-1, metavar="REF...")
 @click.option("--failed", is_flag=True, help="Every run that failed, was interrupted, ran out of memory, or is lost.")
+@click.option(
+    "--with-launches/--keep-launches",
+    "launches",
+    default=None,
+    help="What was made for a comparison goes too, or stays.",
+)
 @click.option("--force", is_flag=True, help="Also runs that are running.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 @common_options
-def remove_runs(settings: Settings, refs: Sequence[str], failed: bool, force: bool, yes: bool) -> None:
+def remove_runs(
+    settings: Settings,
+    refs: Sequence[str],
+    failed: bool,
+    launches: bool | None,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+) -> None:
     """Remove runs with everything in their folders.
 
-    REF is an id, a unique prefix of one, a name, `@latest` or `@latest:WORD`, and never a path: what is not a run of
-    the registry stays.
+    REF is an id, a unique prefix of an id, a name, `@latest` or `@latest:WORD`, and never a path: what is not a run of
+    the registry stays. A comparison is removed with or without what was made for it (its launches, their probes, its
+    offline plans), which has to be said; of these, what another comparison or run reads stays. --failed leaves the
+    completed launches of a comparison that failed, unless --with-launches is given.
     """
-    from dynbench.cli.output import print_json, print_line
+    from dynbench.cli.runs_rm import remove
     from dynbench.errors import UsageError
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
     store = settings.store()
-    runs = _chosen(store, refs, failed)
-    for run in runs:
-        store.check_removable(run, force)
-    if runs and not yes:
-        _confirm(runs)
-    for run in runs:
-        store.remove(run, force=force)
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "runs rm", "removed": [run.id for run in runs]})
-    elif settings.quiet:
-        if runs:
-            print_line("\n".join(str(run.path) for run in runs))
-    else:
-        print_line("\n".join(f"removed {run.path}" for run in runs) or "Nothing to remove.")
+    named = _named(store, refs)
+    unsuccessful = _unsuccessful(store) if failed else []
+    remove(settings, store, named, unsuccessful, launches=launches, force=force, yes=yes, dry_run=dry_run)
 
 
-def _chosen(store: RunStore, refs: Sequence[str], failed: bool) -> list[Run]:
-    """The runs named, each once, then the failed ones.
+def _named(store: RunStore, refs: Sequence[str]) -> list[Run]:
+    """The runs that references mean.
 
     Raises:
         RunLookupError: a reference that means nothing, or a path.
     """
     from dynbench.errors import RunLookupError
-    from dynbench.runs.run import current_status
-    from dynbench.runs.status import UNSUCCESSFUL
 
     for ref in refs:
         if os.sep in ref:
             raise RunLookupError(
                 f"runs rm {ref!r}: is a path", f"Name runs of {store.root} by id or name; dynbench runs ls lists them."
             )
-    runs = [store.resolve(ref) for ref in refs]
-    if failed:
-        strange = {path for path, _ in _tell_strangers(store)}
-        runs += [
-            run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL and run.path not in strange
-        ]
-    return list({run.path: run for run in runs}.values())
+    return [store.resolve(ref) for ref in refs]
+
+
+def _unsuccessful(store: RunStore) -> list[Run]:
+    """The runs of the registry that ended early."""
+    from dynbench.runs.run import current_status
+    from dynbench.runs.status import UNSUCCESSFUL
+
+    strange = {path for path, _ in _tell_strangers(store)}
+    return [
+        run for run, record in store.entries() if current_status(record) in UNSUCCESSFUL and run.path not in strange
+    ]
 
 
 def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
@@ -167,69 +213,3 @@ def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
         if slug_of(path.name) or (path / "run.json").exists():
             _log.info("%s: %s; `runs rm` leaves it alone", path, reason)
     return found
-
-
-def _confirm(runs: Sequence[Run]) -> None:
-    from dynbench.errors import UsageError
-
-    if not sys.stdin.isatty():
-        raise UsageError("runs rm: cannot ask, as the input is not a terminal", "Give --yes to remove without asking.")
-    for run in runs:
-        click.echo(f"  {run.path}", err=True)
-    click.confirm(f"Remove {len(runs)} run{'s' if len(runs) > 1 else ''}?", abort=True, err=True)
-
-
-def _row(run: Run, record: RunRecord) -> dict[str, object]:
-    """What `ls` says about a run; what the configuration does not tell is None."""
-    from dynbench.errors import RecordError
-    from dynbench.runs.run import current_status, duration_s
-
-    row: dict[str, object] = {
-        "id": run.id,
-        "name": record.name,
-        "command": record.command,
-        "status": current_status(record),
-        "created": record.created,
-        "duration_s": duration_s(record),
-        "policy": None,
-        "world_size": None,
-        "global_batch": None,
-        "path": run.path,
-    }
-    try:
-        config = run.config()
-    except RecordError:
-        return row
-    from dynbench.config.rules import known_world_size
-
-    return row | {
-        "policy": config.schedule.policy_name,
-        "world_size": known_world_size(config),
-        "global_batch": config.train.global_batch,
-    }
-
-
-def _cells(row: dict[str, object]) -> list[object]:
-    from dynbench.cli.runs_show import shown_duration
-
-    return [
-        row["id"],
-        row["name"],
-        row["command"],
-        row["status"],
-        _when(str(row["created"])),
-        shown_duration(row["duration_s"]),
-        row["policy"],
-        row["world_size"],
-        row["global_batch"],
-    ]
-
-
-def _when(created: str) -> str:
-    """A stored UTC time as local time, to the minute."""
-    from datetime import datetime
-
-    try:
-        return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
-    except ValueError:
-        return created

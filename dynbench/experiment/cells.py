@@ -122,6 +122,8 @@ def start_cells(
     write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
     if text is not None:
         write_text(together.path / RECIPE_FILE, text)
+    for cell in cells:
+        Run(store.root / str(cell["comparison"])).update(group=together.id)
     return together
 
 

@@ -125,6 +125,7 @@ def run_comparison(
     """
     refuse_running(comparison)
     recipe = load_recipe(comparison.path / RECIPE_FILE)
+    store = store.within(comparison)
     with recorded(comparison):
         recipe = _probed(comparison, recipe, store)
         state = _without_removed(read_state(comparison.path), store)

@@ -107,6 +107,8 @@ def plan_subject(subject: Subject, store: RunStore) -> Solved:
             "Plan where the comparison was made, or report without --solve.",
         )
     ranks = int(lookup(subject.first.summary, "world_size") or 1)
+    if subject.run.record().command != "train":
+        store = store.within(subject.run)
     return plan_offline(subject.run, {name: run for name, run in firsts.items() if run is not None}, ranks, store)
 
 

@@ -32,6 +32,11 @@ def slug_of(run_id: str) -> str | None:
     return match["slug"] if match else None
 
 
+def ids_in(text: str) -> set[str]:
+    """Every id that stands in a text."""
+    return {match[0] for match in _ID.finditer(text)}
+
+
 def check_spelling(name: str) -> None:
     """Refuse names that a shell, a file system or the lookup would trip over.
 

@@ -50,6 +50,8 @@ class RunRecord:
     exit_code: int | None = None
     failure: Failure | None = None
     warnings: list[str] = field(default_factory=list)
+    group: str | None = None
+    """Id of the comparison that it was made for; null for what was made by itself."""
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, object]:

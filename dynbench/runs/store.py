@@ -9,28 +9,23 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from dynbench import __version__
-from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
+from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.atomic import write_json
-from dynbench.runs.foreign import NOT_NAMES, why_foreign
+from dynbench.runs.foreign import why_foreign
 from dynbench.runs.lock import locked
-from dynbench.runs.names import check_spelling, new_id, slug_of
+from dynbench.runs.lookup import Entries, Runs, resolve_ref
+from dynbench.runs.names import check_spelling, new_id
 from dynbench.runs.process import host_name, start_mark
-from dynbench.runs.run import Run, current_status
+from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, now
 from dynbench.runs.status import Status
 
-LATEST = "@latest"
-_MATCHES_SHOWN = 5
 _LOCK = ".lock"
 _log = logging.getLogger(__name__)
-
-Runs: TypeAlias = list[Run]
-Entries: TypeAlias = list[tuple[Run, RunRecord]]
 
 
 def default_root() -> Path:
@@ -49,9 +44,15 @@ class RunStore:
 
     Args:
         root: the results folder; made when the first run is.
+        group: id of the comparison that what is made here belongs to.
     """
 
     root: Path
+    group: str | None = None
+
+    def within(self, comparison: Run) -> RunStore:
+        """The same registry; what is made through it belongs to a comparison."""
+        return replace(self, group=comparison.id)
 
     def create(
         self, command: str, slug: str, name: str | None = None, replace: bool = False, argv: Sequence[str] | None = None
@@ -97,6 +98,7 @@ class RunStore:
             pid_start=start_mark(pid),
             version=__version__,
             argv=argv,
+            group=self.group,
         )
         for older in self._named(name):
             older.update(name=None)
@@ -180,25 +182,7 @@ class RunStore:
         Raises:
             RunLookupError: nothing is meant, or more than one.
         """
-        if ref.startswith("@"):
-            return self._latest(ref)
-        if os.sep in ref:
-            return self._at_path(ref)
-        if ref not in NOT_NAMES and (self.root / ref / "run.json").is_file():
-            return Run(self.root / ref)
-        entries = self.entries()
-        for run, record in entries:
-            if record.name == ref:
-                return run
-        matches = [run for run in self._folders() if ref and run.id.startswith(ref)]
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            records = {run.path: record for run, record in entries}
-            shown = ", ".join(_shown(run, records.get(run.path)) for run in matches[:_MATCHES_SHOWN])
-            more = f" and {len(matches) - _MATCHES_SHOWN} more" if len(matches) > _MATCHES_SHOWN else ""
-            raise RunLookupError(f"run {ref!r}: {len(matches)} ids begin so: {shown}{more}", "Give more of the id.")
-        raise self._unknown(f"run {ref!r}: not found in {self.root}", ref, entries)
+        return resolve_ref(ref, self.root, self._folders, self.entries)
 
     def check_removable(self, run: Run, force: bool = False) -> None:
         """Refuse to remove what is not a run of this registry, by its own record, and what is still running.
@@ -259,37 +243,3 @@ class RunStore:
             except FileExistsError:
                 continue
             return Run(path)
-
-    def _latest(self, ref: str) -> Run:
-        head, _, word = ref.partition(":")
-        if head != LATEST:
-            raise RunLookupError(f"run {ref!r}: not a reference", f"Known: {LATEST}, {LATEST}:WORD.")
-        entries = self.entries()
-        chosen = [run for run, record in entries if not word or word in (slug_of(run.id), record.command)]
-        if chosen:
-            return chosen[-1]
-        words = {word for run, record in entries for word in (slug_of(run.id), record.command) if word}
-        if word and words:
-            raise RunLookupError(
-                f"run {ref!r}: no such run in {self.root}. {did_you_mean(word, words)}".rstrip(),
-                f"There are: {', '.join(sorted(words))}.",
-            )
-        raise self._unknown(f"run {ref!r}: no run in {self.root}", ref, entries)
-
-    def _at_path(self, ref: str) -> Run:
-        path = Path(ref)
-        if not (path / "run.json").is_file():
-            raise RunLookupError(
-                f"run {ref!r}: not a run folder (no run.json in it)", "dynbench runs ls lists the runs."
-            )
-        return Run(path.resolve())
-
-    def _unknown(self, message: str, ref: str, entries: Entries) -> RunLookupError:
-        if not entries:
-            return RunLookupError(message, "There are no runs there yet; dynbench train --name NAME makes one.")
-        known = [word for run, record in entries for word in (run.id, record.name) if word]
-        return RunLookupError(f"{message}. {did_you_mean(ref, known)}".rstrip(), "dynbench runs ls lists the runs.")
-
-
-def _shown(run: Run, record: RunRecord | None) -> str:
-    return f"{run.id} ({'unreadable' if record is None else record.name or current_status(record)})"

@@ -189,7 +189,7 @@ def test_the_run_that_ended_so_is_named(
         (["trian"], "No such command 'trian'. Did you mean 'train'?", "dynbench --help"),
         (["xyz"], "No such command 'xyz'.", "dynbench --help"),
         (["runs", "shw"], "No such command 'shw'. Did you mean 'show'?", "dynbench runs --help"),
-        (["runs", "ls", "--jsn"], "No such option '--jsn'. Did you mean '--json'?", "dynbench runs ls --help"),
+        (["runs", "show", "--jsn"], "No such option '--jsn'. Did you mean '--json'?", "dynbench runs show --help"),
         (["--nope"], "No such option '--nope'.", "dynbench --help"),
         (["runs", "ls", "extra"], "Got unexpected extra argument", "dynbench runs ls --help"),
     ],

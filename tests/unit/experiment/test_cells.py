@@ -61,6 +61,7 @@ def test_every_comparison_is_registered_before_one_runs(together: Run, store: Ru
     assert holds_cells(together)
     cells = read_cells(together)
     assert [cell.label for cell in cells] == ["train.global_batch=8", "train.global_batch=64"]
+    assert {store.resolve(cell.comparison).record().group for cell in cells} == {together.id}
     assert [store.resolve(cell.comparison).config().train.global_batch for cell in cells] == [8, 64]
     assert store.resolve("both").id == together.id
 

@@ -188,6 +188,22 @@ def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
     assert len(run_comparison(comparison, store).state.missing) == 0
 
 
+def test_all_that_a_comparison_makes_belongs_to_it(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    training.data, training.fail_at = {}, 2
+    comparison = start_comparison(recipe(), store, name="demo")
+    with pytest.raises(WorkerFailed):
+        run_comparison(comparison, store)
+    run_comparison(comparison, store)
+
+    made = [record for run, record in store.entries() if run != comparison]
+
+    assert sorted(record.command for record in made) == ["solve", *["train"] * 9]
+    assert {record.group for record in made} == {comparison.id}
+    assert comparison.record().group is None
+
+
 def test_an_interrupted_comparison_says_so(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:

@@ -1,0 +1,296 @@
+"""Comparisons in `runs ls` and `runs rm`: with what was made for them, and never with what others read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from dynbench.cli.main import main
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    return RunStore(tmp_path / "results")
+
+
+def make(store: RunStore, command: str, name: str | None = None, status: str = "completed", **flags: str) -> Run:
+    run = store.create(command, flags.get("schedule.policy", command), name=name)
+    write_text(run.config_file, dump_config(load_config(None, [], flags)))
+    run.update(status="running")
+    if status != "running":
+        run.update(status=status)
+    return run
+
+
+def compare(store: RunStore, name: str, launches: int = 2, status: str = "completed") -> tuple[Run, list[Run]]:
+    """A comparison and what was made for it: launches of two policies, the last with a given status, and a plan."""
+    comparison = make(store, "compare", name, **{"schedule.mode": "static"})
+    own = store.within(comparison)
+    policies = ("static", "partition")
+    runs = [
+        make(own, "train", f"{policies[at % 2]}-{at}-{name}", status if at == launches - 1 else "completed",
+             **{"schedule.mode": "dynamic", "schedule.policy": policies[at % 2]})
+        for at in range(launches)
+    ]  # fmt: skip
+    return comparison, [*runs, make(own, "solve")]
+
+
+def ls(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["runs", "ls", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def rm(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, object]:
+    assert main(["runs", "rm", *arguments, "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def ids(runs: list[Run]) -> list[str]:
+    return [run.id for run in runs]
+
+
+def test_a_comparison_is_a_line_that_counts_what_was_made_for_it(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison, runs = compare(store, "cmp", 44, "failed")
+    alone = make(store, "train", "alone")
+    lines = ls(capsys)
+    assert [line.split()[0] for line in lines] == ["id", comparison.id, alone.id]
+    assert " completed  45, 1 failed  " in lines[1]
+    unfolded = ls(capsys, "--launches")
+    assert [line.split()[0] for line in unfolded[1:]] == ids([comparison, *runs, alone])
+    assert [line.startswith("  ") for line in unfolded[1:]] == [False, *[True] * 45, False]
+
+
+def test_json_lists_every_run_with_its_group(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison, runs = compare(store, "cmp")
+    rows = json.loads("\n".join(ls(capsys, "--json")))["runs"]
+    assert [row["id"] for row in rows] == ids([comparison, *runs])
+    assert [row["group"] for row in rows] == [None, *[comparison.id] * 3]
+    assert [row["members"] for row in rows] == [ids(runs), [], [], []]
+    assert ls(capsys, "-q") == ids([comparison, *runs])
+
+
+def test_launches_recorded_before_groups_were_are_those_of_the_plan(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison, launch = make(store, "compare", "cmp"), make(store, "train")
+    write_json(comparison.path / "compare.json", {"launches": [{"arm": "static", "run": launch.id}]})
+    rows = json.loads("\n".join(ls(capsys, "--json")))["runs"]
+    assert rows[1]["group"] == comparison.id
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--command", "compare,solve"), ["cmp", "solve"]),
+        (("--status", "failed"), ["failed"]),
+        (("--status", "failed,running", "--command", "train"), ["failed", "running"]),
+        (("--name", "*-alone"), ["b-alone"]),
+        (("--policy", "prefix"), ["b-alone"]),
+        (("--dataset", "lognormal"), ["failed"]),
+        (("--since", "1h"), ["cmp", "solve", "b-alone", "failed", "running"]),
+        (("--since", "2026-01-02"), ["cmp", "solve", "b-alone", "running"]),
+        (("--limit", "2"), ["failed", "running"]),
+        (("--limit", "1", "--command", "compare,solve"), ["cmp", "solve"]),
+        (("--name", "nobody"), []),
+    ],
+)
+def test_filters(
+    store: RunStore, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], expected: list[str]
+) -> None:
+    comparison = make(store, "compare", "cmp")
+    made = {"cmp": comparison, "solve": make(store.within(comparison), "solve")}
+    made["b-alone"] = make(store, "train", "b-alone", **{"schedule.mode": "dynamic", "schedule.policy": "prefix"})
+    made["failed"] = make(store, "train", "a", "failed", **{"workload.dataset": "lognormal"})
+    made["running"] = make(store, "train", "c", "running")
+    if options == ("--since", "2026-01-02"):
+        record = json.loads(made["failed"].record_file.read_text())
+        write_json(made["failed"].record_file, record | {"created": "2026-01-01T23:59:59+00:00"})
+    rows = json.loads("\n".join(ls(capsys, *options, "--json")))["runs"]
+    assert {row["id"] for row in rows} == {made[name].id for name in expected}
+    assert bool(expected) == any(made["cmp"].id in line or "20" in line.split()[0] for line in ls(capsys, *options)[1:])
+
+
+def test_a_launch_found_without_its_comparison_names_it(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison, runs = compare(store, "cmp", 4, "failed")
+    header, line = ls(capsys, "--status", "failed")
+    assert header.split()[4] == "comparison"
+    assert (line.split()[0], line.split()[4]) == (runs[3].id, "cmp")
+    rm(capsys, "cmp", "--keep-launches", "--yes")
+    assert ls(capsys, "--status", "failed")[1].split()[4] == comparison.id
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--status", "faild"), "Did you mean 'failed'?"),
+        (("--since", "yesterday"), "neither an age nor a date"),
+        (("--since", "99999999999w"), "neither an age nor a date"),
+        (("--limit", "0"), "--limit"),
+    ],
+)
+def test_what_no_filter_means(
+    store: RunStore, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+) -> None:
+    assert main(["runs", "ls", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_comparison_goes_with_all_that_was_made_for_it(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison, runs = compare(store, "cmp")
+    alone = make(store, "train", "alone")
+    sizes = sum(file.stat().st_size for run in (comparison, *runs) for file in run.path.rglob("*") if file.is_file())
+    found = rm(capsys, "cmp", "--with-launches", "--dry-run")
+    assert (found["dry_run"], len(store.list())) == (True, 5)
+    shown = rm(capsys, "cmp", "--with-launches", "--yes")
+    assert shown == found | {"dry_run": False}
+    assert (shown["removed"], shown["bytes"], shown["kept"]) == (ids([*runs, comparison]), sizes, [])
+    assert store.list() == [alone]
+    for name in ("cmp", "static-0-cmp"):
+        store.check_name(name)
+
+
+def test_a_comparison_goes_alone_where_its_launches_are_to_stay(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison, runs = compare(store, "cmp")
+    assert rm(capsys, "cmp", "--keep-launches", "--yes")["removed"] == [comparison.id]
+    assert store.list() == runs
+
+
+@pytest.mark.parametrize("option", ["--yes", "--dry-run", None])
+def test_what_becomes_of_the_launches_has_to_be_said(
+    store: RunStore, capsys: pytest.CaptureFixture[str], option: str | None
+) -> None:
+    compare(store, "cmp")
+    error = rm(capsys, "cmp", *([option] if option else []), code=2)["error"]
+    assert isinstance(error, dict)
+    assert "--with-launches" in error["hint"] and "--keep-launches" in error["hint"]
+    assert len(store.list()) == 4
+
+
+@pytest.mark.parametrize(
+    ("answers", "left"), [((False, False), 4), ((True, False), 4), ((False, True), 3), ((True, True), 0)]
+)
+def test_a_terminal_is_asked_about_the_launches(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, answers: tuple[bool, bool], left: int
+) -> None:
+    compare(store, "cmp")
+    given: Iterator[bool] = iter(answers)
+
+    def confirm(text: str, *, abort: bool = False, err: bool) -> bool:
+        answer = next(given)
+        if abort and not answer:
+            raise click.Abort
+        return answer
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "confirm", confirm)
+    assert main(["runs", "rm", "cmp"]) == (0 if answers[1] else 130)
+    assert len(store.list()) == left
+
+
+@pytest.mark.parametrize("reader", ["comparison.json", "compare.json", "runs.json", "solve.json", "config.yaml"])
+@pytest.mark.parametrize("readable", [True, False])
+def test_what_another_entry_reads_stays(
+    store: RunStore, capsys: pytest.CaptureFixture[str], reader: str, readable: bool
+) -> None:
+    comparison, (first, second, solve) = compare(store, "cmp")
+    other = make(store, "analyze", "other")
+    write_text(other.path / reader, f'{{"arms": [{{"runs": ["{first.id}"]}}]}}')
+    write_text(first.config_file, f"{first.config_file.read_text()}\n# planned with {solve.id}\n")
+    if not readable:
+        other.record_file.write_text("{")
+    shown = rm(capsys, "cmp", "--with-launches", "--yes")
+    assert shown["removed"] == [second.id, comparison.id]
+    assert shown["kept"] == [{"id": first.id, "used_by": other.id}, {"id": solve.id, "used_by": first.id}]
+    assert first.path.is_dir() and solve.path.is_dir()
+
+
+def test_with_both_comparisons_goes_what_both_read(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    _, runs = compare(store, "cmp")
+    other = make(store, "analyze", "other")
+    write_json(other.path / "comparison.json", {"arms": [{"runs": ids(runs)}]})
+    assert rm(capsys, "cmp", "other", "--with-launches", "--yes")["kept"] == []
+    assert store.list() == []
+
+
+def test_runs_that_were_made_by_hand_belong_to_no_comparison(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, entry = make(store, "train", "a"), make(store, "train", "b"), make(store, "analyze")
+    write_json(entry.path / "comparison.json", {"arms": [{"runs": [a.id]}, {"runs": [b.id]}]})
+    assert rm(capsys, entry.id, "--with-launches", "--yes")["removed"] == [entry.id]
+    assert store.list() == [a, b]
+
+
+def test_a_running_launch_stays_with_everything_unless_forced(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(store, "cmp", 4, "running")
+    rm(capsys, "cmp", "--with-launches", "--yes", code=2)
+    assert len(store.list()) == 6
+    rm(capsys, "cmp", "--with-launches", "--yes", "--force")
+    assert store.list() == []
+
+
+def test_a_launch_that_is_gone_is_no_hindrance(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    comparison, (first, second, solve) = compare(store, "cmp")
+    write_json(comparison.path / "compare.json", {"launches": [{"run": first.id}, {"run": second.id}]})
+    store.remove(first)
+    assert rm(capsys, "cmp", "--with-launches", "--yes")["removed"] == ids([second, solve, comparison])
+
+
+def test_the_launches_of_an_unreadable_comparison_are_listed_and_stay(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison, runs = compare(store, "cmp")
+    comparison.record_file.write_text("{")
+    assert [line.split()[0] for line in ls(capsys)[1:]] == ids(runs)
+    rm(capsys, comparison.id, "--with-launches", "--yes", code=2)
+    assert all(run.path.is_dir() for run in (comparison, *runs))
+
+
+@pytest.mark.parametrize("word", [(), ("--keep-launches",), ("--with-launches",)])
+def test_failed_leaves_the_completed_launches_of_a_failed_comparison(
+    store: RunStore, capsys: pytest.CaptureFixture[str], word: tuple[str, ...]
+) -> None:
+    comparison, runs = compare(store, "cmp", 2, "failed")
+    comparison.update(status="running")
+    comparison.update(status="interrupted")
+    rm(capsys, "--failed", "--yes", *word)
+    assert store.list() == ([] if word == ("--with-launches",) else [runs[0], runs[2]])
+
+
+def test_a_named_comparison_beside_the_failed_ones(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    compare(store, "named")
+    broken, runs = compare(store, "broken")
+    broken.update(status="running")
+    broken.update(status="failed")
+    rm(capsys, "named", "--failed", "--yes", code=2)
+    assert rm(capsys, "named", "--failed", "--yes", "--keep-launches")["kept"] == []
+    assert set(ids(runs)) <= set(ids(store.list()))
+
+
+def test_cells_go_with_their_comparisons_and_launches(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    together = make(store, "compare", "together")
+    cells = [compare(store.within(together), f"cell{number}")[0] for number in range(2)]
+    for cell in cells:
+        assert cell.record().group == together.id
+    assert [line.split()[0] for line in ls(capsys)[1:]] == [together.id]
+    assert [len(line) - len(line.lstrip()) for line in ls(capsys, "--launches")[1:]] == [0, 2, 4, 4, 4, 2, 4, 4, 4]
+    assert len(rm(capsys, "together", "--with-launches", "--yes")["removed"]) == 9
