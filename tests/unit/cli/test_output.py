@@ -128,6 +128,17 @@ def test_a_narrow_terminal_gets_every_cell_whole(
         assert header.split()[:2] == columns[:2] and [line.split()[:2] for line in body] == [row[:2] for row in rows]
 
 
+def test_short_cells_of_several_words_stay_whole_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_terminal(monkeypatch, 40)
+    cells = ["20261120-145312-partition-k3f9", "2026-11-20 14:53", "3 min 20 s"]
+    output.print_table(("id", "created", "duration"), [cells])
+    out = capsys.readouterr().out
+    assert all(out.count(cell) == 1 for cell in cells[1:])
+    assert "…" not in out
+
+
 def test_sentences_are_wrapped_before_columns_go_below(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
