@@ -163,7 +163,7 @@ def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> l
         f"{local['min']}-{local['max']}{violations}",
         "-" if spread is None else f"{spread:.2f}",
         f"{result['plan_ms']['p50']:.3g}",
-        {"both": "both", "maximum": "maximum", False: "no"}[result["exact"]],
+        {"both": "both", "maximum": "maximum", "none": "no"}[result["exact"]],
     ]
 
 

@@ -178,13 +178,13 @@ def _arm(result: Json, template: Template) -> str:
 
 
 def _solve_row(result: Json, template: Template) -> list[str]:
-    exact, median_ms = result.get("exact"), lookup(result, "plan_ms.p50")
+    exact, median_ms = str(result.get("exact") or "none"), lookup(result, "plan_ms.p50")
     gap, speed = lookup(result, "gap_to_bound"), lookup(result, "speedup_vs_static")
     return [
         _arm(result, template),
         str(result.get("cost_type")),
         str(result.get("policy")),
-        template.label(f"exactness.{str(exact).lower()}", str(exact)),
+        template.label(f"exactness.{exact}", exact),
         str(result.get("world_size")),
         str(result.get("global_batch")),
         format_value(lookup(result, "mean_max_cost"), ""),

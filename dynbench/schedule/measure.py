@@ -15,7 +15,7 @@ from dynbench.schedule.policy import BatchPolicy, Policy, Problem
 
 Clock = Callable[[], float]
 
-_STRENGTH: tuple[Exactness, ...] = (False, "maximum", "both")
+_STRENGTH: tuple[Exactness, ...] = ("none", "maximum", "both")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class UnequalRanks:
         for kind, count in self._least(lengths, limits):
             groups[unused[kind].pop(0)] = ids[start : start + count]
             start += count
-        return groups, "maximum" if self._exact else False
+        return groups, "maximum" if self._exact else "none"
 
     def _path(self, takes: IntArray) -> Path | None:
         """Classes and counts that take all samples, given the most that each class takes at each position."""

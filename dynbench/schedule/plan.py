@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-Exactness = Literal["both", "maximum", False]
+Exactness = Literal["both", "maximum", "none"]
 """Proven optimal in both objectives, in the maximum only, or not proven."""
 
 Share = tuple[IntArray, ...]
@@ -32,7 +32,7 @@ class StepPlan:
 
     step: int
     shares: tuple[Share, ...]
-    exact: Exactness = False
+    exact: Exactness = "none"
     packed: bool = False
 
     @property

@@ -56,7 +56,7 @@ class Window(BatchPolicy):
             if together is not None and self._total_cost(together) <= self._cost_alone(batches, first_step):
                 return together
         alone = self._partition.deal(batches, first_step)
-        return alone if len(batches) == 1 else [replace(plan, exact=False) for plan in alone]
+        return alone if len(batches) == 1 else [replace(plan, exact="none") for plan in alone]
 
     def _together(self, ids: IntArray, steps: int, first_step: int) -> Sequence[StepPlan] | None:
         problem = self.problem
@@ -73,7 +73,7 @@ class Window(BatchPolicy):
         groups = [[ids[positions] for positions in step] for step in shares]
         if not problem.equal_ranks:
             split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
-            return [replace(plan, exact=False) for plan in split]
+            return [replace(plan, exact="none") for plan in split]
         return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
 
     def _cost_alone(self, batches: Sequence[IntArray], first_step: int) -> float:

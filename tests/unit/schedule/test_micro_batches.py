@@ -34,7 +34,7 @@ def measured(alpha: float, further: float | None = None) -> CostModel:
 def test_a_fixed_number_is_what_every_rank_runs(number):
     plan, _ = solve(micro_batches=number)
     assert {len(share) for share in plan.shares} == {number}
-    assert plan.exact is False
+    assert plan.exact == "none"
 
 
 def test_auto_without_alpha_is_one_micro_batch_where_they_fit():

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import count, islice
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.measure import adjacent_correlation, length_spread, run_policy
+from dynbench.schedule.plan import Exactness
 from dynbench.schedule.policy import REGISTRY, Problem, make_policy, missing_package
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace, built_in_trace
@@ -42,6 +44,7 @@ def test_every_policy_has_a_line_with_every_key():
     found = lines(request())
     assert set(found) == {name for name in REGISTRY if missing_package(name) is None}
     assert all(set(result) == KEYS for result in found.values())
+    assert {result["exact"] for result in found.values()} <= set(get_args(Exactness)) == {"both", "maximum", "none"}
     json.dumps(list(found.values()), allow_nan=False)
 
 
