@@ -52,15 +52,19 @@ class RankFailure:
     """Why one rank ended, written by that rank."""
 
     rank: int
+    """The rank, from 0."""
     time_ns: int
     """Since the epoch; torchrun's own records know whole seconds only."""
     host: str
+    """Name of its machine."""
     kind: str
     """`memory`, `aftermath`, `stopped`, `worker`, or the kind of one of our errors."""
     exception: str
     """Class name."""
     message: str
+    """What happened."""
     hint: str
+    """What to do about it."""
 
     @property
     def is_cause(self) -> bool:

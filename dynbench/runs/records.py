@@ -19,30 +19,41 @@ class StepRow:
     step: int
     """Optimizer step, counted from 0, warm-up included."""
     rank: int
+    """The rank, from 0."""
     warmup: int
     """1 while warming up, else 0."""
     policy: str
+    """Name of the policy."""
     local_batch: int
     """Samples of this rank in this step."""
     micro_batches: int
+    """Micro-batches of this rank in this step."""
     max_seq_len_in_batch: int
     """Longest padded length over the rank's micro-batches, tokens."""
     real_tokens: int
+    """Tokens of this rank's samples without padding."""
     padded_tokens: int
     """Sum over the rank's micro-batches of samples times padded length."""
     plan_ms: float
+    """Making the plan."""
     data_ms: float
+    """Making the batch from it."""
     forward_ms: float
+    """Forward passes, the loss included."""
     backward_ms: float
     """Ends when the rank's last gradient is ready."""
     sync_ms: float
     """From there until all gradients are synchronised: transfer plus wait."""
     optimizer_ms: float
+    """The optimizer's step."""
     compute_ms: float
     """forward_ms + backward_ms."""
     step_time_ms: float
+    """The whole step: plan, data, compute, sync, optimizer and what is between them."""
     peak_mem_mb: float
+    """Largest memory in the step: allocated on a GPU, resident on a CPU."""
     reserved_mem_mb: float
+    """Memory that the allocator holds on a GPU; resident at the step's end on a CPU."""
     loss: float
     """Mean loss over this rank's samples, unweighted."""
     work_hash: int

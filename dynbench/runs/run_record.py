@@ -23,7 +23,9 @@ class Failure:
     kind: str
     """The error's kind: worker, memory, interrupted, …"""
     message: str
+    """What happened, in a line."""
     rank: int | None = None
+    """The rank that failed first; null where none did."""
     log: str | None = None
     """The rank's log, relative to the run folder."""
 
@@ -33,26 +35,39 @@ class RunRecord:
     """One run; times are ISO 8601 in UTC with microseconds."""
 
     id: str
+    """The run's id, the name of its folder."""
     name: str | None
+    """The name that finds it; null where it has none."""
     command: str
     """The subcommand that made it: train, solve, compare, …"""
     status: Status
+    """created, running, completed, failed, interrupted or oom; commands also show lost."""
     created: str
+    """When the folder was made."""
     host: str
+    """Name of the machine."""
     pid: int
+    """Process of the launcher."""
     pid_start: str | None
     """Tells the process from a later one with the same number; see `process.start_mark`."""
     version: str
     """dynbench's version."""
     argv: list[str] = field(default_factory=list)
+    """The command line."""
     started: str | None = None
+    """When it began to run."""
     ended: str | None = None
+    """When it ended."""
     exit_code: int | None = None
+    """What the command exited with; null while it runs."""
     failure: Failure | None = None
+    """Why it ended before its time; null where it did not."""
     warnings: list[str] = field(default_factory=list)
+    """What was warned of, before or after it ran."""
     group: str | None = None
     """Id of the comparison that it was made for; null for what was made by itself."""
     schema_version: int = SCHEMA_VERSION
+    """Version of the record's form."""
 
     def as_dict(self) -> dict[str, object]:
         """The object written to `run.json`."""

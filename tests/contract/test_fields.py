@@ -1,0 +1,172 @@
+"""What is written or printed is documented, with its type; what is documented occurs; the page says so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import polars as pl
+import pytest
+from fields_check import Check
+from fields_tour import Tour, take_tour, written
+
+from dynbench.analysis.figures import FIGURES
+from dynbench.cli.main import COMMANDS, GROUPS
+from dynbench.fields.page import anchor, page
+from dynbench.fields.tables import TYPES, Document, documents
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results" / "reference"
+ADD = "lines to add, then `python -m dynbench.fields > results/FIELDS.md`:\n"
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
+    return take_tour(tmp_path_factory.mktemp("tour"))
+
+
+def checked_files(root: Path, check: Check) -> Check:
+    for name, path in written(root):
+        if name not in documents():
+            check.problems[f"dynbench/fields/: add a document for {name}  ({path})"] = None
+        elif path.suffix == ".csv":
+            check.csv(documents()[name], path)
+        elif path.suffix == ".parquet":
+            check.columns(documents()[name], pl.read_parquet_schema(path), str(path))
+        else:
+            check.json(documents()[name], json.loads(path.read_text(encoding="utf-8")), str(path))
+    return check
+
+
+def checked_output(tour: Tour, check: Check) -> Check:
+    for name, value in tour.printed:
+        check.json(documents()[name], value, name)
+    return check
+
+
+def said(check: Check) -> str:
+    return ADD + "\n".join(check.problems)
+
+
+def test_what_the_commands_print_is_documented(tour: Tour) -> None:
+    check = checked_output(tour, Check())
+    assert not check.problems, said(check)
+
+
+def test_what_the_commands_write_is_documented(tour: Tour) -> None:
+    check = checked_files(tour.root, Check())
+    assert not check.problems, said(check)
+
+
+def test_the_reference_results_are_documented() -> None:
+    check = checked_files(REFERENCE, Check())
+    assert not check.problems, said(check)
+
+
+def test_every_figure_and_command_is_on_the_tour(tour: Tour) -> None:
+    drawn = {f"figures/{name}.csv" for names in FIGURES.values() for name in names}
+    left_out = drawn - {name for name, _ in written(tour.root)}
+    assert not left_out, f"tests/fields_tour.py: nothing draws {left_out}"
+    printed = {str(value["command"]) for _, value in tour.printed}
+    commands = {
+        f"{name} {sub}".strip()
+        for name, (module, _) in COMMANDS.items()
+        for sub in (import_module(module).command.commands if name in GROUPS else [""])
+    }
+    assert printed == commands, "tests/fields_tour.py: run every command"
+
+
+def never_seen(known: Iterable[Document], check: Check) -> list[str]:
+    return [
+        f"{document.place}: {field.path} occurs nowhere: remove it, or say `optional` and when it is there"
+        for document in known
+        for field in document.fields
+        if not field.optional and (document.name, field.path) not in check.used
+    ]
+
+
+def test_what_is_documented_occurs_or_is_optional(tour: Tour) -> None:
+    check = checked_files(REFERENCE, checked_files(tour.root, checked_output(tour, Check())))
+    assert never_seen(documents().values(), check) == []
+
+
+def test_a_field_that_never_occurs_is_told(tour: Tour) -> None:
+    document, check = documents()["report --json"], checked_output(tour, Check())
+    field = document.fields[-1]
+    grown = [replace(document, fields=(*document.fields, planted)) for planted in (
+        replace(field, path="never"), replace(field, path="seldom", optional=True)
+    )]  # fmt: skip
+    assert never_seen([document], check) == []
+    assert [line.partition(": ")[2].split()[0] for line in never_seen(grown, check)] == ["never"]
+
+
+def test_the_page_is_that_of_the_tables() -> None:
+    written_page = (ROOT / "results" / "FIELDS.md").read_text(encoding="utf-8")
+    assert written_page == page(), "python -m dynbench.fields > results/FIELDS.md"
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    headings = {anchor(line.removeprefix("## ")) for line in page().splitlines() if line.startswith("## ")}
+    links = set(re.findall(r"\]\(#([^)]+)\)", page()))
+    assert links and links <= headings
+
+
+def test_types_and_meanings() -> None:
+    known = {*TYPES, *(name for name in documents() if " " not in name)}
+    for document in documents().values():
+        for field in document.fields:
+            kind = field.kind.removeprefix("array of ")
+            assert kind in known, f"{document.place}: {field.path}: no type {kind!r}"
+            assert field.meaning, f"{document.place}: {field.path} says nothing: give it a docstring or a line"
+
+
+def planted(name: str) -> Callable[[dict[str, object]], None]:
+    def undocumented(value: dict[str, object]) -> None:
+        value["unheard_of"] = 1.5
+
+    def within(value: dict[str, object]) -> None:
+        value["summary"]["step_time_ms"]["p99"] = 1.5  # type: ignore[index]
+
+    def wrong(value: dict[str, object]) -> None:
+        value["run"]["id"] = 7  # type: ignore[index]
+
+    def null(value: dict[str, object]) -> None:
+        value["summary"]["steps"] = None  # type: ignore[index]
+
+    def items(value: dict[str, object]) -> None:
+        value["figures"] = [None]
+
+    return locals()[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("undocumented", "commands.yaml, train --json: add `unheard_of: number, UNIT - MEANING`"),
+        ("within", "training.yaml, summary: add `step_time_ms.p99: number, UNIT - MEANING`"),
+        ("wrong", "run_reference: id is string, and 7 stands in"),
+        ("null", "summary: steps is integer, and null stands in"),
+        ("items", "figures[] is array of string, and None stands in"),
+    ],
+)
+def test_a_planted_fault_is_told_with_the_line_to_add(tour: Tour, name: str, line: str) -> None:
+    value = json.loads(json.dumps(next(value for document, value in tour.printed if document == "train --json")))
+    planted(name)(value)
+    check = Check()
+    check.json(documents()["train --json"], value, "here")
+    assert [problem for problem in check.problems if line in problem], said(check)
+
+
+def test_a_planted_column_is_told(tour: Tour, tmp_path: Path) -> None:
+    path = tmp_path / "step_time.csv"
+    path.write_text("arm,step,step_time_max_ms,smoothed,extra\nstatic,1.5,2.0,,x\n", encoding="utf-8")
+    check = Check()
+    check.csv(documents()["figures/step_time.csv"], path)
+    assert [problem.partition(": ")[2][:40] for problem in check.problems] == [
+        "column step is integer, and '1.5' stands",
+        "add `extra: string, UNIT - MEANING`  (in",
+    ]

@@ -1,0 +1,144 @@
+"""Every command once, in this process and on made-up runs: what it prints under `--json`, and the files it leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from probes import make_probe
+from unit.analysis.conftest import Fake, build_run
+from unit.cli.test_train_figures import TINY, launched
+from unit.experiment.test_compare import RECIPE, FakeTraining
+
+from dynbench.cli.main import main
+from dynbench.engine.failure import record_failure
+from dynbench.errors import WorkerFailed
+from dynbench.experiment import launches, training
+from dynbench.probe import prober
+from dynbench.runs.atomic import write_text
+from dynbench.runs.store import RunStore
+
+ROW = {"rank": 0, "length": 64, "peak_mem_mb": 90.5}
+PROBED: dict[str, object] = {
+    "capacity": [{**ROW, "length": length, "max_batch": 8, "tested_ok": 9, "tested_fail": 10} for length in (32, 64)],
+    "trials": [{**ROW, "n": n, "fits": n < 10} for n in (9, 10)],
+    "timings": [
+        {"rank": rank, "n": n, "length": length, "ms": 1.0 + 0.01 * n * length, "held_out": n == 4}
+        for rank in range(2) for n in (1, 2, 4) for length in (32, 64)
+    ],
+    "cost_model": {
+        "alpha_ms": 1.0, "beta_ms_per_token": 0.01, "gamma_ms_per_token2": 0.0, "further_ms": 0.5,
+        "heldout": {"tokens": {"mape": 0.1, "rank_correlation": 0.99}, "measured": None},
+    },
+    "memory_model": {
+        "fixed_mb": 1.0, "per_sample_mb": 1.0, "per_length_mb": 0.1, "per_token_mb": 0.1, "per_square_mb": 0.1,
+        "mape": 0.1, "tokens_only_mape": 0.2,
+    },
+    "soak": {"steps": 3, "ok": True, "peak_mem_mb": 90.0, "reserved_mem_mb": 99.0, "allocator_retries": 0, "shrunk": 0},
+    "predicted_speedup": {"partition": 1.2, "prefix": None},
+    "slowdown": {1: 1.1},
+    "overhead_ms": 0.5,
+    "break_even_batch": 8,
+    "break_even_tried": [4, 8],
+}  # fmt: skip
+CELLS = "cells:\n  - {train.seed: 0}\n  - {train.seed: 9}\n"
+STRATEGY = {"comm_ms": 1.5, "bytes_raw": 100, "bytes_wire": 50}
+
+
+@dataclass
+class Tour:
+    """What the commands left.
+
+    Attributes:
+        printed: (name of the document, object) of everything printed.
+        root: the registry.
+    """
+
+    root: Path
+    printed: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+
+    def run(self, *arguments: str, document: str, code: int = 0) -> dict[str, object]:
+        """Run a command and keep what it prints."""
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(io.StringIO()) as err:
+            assert main([*arguments, "--json", "--results", str(self.root)]) == code, err.getvalue()
+        found = json.loads(out.getvalue())
+        self.printed.append((document, found))
+        return found
+
+
+def take_tour(folder: Path) -> Tour:
+    """Run every command."""
+    tour = Tour(folder / "results")
+    store = RunStore(tour.root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DYNBENCH_RESULTS", raising=False)
+        patch.setattr(training, "launch_training", launched)
+        patch.setattr(prober, "run_probe", lambda *_, **__: make_probe(store, **PROBED))
+        patch.setattr(launches, "run_training", FakeTraining(data={}))
+        _single_runs(tour, store)
+        _comparisons(tour, store, folder)
+        _others(tour, store, folder)
+    return tour
+
+
+def _single_runs(tour: Tour, store: RunStore) -> None:
+    tour.run("train", *TINY, "--name", "t", document="train --json")
+    tour.run("train", *TINY, "--dry-run", document="train --dry-run --json")
+    build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
+    said = {"say": "comm_model.none", "text": "none", "values": {}}
+    chosen = {"decisions": {"launch.comm_model": {"value": "none", "reason": "launch.comm_model", "said": said}}}
+    build_run(store, Fake(overrides=("launch.launcher=virtual", "launch.world_size=2"), env=chosen), "virtual")
+    for name in ("strategy", "virtual"):
+        tour.run("analyze", name, document="analyze --json")
+    failed = store.resolve("strategy")
+    record_failure(failed, 0, WorkerFailed("rank 0 died", "See its log."))
+    failed.update(failure={"kind": "worker", "message": "rank 0 died", "rank": 0, "log": "logs/rank_0.err"})
+    tour.run("probe", "--name", "p", document="probe --json")
+    too_many = "8192"  # ranks for the trace: skipped
+    tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
+    tour.run("solve", "--list", document="solve --list --json")
+
+
+def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
+    runs = [build_run(store, Fake(policy, seed=seed)).id for policy in ("static", "partition") for seed in range(2)]
+    tour.run("analyze", *runs, document="analyze --json")
+    (folder / "two.yaml").write_text(RECIPE, encoding="utf-8")
+    (folder / "cells.yaml").write_text(RECIPE.replace("launches: 4", "launches: 2") + CELLS, encoding="utf-8")
+    tour.run("compare", str(folder / "two.yaml"), "--name", "two", document="compare --json")
+    tour.run("compare", str(folder / "two.yaml"), "--dry-run", document="compare --dry-run --json")
+    tour.run("compare", str(folder / "cells.yaml"), "--dry-run", document="compare --dry-run --json")
+    tour.run("compare", str(folder / "cells.yaml"), "--name", "cells", document="compare --json")
+    tour.run("report", "two", document="report --json")
+
+
+def _others(tour: Tour, store: RunStore, folder: Path) -> None:
+    for name in ("t", "two", "strategy", "cells"):
+        tour.run("runs", "show", name, document="runs show --json")
+    tour.run("runs", "ls", document="runs ls --json")
+    made = next(run for run, record in store.entries() if record.group == store.resolve("two").id)
+    reader = store.create("analyze", "comparison")
+    write_text(reader.path / "recipe.yaml", f"# {made.id}\n")
+    tour.run("runs", "rm", "two", "--with-launches", "--dry-run", document="runs rm --json")
+    tour.run("recipes", "ls", document="recipes ls --json")
+    tour.run("recipes", "show", document="recipes show --json")
+    tour.run("recipes", "cp", "quickstart", str(folder / "mine.yaml"), document="recipes cp --json")
+    tour.run("doctor", document="doctor --json")
+    tour.run("runs", "show", "nothing", document="error --json", code=2)
+
+
+def written(root: Path) -> Iterator[tuple[str, Path]]:
+    """Every JSON, CSV and Parquet file below a folder, with the name of its document."""
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".json", ".csv", ".parquet") and not path.name.startswith("."):
+            name = path.name
+            if path.parent.name == "ranks" and path.stem.rpartition("_")[2].isdigit():
+                name = f"ranks/{path.stem.rpartition('_')[0]}_N{path.suffix}"
+            elif path.parent.name == "figures":
+                name = f"figures/{name}"
+            yield name.replace(".parquet", ".csv"), path
