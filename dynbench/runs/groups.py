@@ -20,7 +20,8 @@ _READS = (*_MAKES, "comparison.json", "runs.json", "solve.json", "recipe.yaml", 
 def groups_of(entries: Entries) -> dict[str, str]:
     """Run id to the id of the comparison that the run was made for.
 
-    The run's record says it; where it does not, the list of launches of a comparison that is there.
+    The run's record says it; where it does not, the list of launches of a comparison that is there. A link, or a
+    copy of a run under another name, belongs to none.
     """
     listed = {
         run_id: run.id
@@ -28,7 +29,8 @@ def groups_of(entries: Entries) -> dict[str, str]:
         if record.command == "compare"
         for run_id in _named_in(run.path, _MAKES) - {run.id}
     }
-    groups = {run.id: record.group or listed.get(run.id) for run, record in entries}
+    own = [(run, record) for run, record in entries if record.id == run.id and not run.path.is_symlink()]
+    groups = {run.id: record.group or listed.get(run.id) for run, record in own}
     return {run_id: group for run_id, group in groups.items() if group not in (None, run_id)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,6 +254,16 @@ def test_a_launch_that_is_gone_is_no_hindrance(store: RunStore, capsys: pytest.C
     write_json(comparison.path / "compare.json", {"launches": [{"run": first.id}, {"run": second.id}]})
     store.remove(first)
     assert rm(capsys, "cmp", "--with-launches", "--yes")["removed"] == ids([second, solve, comparison])
+
+
+def test_links_and_copies_of_launches_belong_to_no_comparison(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison, runs = compare(store, "cmp")
+    shutil.copytree(runs[0].path, store.root / "copy")
+    (store.root / "linked").symlink_to(runs[1].path, target_is_directory=True)
+    assert rm(capsys, "cmp", "--with-launches", "--yes")["removed"] == ids([*runs, comparison])
+    assert (store.root / "copy" / "run.json").is_file() and (store.root / "linked").is_symlink()
 
 
 def test_the_launches_of_an_unreadable_comparison_are_listed_and_stay(
