@@ -115,6 +115,10 @@ class NothingFits(DynbenchError):
     exit_code = EXIT_MEMORY
 
 
+class BatchTooLarge(NothingFits):
+    """A global batch that the capacities cannot hold; a smaller one may fit."""
+
+
 class NotComparable(DynbenchError):
     """Runs that differ in more than what is being compared; the message names the keys."""
 

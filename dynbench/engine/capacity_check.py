@@ -1,4 +1,4 @@
-"""Whether the capacities can hold the global batch at all, found before anything is launched."""
+"""Whether the capacities can hold the global batch at all, known without the data."""
 
 from __future__ import annotations
 
@@ -10,40 +10,49 @@ from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.policy import policy_class
+
+
+def check_obeyed(config: Config, capacity: Capacity) -> None:
+    """Refuse capacities for a policy that does not know them.
+
+    Raises:
+        UsageError: with what does.
+    """
+    if not capacity.unlimited and not policy_class(config.schedule.policy_name).capped:
+        raise UsageError(
+            f"schedule.policy: {config.schedule.policy_name!r} is a baseline that obeys no capacities",
+            "Leave schedule.capacity out, or plan with partition.",
+        )
 
 
 def check_capacity(config: Config, world_size: int, root: Path) -> None:
     """Refuse a global batch that no plan can deal within the capacities, whatever its lengths.
 
     Every rank is taken at its best: samples of length 1, all micro-batches full. Batches refused because of their
-    lengths are found when they are planned.
+    lengths are found when these are known.
 
     Raises:
-        NothingFits: with the largest global batch that fits.
-        UsageError: a policy that obeys no capacities, or a probe run that cannot be used.
+        NothingFits: with the most that could fit.
+        UsageError: a probe run that cannot be used.
         RecordError: a run that is named as a probe and is none.
     """
     capacity = build_capacity(config, world_size, root)
     schedule = config.schedule
-    if capacity.unlimited:
-        return
-    if not policy_class(schedule.policy_name).capped:
-        raise UsageError(
-            f"schedule.policy: {schedule.policy_name!r} is a baseline that obeys no capacities",
-            "Leave schedule.capacity out, or plan with partition.",
-        )
-    if schedule.micro_batches == "auto":
+    if capacity.unlimited or schedule.micro_batches == "auto":
         return
     per_rank = capacity.limits(world_size, np.ones(1, dtype=np.int64))[:, 0] * schedule.micro_batches
     if schedule.policy_name == "prefix":
         per_rank = np.minimum(per_rank, buffer_size(config, world_size))
     most = world_size * int(per_rank.min()) if schedule.policy_name == "static" else int(per_rank.sum())
     if config.train.global_batch > most:
+        splits = policy_class(schedule.policy_name).splits and schedule.window == 1
+        split = ", or schedule.micro_batches=auto" if splits else ""
         raise NothingFits(
             f"schedule.capacity: {_shown(schedule.capacity)} on {world_size} ranks cannot hold train.global_batch "
-            f"{config.train.global_batch}; the largest that fits is {most}",
-            f"Set --global-batch {most}, or schedule.micro_batches=auto.",
+            f"{config.train.global_batch}; no more than {most} can fit",
+            f"Set --global-batch {most}, or less where samples are long{split}.",
         )
 
 

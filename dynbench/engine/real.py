@@ -11,6 +11,7 @@ from dynbench.engine.exchange import all_floats, sum_over_ranks
 from dynbench.engine.gather import GatheredPlans
 from dynbench.engine.loop import Loop
 from dynbench.engine.memory import MemoryMeter
+from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import PlanSource, ReplicatedPlans, build_problem
 from dynbench.engine.process import RankContext, StopFlag
 from dynbench.engine.replica import Replica
@@ -33,6 +34,7 @@ def real_loop(
     assert isinstance(multiple, int), "resolved before the launch"
     lengths = workload.train.lengths
     problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent, workload.positions)
+    check_steps_of_rank(config, problem)
     timer = StepTimer(context.device)
     replica = Replica(
         config,

@@ -14,6 +14,7 @@ from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.loop import run_steps
 from dynbench.engine.memory import MemoryMeter
+from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import build_problem
 from dynbench.engine.process import RankContext, StopFlag
 from dynbench.engine.replica import Replica, mean_loss, seed_dropout
@@ -137,6 +138,7 @@ def virtual_loop(
     assert isinstance(multiple, int) and world_size is not None, "resolved before the launch"
     lengths, policy = workload.train.lengths, config.schedule.policy_name
     problem = build_problem(config, lengths, world_size, multiple, run.path.parent, workload.positions)
+    check_steps_of_rank(config, problem)
     timer = StepTimer(context.device)
     replica = Replica(
         config, workload, context.device, timer, lambda model, on_ready: Local(model, config.sync, on_ready)

@@ -144,7 +144,8 @@ def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
     """The recipe with a probe for every arm that wants one; arms that it means the same for share it.
 
     An arm that asks for none, or names one, stays as it is, and so does one that `train` would run without. The recipe
-    is written back after every probe, so that resuming keeps it.
+    is written back after every probe, so that resuming keeps it. Every launch is then planned for once more, with the
+    capacities found.
     """
     groups: dict[str, list[str]] = {}
     for name, config in recipe.arms.items():
@@ -155,6 +156,8 @@ def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
         shared = {name: using_probe(recipe.arms[name], probe) for name in (first, *others)}
         recipe = replace(recipe, arms={**recipe.arms, **shared})
         write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
+    if groups:
+        _resolved(recipe, store)
     return recipe
 
 
@@ -198,7 +201,7 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
     for name, config in recipe.arms.items():
         try:
             resolved = resolve(config, this_machine(), store)
-            check_plan(resolved.config, resolved.world_size, store.root)
+            check_plan(resolved.config, resolved.world_size, store.root, recipe.launches)
             arms[name] = resolved.config
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)

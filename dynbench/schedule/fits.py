@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynbench.errors import NothingFits
+from dynbench.errors import BatchTooLarge, NothingFits
 
 
 def sample_too_long(step: int, sample: int, length: int, where: str = "any rank") -> NothingFits:
@@ -20,8 +20,8 @@ def sample_too_long(step: int, sample: int, length: int, where: str = "any rank"
     )
 
 
-def batch_too_large(step: int, global_batch: int, largest: int, may_split: bool = True) -> NothingFits:
-    """The ranks' capacities together are less than the global batch.
+def batch_too_large(step: int, global_batch: int, largest: int, may_split: bool = True) -> BatchTooLarge:
+    """The ranks' capacities together are less than the global batch, in this step; of other steps nothing is said.
 
     Args:
         step: optimizer step.
@@ -29,8 +29,8 @@ def batch_too_large(step: int, global_batch: int, largest: int, may_split: bool 
         largest: any this many of the step's samples fit.
         may_split: whether micro-batches would help.
     """
-    split = "; or set schedule.micro_batches=auto" if may_split else ""
-    return NothingFits(
+    split = ", or set schedule.micro_batches=auto" if may_split else ""
+    return BatchTooLarge(
         f"step {step}: {global_batch} samples do not fit into the ranks' capacities at their lengths",
-        f"The largest global batch that fits is {largest}{split}.",
+        f"Of this step's samples {largest} fit, of other steps' maybe fewer: lower the global batch{split}.",
     )

@@ -82,6 +82,13 @@ class MicroBatchPlanner:
         Raises:
             NothingFits: a sample is longer than the capacity, or N micro-batches per rank cannot hold the batch.
         """
+        limits = self.check(ids, lengths, step)
+        _, sizes, dealt = self._best(lengths, limits)
+        ends = np.cumsum(sizes).tolist()
+        return tuple(tuple(ids[ends[part] - sizes[part] : ends[part]] for part in sorted(parts)) for parts in dealt)
+
+    def check(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray:
+        """Largest micro-batch that may begin at each position, shape [B]; raises what `shares` raises."""
         limits = self._limits(lengths)
         if limits[0] == 0:
             raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
@@ -89,9 +96,7 @@ class MicroBatchPlanner:
             most = reach(limits, self._problem.world_size * self._fixed)
             if most < len(ids):
                 raise fits.batch_too_large(step, len(ids), most)
-        _, sizes, dealt = self._best(lengths, limits)
-        ends = np.cumsum(sizes).tolist()
-        return tuple(tuple(ids[ends[part] - sizes[part] : ends[part]] for part in sorted(parts)) for parts in dealt)
+        return limits
 
     def _limits(self, lengths: IntArray) -> IntArray:
         return np.minimum(self._problem.capacity.limits_of(0, lengths), len(lengths))

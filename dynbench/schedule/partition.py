@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+from dynbench.errors import NothingFits
 from dynbench.schedule import fits
 from dynbench.schedule.micro_batches import MicroBatchPlanner
 from dynbench.schedule.partition_search import (
@@ -51,10 +52,26 @@ class Partition(BatchPolicy):
         """Plans of consecutive global batches, one by one."""
         return [self._plan(ids, step) for step, ids in enumerate(batches, first_step)]
 
-    def _plan(self, ids: IntArray, step: int) -> StepPlan:
+    def check(self, batches: Sequence[IntArray], first_step: int) -> None:
+        """As the base, by greedy sweeps under the capacities alone."""
+        if self.problem.capacity.unlimited:
+            return
+        for step, batch in enumerate(batches, first_step):
+            ids, lengths = self._longest_first(batch)
+            if self._micro is not None:
+                self._micro.check(ids, lengths, step)
+            elif self._unequal is not None:
+                self._unequal.check(ids, lengths, step)
+            elif reach(limits := self._limits(lengths), self.problem.world_size) < len(ids):
+                raise self._misfit(ids, lengths, limits, step)
+
+    def _longest_first(self, ids: IntArray) -> tuple[IntArray, IntArray]:
         lengths = self.problem.padded_lengths[ids]
         order = sort_longest_first(lengths)
-        ids, lengths = ids[order], lengths[order]
+        return ids[order], lengths[order]
+
+    def _plan(self, ids: IntArray, step: int) -> StepPlan:
+        ids, lengths = self._longest_first(ids)
         if self._micro is not None and self._micro.wanted(lengths):
             return StepPlan(step, self._micro.shares(ids, lengths, step))
         if self._unequal is not None:
@@ -65,20 +82,26 @@ class Partition(BatchPolicy):
 
     def _equal(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[list[int], Exactness]:
         problem = self.problem
-        limits = None if problem.capacity.unlimited else problem.capacity.limits_of(0, lengths)
+        limits = None if problem.capacity.unlimited else self._limits(lengths)
         weights = search_weights(problem.cost, lengths)
         counts = least_maximum(weights, problem.world_size, limits)
         if counts is None:
             assert limits is not None
-            if limits[0] == 0:
-                raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
-            raise fits.batch_too_large(step, len(ids), reach(limits, problem.world_size))
+            raise self._misfit(ids, lengths, limits, step)
         if problem.world_size * len(ids) * max(counts) > TABLE_LIMIT:
             return counts, "maximum"
         most = largest_groups(weights, counts, limits)
         if not fits_table(problem.world_size, most):
             return counts, "maximum"
         return least_total(group_costs(problem.cost, lengths, most), problem.world_size), "both"
+
+    def _limits(self, lengths: IntArray) -> IntArray:
+        return self.problem.capacity.limits_of(0, lengths)
+
+    def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
+        if limits[0] == 0:
+            return fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
+        return fits.batch_too_large(step, len(ids), reach(limits, self.problem.world_size))
 
 
 def cut(ids: IntArray, counts: Sequence[int]) -> list[IntArray]:

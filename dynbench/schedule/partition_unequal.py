@@ -57,10 +57,7 @@ class UnequalRanks:
         Raises:
             NothingFits: the capacities cannot hold the samples with at least one on every rank.
         """
-        limits = np.stack([self._problem.capacity.limits_of(members[0], lengths) for members in self._members])
-        limits = np.minimum(limits, len(ids))
-        if self._path(limits) is None:
-            raise self._misfit(ids, lengths, limits, step)
+        limits = self.check(ids, lengths, step)
         unused = [list(members) for members in self._members]
         groups = [ids[:0]] * self._problem.world_size
         start = 0
@@ -68,6 +65,14 @@ class UnequalRanks:
             groups[unused[kind].pop(0)] = ids[start : start + count]
             start += count
         return groups, "maximum" if self._exact else "none"
+
+    def check(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray:
+        """Largest group per class and position, shape [C, B]; raises what `groups` raises."""
+        limits = np.stack([self._problem.capacity.limits_of(members[0], lengths) for members in self._members])
+        limits = np.minimum(limits, len(ids))
+        if self._path(limits) is None:
+            raise self._misfit(ids, lengths, limits, step)
+        return limits
 
     def _path(self, takes: IntArray) -> Path | None:
         """Classes and counts that take all samples, given the most that each class takes at each position."""

@@ -8,114 +8,21 @@ in `REGISTRY`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, islice
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from dynbench.errors import UsageError, did_you_mean
-from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.cost import CostModel
-from dynbench.schedule.order import DataOrder
+from dynbench.errors import NothingFits, UsageError, did_you_mean
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
+from dynbench.schedule.problem import Problem as Problem
+from dynbench.schedule.problem import check_micro_batches
 
 Level = Literal["step", "window", "stream"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is to be planned: the data, the ranks, and what they can hold.
-
-    Args:
-        lengths: tokens of every sample, after truncation and before padding, shape [N].
-        world_size: ranks (G).
-        global_batch: samples per step over all ranks (B).
-        cost: predicted cost of a micro-batch.
-        capacity: largest micro-batch per rank and length.
-        speeds: relative speed of each rank, shape [G]; a rank's time is its cost divided by it.
-        seed: data order and tie-breaks.
-        order: `shuffle` (a seeded permutation per epoch) or `file`.
-        window: global batches planned together (W).
-        solver: for `prefix`: exact, enumerate or greedy.
-        buffer: for `prefix`: samples held per rank (K).
-        micro_batches: micro-batches per rank and step, or auto.
-
-    Raises:
-        UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
-            match the ranks.
-    """
-
-    lengths: IntArray
-    world_size: int
-    global_batch: int
-    cost: CostModel = field(default_factory=CostModel)
-    capacity: Capacity = field(default_factory=Capacity)
-    speeds: FloatArray | None = None
-    seed: int = 0
-    order: Literal["shuffle", "file"] = "shuffle"
-    window: int = 1
-    solver: Literal["exact", "enumerate", "greedy"] = "exact"
-    buffer: int | None = None
-    micro_batches: int | Literal["auto"] = 1
-
-    def __post_init__(self) -> None:
-        if len(self.lengths) == 0:
-            raise UsageError("no samples to plan", "The data is empty.")
-        if int(self.lengths.min()) < 1:
-            row = int(self.lengths.argmin())
-            raise UsageError(f"sample {row}: length {int(self.lengths[row])}", "Lengths are at least 1 token.")
-        if self.global_batch < self.world_size:
-            raise UsageError(
-                f"train.global_batch: {self.global_batch} is less than the {self.world_size} ranks",
-                f"Every rank needs a sample: use at least {self.world_size}.",
-            )
-        self.capacity.check_ranks(self.world_size)
-        if self.speeds is not None and (len(self.speeds) != self.world_size or min(self.speeds) <= 0):
-            raise UsageError(
-                f"schedule.speeds: {list(map(float, self.speeds))} for {self.world_size} ranks",
-                "Give one positive number per rank.",
-            )
-
-    @cached_property
-    def padded_lengths(self) -> IntArray:
-        """Lengths rounded up to the cost model's `pad_to_multiple_of`, shape [N], tokens."""
-        return self.cost.padded(self.lengths)
-
-    @property
-    def equal_ranks(self) -> bool:
-        """True when all ranks have the same speed and capacities."""
-        return self.capacity.equal(self.world_size) and (self.speeds is None or len(set(map(float, self.speeds))) == 1)
-
-    def data_order(self) -> DataOrder:
-        """The stream of global batches, as a distributed sampler would deal them."""
-        return DataOrder(len(self.lengths), self.global_batch, self.seed, self.order)
-
-    def relative_speeds(self) -> FloatArray:
-        """Speeds, shape [G]; ones when none were given."""
-        return np.ones(self.world_size) if self.speeds is None else np.asarray(self.speeds, dtype=np.float64)
-
-
-def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:
-    """Several micro-batches per rank are planned for W=1 and ranks of equal capacity, by the policies that can.
-
-    Raises:
-        UsageError: any other combination.
-    """
-    asked = f"schedule.micro_batches: {problem.micro_batches}"
-    if not splits:
-        raise UsageError(
-            f"{asked} with policy {policy!r}",
-            "static, partition and transformers' samplers can; or use micro_batches=1.",
-        )
-    if problem.window > 1:
-        raise UsageError(f"{asked} with schedule.window {problem.window}", "Use window=1 or micro_batches=1.")
-    if not problem.capacity.equal(problem.world_size):
-        raise UsageError(f"{asked} with ranks of unequal capacity", "Use micro_batches=1, or the least capacity.")
+OnStep = Callable[[int], None]
+"""Told which step comes next."""
 
 
 class Policy(ABC):
@@ -140,6 +47,18 @@ class Policy(ABC):
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
         """Endless plans from optimizer step `start` on."""
 
+    def misfit(self, steps: int, on_step: OnStep = lambda step: None) -> NothingFits | None:
+        """What ends a run of `steps` steps before its time; None where the capacities hold all of them.
+
+        Here the steps are planned; a policy that can tell by less overrides it.
+        """
+        try:
+            for plan in islice(self.plans(), steps):
+                on_step(plan.step + 1)
+        except NothingFits as error:
+            return error
+        return None
+
     def change_speeds(self, speeds: FloatArray | None) -> None:
         """Plan for other speeds, shape [G], from what is dealt next on; plans under way go on from their samples."""
         self.problem = replace(self.problem, speeds=speeds)
@@ -159,18 +78,38 @@ class BatchPolicy(Policy):
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Plans of consecutive steps from their global batches (sample ids, shape [B] each, in static's order)."""
 
+    def check(self, batches: Sequence[IntArray], first_step: int) -> None:
+        """Raise what `deal` would raise, by less work where that is possible."""
+        self.deal(batches, first_step)
+
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
         """Endless plans from optimizer step `start` on; windows begin anew with every epoch."""
+        for batches, first_step in self._windows(start):
+            for plan in self.deal(batches, first_step):
+                if plan.step >= start:
+                    yield plan
+
+    def misfit(self, steps: int, on_step: OnStep = lambda step: None) -> NothingFits | None:
+        """As the base, by `check`."""
+        for batches, first_step in self._windows(0):
+            if first_step >= steps:
+                break
+            on_step(first_step)
+            try:
+                self.check(batches, first_step)
+            except NothingFits as error:
+                return error
+        return None
+
+    def _windows(self, start: int) -> Iterator[tuple[list[IntArray], int]]:
+        """The batches dealt together and their first step, endless, from the window that holds step `start` on."""
         order = self.problem.data_order()
         epoch, offset = divmod(start, order.steps_per_epoch)
         for current in count(epoch):
             batches = order.epoch_batches(current)
             base = current * order.steps_per_epoch
-            aligned = offset - offset % self.window
-            for first in range(aligned, order.steps_per_epoch, self.window):
-                for plan in self.deal(list(batches[first : first + self.window]), base + first):
-                    if plan.step >= start:
-                        yield plan
+            for first in range(offset - offset % self.window, order.steps_per_epoch, self.window):
+                yield list(batches[first : first + self.window]), base + first
             offset = 0
 
 

@@ -50,6 +50,11 @@ class Static(BatchPolicy):
             plans.append(StepPlan(step, tuple(_cut(share, parts) for share in shares)))
         return plans
 
+    def check(self, batches: Sequence[IntArray], first_step: int) -> None:
+        """As the base, without cutting shares."""
+        for step, batch in enumerate(batches, first_step):
+            self._parts(batch.reshape(-1, self.problem.world_size).T, step)
+
     def _limits(self, shares: IntArray) -> IntArray:
         """Largest micro-batch of each rank at its longest sample, shape [G]."""
         capacity, longest = self.problem.capacity, self.problem.padded_lengths[shares].max(axis=1)

@@ -20,7 +20,12 @@ def buffer_size(problem: Problem) -> int:
     """Samples that each rank holds (K): as given, else enough that no plan is cut short, and at least 32."""
     if problem.buffer is not None:
         return problem.buffer
-    return max(MIN_BUFFER, problem.global_batch - problem.world_size + 1)
+    return automatic_buffer(problem.global_batch, problem.world_size)
+
+
+def automatic_buffer(global_batch: int, world_size: int) -> int:
+    """As many samples as one rank of a step can get, and at least `MIN_BUFFER`."""
+    return max(MIN_BUFFER, global_batch - world_size + 1)
 
 
 class RankStream:

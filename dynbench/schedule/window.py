@@ -58,6 +58,13 @@ class Window(BatchPolicy):
         alone = self._partition.deal(batches, first_step)
         return alone if len(batches) == 1 else [replace(plan, exact="none") for plan in alone]
 
+    def check(self, batches: Sequence[IntArray], first_step: int) -> None:
+        """As the base; the search is run only where `partition`, the fallback, cannot deal the batches one by one."""
+        try:
+            self._partition.check(batches, first_step)
+        except NothingFits:
+            self.deal(batches, first_step)
+
     def _together(self, ids: IntArray, steps: int, first_step: int) -> Sequence[StepPlan] | None:
         problem = self.problem
         shares = plan_window(

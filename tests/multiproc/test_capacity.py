@@ -35,7 +35,7 @@ def test_otherwise_it_is_refused_with_the_largest_that_fits(tmp_path: Path) -> N
     process = start(tmp_path, "train", settings=settings)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 4
-    assert "the largest that fits is 8" in stderr
+    assert "--global-batch 8, the largest below 12 that fits in all 8 steps" in stderr
     assert not list(tmp_path.glob("2*")), "nothing was launched"
 
 

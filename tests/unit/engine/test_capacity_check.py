@@ -37,7 +37,7 @@ def check(*overrides: str) -> None:
     ],
 )
 def test_largest_that_fits(overrides: tuple[str, ...], largest: int) -> None:
-    with pytest.raises(NothingFits, match=f"largest that fits is {largest}") as caught:
+    with pytest.raises(NothingFits, match=f"no more than {largest} can fit") as caught:
         check(*overrides)
     assert caught.value.exit_code == 4
     check(*overrides, f"train.global_batch={largest}")

@@ -40,13 +40,15 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def probed(device: str, monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that were probed; every probe is a run named p0, p1, …"""
     seen: list[Config] = []
 
     def probe(config: Config, store: RunStore, *, report: Callable[[str], None]) -> Run:
         seen.append(config)
-        return make_probe(store, name=f"p{len(seen) - 1}")
+        precision = {} if config.train.precision == "auto" else {"precision": config.train.precision}
+        made = {**ON[device], **precision, "slowdown": dict(config.launch.slowdown)}
+        return make_probe(store, name=f"p{len(seen) - 1}", **made)
 
     monkeypatch.setattr(probing, "run_probe", probe)
     return seen

@@ -74,7 +74,7 @@ def test_capacity_splits_a_share_instead_of_failing(lengths, world_size, most):
 def test_too_little_capacity_for_a_fixed_number_names_the_largest_batch():
     with pytest.raises(NothingFits) as caught:
         solve(np.full(20, 5), 2, micro_batches=2, capacity=Capacity.uniform(4))
-    assert "largest global batch that fits is 16" in caught.value.hint
+    assert "Of this step's samples 16 fit" in caught.value.hint
 
 
 def test_a_sample_beyond_capacity_cannot_be_split():

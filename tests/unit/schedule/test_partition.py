@@ -172,10 +172,10 @@ def test_beyond_the_stated_size_only_the_maximum_is_proven(monkeypatch):
 def test_the_largest_batch_that_fits_is_named():
     with pytest.raises(NothingFits) as caught:
         solve(problem_of(np.array([10, 10, 10, 5, 5, 5]), 2, capacity=Capacity.uniform(2)))
-    assert "largest global batch that fits is 4" in caught.value.hint
+    assert "Of this step's samples 4 fit" in caught.value.hint
     with pytest.raises(NothingFits) as caught:
         solve(problem_of(np.array([10, 10, 10, 5, 5, 5, 5]), 3, capacity=Capacity.per_rank([1, 2, 2])))
-    assert "largest global batch that fits is 5" in caught.value.hint
+    assert "Of this step's samples 5 fit" in caught.value.hint
 
 
 def test_a_sample_longer_than_every_capacity_is_named():

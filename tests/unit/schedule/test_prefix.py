@@ -118,7 +118,7 @@ def test_buffers_that_leave_no_choice_are_warned_about(caplog):
 def test_capacities_that_cannot_hold_the_batch_name_what_fits():
     with pytest.raises(NothingFits) as caught:
         next(Prefix(problem_of(capacity=Capacity.per_rank([2, 3, 4]))).plans())
-    assert "largest global batch that fits is 9" in caught.value.hint
+    assert "Of this step's samples 9 fit" in caught.value.hint
 
 
 def test_a_sample_beyond_capacity_is_named():

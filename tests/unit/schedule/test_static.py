@@ -30,7 +30,7 @@ def test_a_batch_that_is_not_a_multiple_names_the_nearest_two():
 def test_shares_beyond_capacity_name_the_largest_batch_that_fits():
     with pytest.raises(NothingFits) as caught:
         plan(capacity=Capacity.per_rank([3, 2]))
-    assert "largest global batch that fits is 4" in caught.value.hint
+    assert "Of this step's samples 4 fit" in caught.value.hint
     assert plan(capacity=Capacity.uniform(3)) == plan()
 
 
@@ -50,4 +50,4 @@ def test_too_many_micro_batches_are_refused():
         plan(micro_batches=4)
     with pytest.raises(NothingFits) as caught:
         plan(micro_batches=2, capacity=Capacity.uniform(1))
-    assert "is 4" in caught.value.hint
+    assert "samples 4 fit" in caught.value.hint

@@ -1,0 +1,67 @@
+"""A run's data where they are at hand before any rank starts: generated, or in small files of the user's own."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from dynbench.config import schema
+from dynbench.config.situation import GENERATED_DATASETS
+from dynbench.units import BYTES_PER_MB
+from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import build_workload
+
+_SMALL_MB = 4
+"""Text that is tokenised in about a second."""
+
+
+def data_at_hand(config: schema.Config) -> bool:
+    """Whether the data can be had without the network and without a wait."""
+    workload = config.workload
+    if workload.weights == "pretrained" and not _is_local(workload.model):
+        return False
+    if workload.dataset in GENERATED_DATASETS:
+        return True
+    paths = [Path(path).expanduser() for path in (workload.data_path, workload.eval_path) if path is not None]
+    small = sum(path.stat().st_size for path in paths if path.is_file()) <= _SMALL_MB * BYTES_PER_MB
+    return bool(paths) and small and _is_local(workload.tokenizer or workload.model)
+
+
+def known_workload(config: schema.Config) -> Workload | None:
+    """The workload as the ranks will load it, its model not built; None where it is not at hand.
+
+    Nothing is written, and what the ranks will warn of is left to them.
+
+    Raises:
+        DynbenchError: as `build_workload`.
+    """
+    if not data_at_hand(config):
+        return None
+    return _build(config.workload, config.train.seed if config.workload.subset is not None else 0)
+
+
+@lru_cache(maxsize=4)
+def _build(settings: schema.Workload, seed: int) -> Workload:
+    with _warnings_left_to_the_ranks(), tempfile.TemporaryDirectory(prefix="dynbench-") as cache:
+        workload = settings.model_copy(update={"cache_dir": cache})
+        train = schema.Train(seed=seed)
+        return build_workload(schema.Config().model_copy(update={"workload": workload, "train": train}))
+
+
+def _is_local(name: str) -> bool:
+    return Path(name).expanduser().exists()
+
+
+@contextmanager
+def _warnings_left_to_the_ranks() -> Iterator[None]:
+    logger = logging.getLogger("dynbench.workloads")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,106 @@
+"""What is to be planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.order import DataOrder
+from dynbench.schedule.plan import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned: the data, the ranks, and what they can hold.
+
+    Args:
+        lengths: tokens of every sample, after truncation and before padding, shape [N].
+        world_size: ranks (G).
+        global_batch: samples per step over all ranks (B).
+        cost: predicted cost of a micro-batch.
+        capacity: largest micro-batch per rank and length.
+        speeds: relative speed of each rank, shape [G]; a rank's time is its cost divided by it.
+        seed: data order and tie-breaks.
+        order: `shuffle` (a seeded permutation per epoch) or `file`.
+        window: global batches planned together (W).
+        solver: for `prefix`: exact, enumerate or greedy.
+        buffer: for `prefix`: samples held per rank (K).
+        micro_batches: micro-batches per rank and step, or auto.
+
+    Raises:
+        UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
+            match the ranks.
+    """
+
+    lengths: IntArray
+    world_size: int
+    global_batch: int
+    cost: CostModel = field(default_factory=CostModel)
+    capacity: Capacity = field(default_factory=Capacity)
+    speeds: FloatArray | None = None
+    seed: int = 0
+    order: Literal["shuffle", "file"] = "shuffle"
+    window: int = 1
+    solver: Literal["exact", "enumerate", "greedy"] = "exact"
+    buffer: int | None = None
+    micro_batches: int | Literal["auto"] = 1
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) == 0:
+            raise UsageError("no samples to plan", "The data is empty.")
+        if int(self.lengths.min()) < 1:
+            row = int(self.lengths.argmin())
+            raise UsageError(f"sample {row}: length {int(self.lengths[row])}", "Lengths are at least 1 token.")
+        if self.global_batch < self.world_size:
+            raise UsageError(
+                f"train.global_batch: {self.global_batch} is less than the {self.world_size} ranks",
+                f"Every rank needs a sample: use at least {self.world_size}.",
+            )
+        self.capacity.check_ranks(self.world_size)
+        if self.speeds is not None and (len(self.speeds) != self.world_size or min(self.speeds) <= 0):
+            raise UsageError(
+                f"schedule.speeds: {list(map(float, self.speeds))} for {self.world_size} ranks",
+                "Give one positive number per rank.",
+            )
+
+    @cached_property
+    def padded_lengths(self) -> IntArray:
+        """Lengths rounded up to the cost model's `pad_to_multiple_of`, shape [N], tokens."""
+        return self.cost.padded(self.lengths)
+
+    @property
+    def equal_ranks(self) -> bool:
+        """True when all ranks have the same speed and capacities."""
+        return self.capacity.equal(self.world_size) and (self.speeds is None or len(set(map(float, self.speeds))) == 1)
+
+    def data_order(self) -> DataOrder:
+        """The stream of global batches, as a distributed sampler would deal them."""
+        return DataOrder(len(self.lengths), self.global_batch, self.seed, self.order)
+
+    def relative_speeds(self) -> FloatArray:
+        """Speeds, shape [G]; ones when none were given."""
+        return np.ones(self.world_size) if self.speeds is None else np.asarray(self.speeds, dtype=np.float64)
+
+
+def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:
+    """Several micro-batches per rank are planned for W=1 and ranks of equal capacity, by the policies that can.
+
+    Raises:
+        UsageError: any other combination.
+    """
+    asked = f"schedule.micro_batches: {problem.micro_batches}"
+    if not splits:
+        raise UsageError(
+            f"{asked} with policy {policy!r}",
+            "static, partition and transformers' samplers can; or use micro_batches=1.",
+        )
+    if problem.window > 1:
+        raise UsageError(f"{asked} with schedule.window {problem.window}", "Use window=1 or micro_batches=1.")
+    if not problem.capacity.equal(problem.world_size):
+        raise UsageError(f"{asked} with ranks of unequal capacity", "Use micro_batches=1, or the least capacity.")

@@ -1,0 +1,119 @@
+"""Whether all steps of a run fit is what planning them would tell, and the largest batch the one that trying finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice, product
+
+import numpy as np
+import pytest
+
+from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
+from dynbench.schedule import whole_run
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.policy import REGISTRY, Problem, make_policy, policy_class
+from dynbench.schedule.whole_run import TRIED_ONE_BY_ONE, Fitting, largest_fitting
+
+STEPS = 25
+CAPPED = [name for name, entry in REGISTRY.items() if entry.in_train and policy_class(name).capped]
+TABLE = [(16, 12), (32, 9), (64, 5), (200, 2)]
+CAPACITIES = {
+    "by length": Capacity.table([TABLE]),
+    "unequal": Capacity.table([TABLE, [(length, max(1, most - 2)) for length, most in TABLE], TABLE]),
+    "short": Capacity.table([TABLE[:-1]]),
+    "uniform": Capacity.uniform(5),
+}
+COSTS = (CostModel(), CostModel("measured", alpha=5.0, beta=0.1, gamma=0.001))
+
+
+def problem_of(seed: int, **changes: object) -> Problem:
+    """Three epochs of few samples, with a heavy tail."""
+    lengths = np.clip(np.random.default_rng(seed).lognormal(2.5, 0.9, 150), 2, 90).astype(np.int64)
+    problem = Problem(lengths, world_size=3, global_batch=18, seed=seed, capacity=CAPACITIES["by length"])
+    return replace(problem, **changes)
+
+
+def first_error(policy: str, problem: Problem, steps: int = STEPS) -> str | None:
+    """What planning step after step ends in, the judge."""
+    try:
+        for _ in islice(make_policy(policy, problem).plans(), steps):
+            pass
+    except NothingFits as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@pytest.mark.parametrize("policy", CAPPED)
+def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) -> None:
+    met = []
+    for seed, speeds, parts, window, cost in product(
+        range(3), (None, np.array([1.0, 0.5, 1.0])), (1, 2, "auto"), (1, 4), COSTS
+    ):
+        changes = {"speeds": speeds, "micro_batches": parts, "window": window, "cost": cost}
+        problem = problem_of(seed, capacity=CAPACITIES[capacity], **changes)
+        try:
+            misfit = make_policy(policy, problem).misfit(STEPS)
+        except UsageError:  # a combination that the policy refuses
+            continue
+        except NothingFits as error:  # told without any plan
+            misfit = error
+        expected = first_error(policy, problem)
+        assert (misfit and misfit.message) == expected
+        met.append(expected)
+    assert any(met) or not policy_class(policy).fixed_batch
+
+
+@pytest.mark.parametrize("policy", [name for name in CAPPED if policy_class(name).fixed_batch])
+def test_the_largest_batch_is_the_one_that_trying_all_finds(policy: str) -> None:
+    stopped_later = 0
+    roomy = Capacity.table([[(16, 12), (32, 8), (60, 6), (200, 4)]])
+    for seed in range(12):
+        problem = problem_of(seed, capacity=roomy if policy == "static" else CAPACITIES["by length"])
+        misfit = make_policy(policy, problem).misfit(STEPS)
+        if misfit is None:
+            continue
+        assert isinstance(misfit, BatchTooLarge)
+        fitting = [batch for batch in range(3, 18) if fits(policy, replace(problem, global_batch=batch))]
+        found = largest_fitting(policy, problem, STEPS)
+        assert found == (Fitting(max(fitting), True) if fitting else None)
+        stopped_later += not misfit.message.startswith("step 0:")
+    assert stopped_later, "no step but the first was ever at fault"
+
+
+def fits(policy: str, problem: Problem, steps: int = STEPS) -> bool:
+    try:
+        return first_error(policy, problem, steps) is None
+    except DynbenchError:
+        return False
+
+
+def test_a_smaller_batch_may_fail_where_a_larger_one_fits() -> None:
+    """The reason why there is no bisection: another batch cuts the data elsewhere."""
+    lengths = np.array([1, 30, 1, 1, 1, 30, 30, 30, 1, 1, 1, 1, 1, 30])
+    problem = Problem(lengths, 2, 8, order="file", capacity=Capacity.table([[(1, 6), (30, 2)]]))
+    fit = {batch: fits("partition", replace(problem, global_batch=batch), steps=2) for batch in range(3, 9)}
+    assert fit == {3: True, 4: True, 5: False, 6: True, 7: False, 8: False}
+    assert largest_fitting("partition", problem, 2) == Fitting(6, True)
+
+
+def test_a_batch_of_which_larger_ones_were_left_out_is_not_called_the_largest() -> None:
+    lengths = np.where(np.arange(4000) % 10 == 0, 30, 1)
+    capacity = Capacity.table([[(1, 3000), (30, 20)]])
+    problem = Problem(lengths, 1, 3000, capacity=capacity)
+    found = largest_fitting("partition", problem, 1)
+    assert found is not None and not found.largest
+    assert found.global_batch < 3000 - TRIED_ONE_BY_ONE
+    assert make_policy("partition", replace(problem, global_batch=found.global_batch)).misfit(1) is None
+
+
+def test_a_buffer_that_follows_the_batch_goes_on_following_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(
+        whole_run, "make_policy", lambda name, problem: tried.append(problem) or make_policy(name, problem)
+    )
+    for buffer, expected in ((32, {None}), (7, {7})):
+        tried.clear()
+        largest_fitting("prefix", problem_of(1, buffer=buffer), STEPS)
+        assert {problem.buffer for problem in tried} == expected
