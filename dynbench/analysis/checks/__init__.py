@@ -28,6 +28,7 @@ CHECKS: tuple[str, ...] = (
     "launch_order",
     "launch_spread",
     "resolution",
+    "memory_limit",
     "short_warmup",
     "drift",
     "oversubscribed_cores",

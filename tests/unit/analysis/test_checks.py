@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
+from probes import make_probe
 
 import dynbench.analysis.checks as registry
 from dynbench.analysis.arms import named_arms
@@ -42,7 +43,7 @@ def with_steps(run, **columns):
 def test_the_registry_holds_every_check_of_the_package():
     files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
     assert files == set(CHECKS)
-    assert len(CHECKS) == len(set(CHECKS)) == 23
+    assert len(CHECKS) == len(set(CHECKS)) == 24
 
 
 def test_healthy_launches_are_clean(merged):
@@ -134,6 +135,27 @@ def test_a_run_that_is_not_over_is_to_be_analyzed_again(make_run, status):
     with pytest.raises(RecordError, match="has no row yet") as caught:
         merge_run(run)
     assert "runs rm" not in caught.value.hint
+
+
+def test_memory_limit(make_run, store):
+    """The planted peak: 400 MB and 0.05 MB for every padded token."""
+    tight, roomy = (
+        make_probe(store, name=name, memory_limit_mb=mb) for name, mb in (("tight", 405.0), ("roomy", 900.0))
+    )
+    gpu = make_probe(store, name="gpu", memory_limit_mb=None)
+
+    def finding_of(probe, **fields):
+        run = make_run("partition", overrides=(f"schedule.capacity={probe.id}",), **fields)
+        return found({"a": [merge_run(run)]}).get("memory_limit")
+
+    finding = finding_of(tight)
+    assert (finding.severity, finding.values["limit_mb"]) == ("warn", 405.0)
+    assert finding.values["peak_mb"] > 410 and f"in step {finding.values['step']}" in finding.seen
+    assert "405 MB" in finding.limit and "--memory-limit" in finding.hint
+    assert [finding_of(probe) for probe in (roomy, gpu)] == [None, None]
+    (tight.path / "probe.json").unlink()
+    assert finding_of(tight) is None, "the probe is gone"
+    assert "memory_limit" not in found({"a": [merge_run(make_run("partition", overrides=("schedule.capacity=8",)))]})
 
 
 def this_process():

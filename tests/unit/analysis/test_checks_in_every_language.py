@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from languages import english_words, numbers
+from probes import make_probe
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import CHECKS, run_checks
@@ -27,6 +28,7 @@ from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_l
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.process import host_name, start_mark
 from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
 
 FIELDS = ("seen", "limit", "hint")
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
@@ -96,6 +98,8 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
         overrides = (f"schedule.policy={policy}", f"schedule.window={window}")
         yield alone(scaled(merged(policy, overrides=overrides), plan_ms_mean=time * 0.03))
     yield alone(merged("static", transfer_ms=40.0))
+    probed = make_probe(RunStore(make_run("static").path.parent), memory_limit_mb=405.0)
+    yield alone(merged("partition", overrides=(f"schedule.capacity={probed.id}",)))
     yield alone(merged("static", overrides=("launch.launcher=virtual", "launch.world_size=2")))
     bare, torn = make_run("static"), make_run("partition", world_size=3)
     bare.env_file.unlink()
