@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from dynbench.cli.options import Settings, common_options, config_options, name_
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
+    from dynbench.experiment.next_training import NextTraining
     from dynbench.runs.probe_record import ProbeRecord
     from dynbench.runs.run import Run
 
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
 def command(settings: Settings, name: str | None, replace: bool) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
     from dynbench.analysis.figures import draw_figures
-    from dynbench.cli.next_command import next_command, setting_words
     from dynbench.cli.output import print_json, print_line
-    from dynbench.config.change import changed
+    from dynbench.experiment.next_training import next_training
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
 
@@ -39,9 +40,12 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
         run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
         report("drawing figures")
         figures = draw_figures("probe", run, run.figures_dir)
+        report("checking the run to come")
+        coming = next_training(config, run, settings.store())
     record = read_probe(run.path)
     if settings.as_json:
-        print_json(_as_json(record, {"id": run.id, "name": name, "path": str(run.path), "status": str(run.status)}))
+        shown = {"id": run.id, "name": name, "path": str(run.path), "status": str(run.status)}
+        print_json(_as_json(record, shown, coming))
         return
     if settings.quiet:
         print_line(str(run.path))
@@ -50,8 +54,8 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     print_line("")
     print_line(f"run      {run.path}")
     print_line(f"figures  {len([path for path in figures if path.suffix == '.png'])} in {run.figures_dir}")
-    words = setting_words("train", changed(config, next_settings(config, run)), settings.config_path)
-    print_line(f"next     {next_command('train', *words, root=run.path.parent)}")
+    for line in _next_lines(coming, config, run, settings):
+        print_line(line)
 
 
 def next_settings(config: Config, run: Run) -> dict[str, object]:
@@ -74,13 +78,33 @@ def _progress(settings: Settings) -> Iterator[Callable[[str], None]]:
         yield lambda text: stderr.print(text, soft_wrap=True)
 
 
-def _as_json(record: ProbeRecord, run: dict[str, object]) -> dict[str, object]:
+def _next_lines(coming: NextTraining, config: Config, run: Run, settings: Settings) -> Iterator[str]:
+    """The command that goes on, with settings whose steps all fit, and why they are not those of the probe."""
+    from dynbench.cli.next_command import next_command, setting_words
+    from dynbench.config.change import changed
+
+    root = run.path.parent
+    if coming.stopped_by is not None:
+        yield f"training with --global-batch {coming.global_batch} would stop: {coming.stopped_by}"
+    if coming.instead is None:
+        again = next_command("probe", *setting_words("probe", config, settings.config_path), root=root)
+        yield f"next     {again} with a larger --memory-limit or a smaller --max-length"
+        return
+    if coming.instead:
+        replaced = ", ".join(f"{key} {value}" for key, value in coming.instead.items())
+        yield f"with {replaced} all {coming.steps} steps fit"
+    wanted = changed(config, {**next_settings(config, run), **coming.instead})
+    yield f"next     {next_command('train', *setting_words('train', wanted, settings.config_path), root=root)}"
+
+
+def _as_json(record: ProbeRecord, run: Mapping[str, object], coming: NextTraining) -> dict[str, object]:
     """The object that JSON.md describes; the raw trials stay in `probe.json`."""
     return {
         "schema_version": 1,
         "command": "probe",
         "run": run,
         **record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"}),
+        "train": asdict(coming),
     }
 
 
@@ -90,7 +114,7 @@ def _show(record: ProbeRecord) -> None:
     limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
     print_line(f"capacity on {record.device}, {record.precision}{limit}")
     print_result(
-        ("rank", "tokens", "largest micro-batch", "passed", "failed", "peak MB"),
+        ("rank", "tokens", "largest micro-batch", "passed", "failed", "peak MB of what passed"),
         [
             (
                 row.rank,
@@ -115,6 +139,8 @@ def _show(record: ProbeRecord) -> None:
         ],
         keys=2,
     )
+    for note in _notes(record):
+        print_line(note)
     if record.memory_model is not None:
         memory = record.memory_model
         print_line(
@@ -124,9 +150,27 @@ def _show(record: ProbeRecord) -> None:
         outcome = "passed" if record.soak.ok else "FAILED"
         shrunk = f" after lowering the capacities {record.soak.shrunk} times" if record.soak.shrunk else ""
         peak = "" if record.soak.peak_mem_mb is None else f", peak {record.soak.peak_mem_mb:,.0f} MB"
-        print_line(f"soak: {record.soak.steps} steps of the plan {outcome}{shrunk}{peak}")
+        fewer = record.soak.global_batch not in (None, record.global_batch)
+        batch = f" at a global batch of {record.soak.global_batch}, the largest that fits," if fewer else ""
+        print_line(f"soak: {record.soak.steps} steps of the plan{batch} {outcome}{shrunk}{peak}")
     _show_cost(record)
     _show_prediction(record)
+
+
+def _notes(record: ProbeRecord) -> Iterator[str]:
+    """What the table's columns are of."""
+    if record.memory_limit_mb is not None and record.capacity:
+        yield "passed, failed: two steps of this shape alone; peak: resident memory of the process, libraries included"
+    beyond = [
+        row for row in record.capacity if record.memory_limit_mb and (row.peak_mem_mb or 0) > record.memory_limit_mb
+    ]
+    if beyond:
+        yield "a peak above the limit: recorded by a version whose limit left out the pages of libraries; probe again"
+    if record.soak is not None and record.soak.shrunk:
+        yield (
+            "the soak lowered the largest micro-batch below what passed alone: steps of other shapes leave freed "
+            "memory in pieces, which the process keeps"
+        )
 
 
 def _show_cost(record: ProbeRecord) -> None:

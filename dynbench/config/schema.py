@@ -223,7 +223,8 @@ class Probe(Section):
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory that a trial may use."""
     memory_limit: str | None = None
-    """Memory that a trial may use on CPU, like 2GiB; null is an equal share of what is available, less a reserve."""
+    """Resident memory that a trial process may have on CPU, libraries included, like 2GiB; null is an equal share of
+    what is available, less a reserve."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Part of what passed that is left unused."""
     gap: Annotated[float, Field(gt=0, lt=1)] = 0.05

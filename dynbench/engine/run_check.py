@@ -48,7 +48,7 @@ def check_steps(config: Config, problem: Problem) -> None:
     if not isinstance(misfit, BatchTooLarge):
         raise misfit
     found = fitting_batch(config, problem, told)
-    split = ", or schedule.micro_batches=auto" if _may_split(config, problem, steps) else ""
+    split = ", or schedule.micro_batches=auto" if may_split(config, problem) else ""
     raise NothingFits(misfit.message, f"{_advice(found, problem.global_batch, steps)}{split}.")
 
 
@@ -77,7 +77,7 @@ def _advice(found: Fitting | None, asked: int, steps: int) -> str:
     )
 
 
-def _may_split(config: Config, problem: Problem, steps: int) -> bool:
+def may_split(config: Config, problem: Problem) -> bool:
     """Whether more micro-batches would make every step fit."""
     schedule = config.schedule
     kind = policy_class(schedule.policy_name)
@@ -85,7 +85,7 @@ def _may_split(config: Config, problem: Problem, steps: int) -> bool:
     if not (kind.splits and schedule.window == 1 and schedule.micro_batches != "auto" and alike):
         return False
     split = replace(problem, micro_batches="auto", capacity=problem.capacity.least())
-    return make_policy(schedule.policy_name, split).misfit(steps) is None
+    return make_policy(schedule.policy_name, split).misfit(total_steps(config)) is None
 
 
 class _Told:

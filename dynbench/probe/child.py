@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.process import die_with_parent
-from dynbench.probe.limits import data_bytes, limit_process
+from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
@@ -47,11 +47,11 @@ def main() -> None:
     step, message = None, ""
     try:
         _limit(spec, device)
-        step = TrialStep(config, workload, device)
+        step = TrialStep(config, workload, device, spec["memory_limit_bytes"])
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        message = f"the model and its optimizer do not fit: the process holds {mb(data_bytes()):.0f} MB before them"
+        message = f"the model and its optimizer do not fit: the process holds {mb(resident_bytes()):.0f} MB before them"
     if step is None:
         _send(replies, {"ready": False, "message": message})
     else:
@@ -89,17 +89,22 @@ def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _soak(step: TrialStep, micro_batches: list[tuple[int, int]]) -> dict[str, object]:
-    """Run every micro-batch of the plan in turn; the first that does not fit ends it."""
+    """Run every micro-batch of the plan in turn; the first for which memory is refused ends it.
+
+    One that passes above the limit is a failure too, but what follows shows how far above it goes.
+    """
     peak, reserved = 0.0, 0.0
-    for done, (n, length) in enumerate(micro_batches):
+    first_failure: dict[str, object] = {}
+    for n, length in micro_batches:
         fits, now = step.fits(n, length)
-        if not fits:
-            return {"ok": False, "done": done, "n": n, "length": length, "peak_mem_mb": peak}
         peak = max(peak, now or 0.0)
         reserved = max(reserved, step.memory.reserved_mb())
-    return {
-        "ok": True,
-        "done": len(micro_batches),
+        if not fits:
+            first_failure = first_failure or {"n": n, "length": length}
+        if now is None:
+            break
+    return first_failure | {
+        "ok": not first_failure,
         "peak_mem_mb": peak,
         "reserved_mem_mb": reserved,
         "allocator_retries": torch.cuda.memory_stats(step.device)["num_alloc_retries"]

@@ -5,12 +5,33 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+from dynbench.engine.resolve import Resolved
+from dynbench.errors import UsageError
 from dynbench.runs.cgroup import ROOT
 from dynbench.runs.provenance import memory_mb
-from dynbench.units import BYTES_PER_MB
+from dynbench.units import BYTES_PER_MB, parse_bytes
 
 RESERVE = 0.15
 """Part of a CPU host's available memory that the default budget leaves alone."""
+
+
+def memory_limit_bytes(resolved: Resolved) -> int | None:
+    """The budget of one trial process on a CPU; None on GPUs, where a fraction is set instead.
+
+    Raises:
+        UsageError: a limit that is no size.
+        UnknownFactError: the system does not say what is available.
+    """
+    config = resolved.config
+    if config.launch.device == "cuda":
+        return None
+    if config.probe.memory_limit is None:
+        assert isinstance(config.launch.nproc, int), "resolved"
+        return default_cpu_limit_bytes(config.launch.nproc)
+    try:
+        return parse_bytes(config.probe.memory_limit)
+    except ValueError as error:
+        raise UsageError(f"probe.memory_limit: {error}", "Write it like 512MB or 2GiB.") from None
 
 
 def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:
@@ -28,18 +49,26 @@ def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:
     return int(available * BYTES_PER_MB * (1 - RESERVE) / world_size)
 
 
-def data_bytes() -> int:
-    """Private writable memory of this process as the kernel counts it for `RLIMIT_DATA`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmData")
+def resident_bytes() -> int:
+    """Resident memory of this process, interpreter and libraries included: what a training run reports peaks of."""
+    return _status("VmRSS:")
 
 
 def limit_process(limit_bytes: int) -> None:
-    """Let the kernel refuse this process any private memory beyond the limit, interpreter and libraries included.
+    """Let the kernel refuse this process memory that would make more than the limit resident.
 
     `RLIMIT_DATA` counts private writable mappings since Linux 4.7 (getrlimit(2)), so that the allocator fails at once
-    and the process survives, where a control group would have it killed.
+    and the process survives, where a control group would have it killed. It knows neither the pages of libraries nor
+    which of the mappings are in use, so what is allowed is what is mapped now and what is left below the limit; to be
+    called again before every trial. What is mapped and becomes resident later is not refused: a peak has the last word.
     """
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    allowed = _status("VmData:") + max(0, limit_bytes - resident_bytes())
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most))
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key.rstrip(':')}")

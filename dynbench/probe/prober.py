@@ -18,7 +18,7 @@ from dynbench.errors import NothingFits, UsageError
 from dynbench.padding import padded_lengths
 from dynbench.probe.capacity import Findings, Report, find_capacities
 from dynbench.probe.children import Children
-from dynbench.probe.limits import default_cpu_limit_bytes
+from dynbench.probe.limits import memory_limit_bytes
 from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
 from dynbench.probe.search import length_grid
 from dynbench.probe.soak import soak
@@ -42,7 +42,7 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.speeds import distinct_speeds
-from dynbench.units import mb, parse_bytes
+from dynbench.units import mb
 from dynbench.workloads.base import Workload
 from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.registry import build_workload
@@ -78,7 +78,7 @@ def run_probe(
     """
     check_inputs(config)
     resolved = resolve(_to_be_probed(config), this_machine(), store)
-    prober = Prober(resolved, _length_grid(resolved.config), _memory_limit_bytes(resolved))
+    prober = Prober(resolved, _length_grid(resolved.config), memory_limit_bytes(resolved))
     if prober.virtual:
         build_comm_model(resolved.config.launch.comm_model, store.root)
     warnings = [] if asked is None else unread([situation("probe", asked, resolved)])
@@ -133,6 +133,11 @@ class Prober:
         return nproc
 
     @property
+    def memory_limit_mb(self) -> float | None:
+        """The budget in MB."""
+        return None if self.memory_limit_bytes is None else mb(self.memory_limit_bytes)
+
+    @property
     def virtual(self) -> bool:
         """Whether one process stands for all ranks."""
         return self.resolved.config.launch.launcher == "virtual"
@@ -174,7 +179,9 @@ class Prober:
         problem = self._problem(workload, cost, speeds)
         soaked = None
         if settings.soak_steps and all(row.max_batch for row in found.rows):
-            soaked, found.rows = soak(for_soak, problem, found.rows, memory, settings.soak_steps, report)
+            soaked, found.rows = soak(
+                for_soak, problem, found.rows, memory, settings.soak_steps, report, self.memory_limit_mb
+            )
         report("predicting what scheduling gains")
         problem = self._problem(workload, cost, speeds, found)
         break_even = break_even_batch(problem, overhead_ms, config.analysis.noise_threshold)
@@ -182,7 +189,7 @@ class Prober:
             device=str(config.launch.device),
             device_name=self.resolved.device_name,
             precision=config.train.precision,
-            memory_limit_mb=None if self.memory_limit_bytes is None else mb(self.memory_limit_bytes),
+            memory_limit_mb=self.memory_limit_mb,
             world_size=world_size,
             global_batch=config.train.global_batch,
             pad_to_multiple_of=problem.cost.pad_to_multiple_of,
@@ -268,19 +275,6 @@ def _length_grid(config: Config) -> tuple[int, ...]:
             f"Use lengths up to {longest}, or raise workload.max_length (the model takes 512 positions).",
         )
     return lengths
-
-
-def _memory_limit_bytes(resolved: Resolved) -> int | None:
-    config = resolved.config
-    if config.launch.device == "cuda":
-        return None
-    if config.probe.memory_limit is None:
-        assert isinstance(config.launch.nproc, int), "resolved"
-        return default_cpu_limit_bytes(config.launch.nproc)
-    try:
-        return parse_bytes(config.probe.memory_limit)
-    except ValueError as error:
-        raise UsageError(f"probe.memory_limit: {error}", "Write it like 512MB or 2GiB.") from None
 
 
 def refuse_if_nothing_fits(record: ProbeRecord) -> None:

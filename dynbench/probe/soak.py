@@ -15,11 +15,14 @@ from dynbench.probe.tables import capacity_tables
 from dynbench.runs.probe_record import CapacityRow, Soak
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.whole_run import largest_fitting
 
 log = logging.getLogger(__name__)
 
 SHRINK = 0.9
+"""What is left of the capacities of a rank that ran out of memory, at most."""
+LEAST_LEFT = 0.4
 MAX_SHRINKS = 10
 
 
@@ -41,6 +44,7 @@ def soak(
     model: MemoryModel | None,
     steps: int,
     report: Report,
+    limit_mb: float | None = None,
 ) -> tuple[Soak | None, list[CapacityRow]]:
     """Replay the plan, lowering the capacities of a rank that runs out of memory, and replay again.
 
@@ -51,6 +55,7 @@ def soak(
         model: answers the lengths between the probed ones.
         steps: steps of the plan to replay.
         report: told what happens.
+        limit_mb: of a trial process; None where it is not known in MB.
 
     Returns:
         The outcome, None where the capacities cannot hold the plan at all, and the capacities that passed.
@@ -60,7 +65,8 @@ def soak(
     for shrunk in range(MAX_SHRINKS + 1):
         try:
             tables = capacity_tables(rows, model, processes)
-            shapes = planned_shapes(replace(problem, capacity=Capacity.table(tables)), steps)
+            planned = _that_fits(replace(problem, capacity=Capacity.table(tables)), steps)
+            shapes = planned_shapes(planned, steps)
         except (NothingFits, UsageError) as error:
             log.warning("probe: no soak: %s", error.message)
             return None, rows
@@ -69,19 +75,54 @@ def soak(
             replies = children.ask([{"op": "soak", "micro_batches": shape} for shape in _dealt(shapes, processes)])
         failed = [rank for rank, reply in enumerate(replies) if reply is None or not reply["ok"]]
         if not failed:
-            return _passed(steps, replies, shrunk), rows
+            return _passed(steps, replies, shrunk, planned.global_batch), rows
+        parts = {rank: _part_left(replies[rank], model, limit_mb, shrunk) for rank in failed}
         log.warning(
-            "probe: the soak ran out of memory on rank %s; lowering its capacities by %.0f %% and trying again",
+            "probe: the soak ran out of memory on rank %s; lowering its capacities by %s and trying again",
             ", ".join(map(str, failed)),
-            100 * (1 - SHRINK),
+            " and ".join(dict.fromkeys(f"{1 - part:.0%}" for part in parts.values())),
         )
-        rows = [_lowered(row, replies[row.rank]) if row.rank in failed else row for row in rows]
+        rows = [_lowered(row, replies[row.rank], parts[row.rank]) if row.rank in parts else row for row in rows]
     return Soak(
-        steps=steps, ok=False, peak_mem_mb=None, reserved_mem_mb=None, allocator_retries=None, shrunk=MAX_SHRINKS
+        steps=steps,
+        ok=False,
+        peak_mem_mb=None,
+        reserved_mem_mb=None,
+        allocator_retries=None,
+        shrunk=MAX_SHRINKS,
+        global_batch=planned.global_batch,
     ), rows
 
 
-def _lowered(row: CapacityRow, reply: Reply | None) -> CapacityRow:
+def _that_fits(problem: Problem, steps: int) -> Problem:
+    """The problem, with fewer samples per step where the capacities cannot hold all of its steps.
+
+    Raises:
+        NothingFits: no number of samples can be planned.
+    """
+    misfit = make_policy("partition", problem).misfit(steps)
+    if misfit is None:
+        return problem
+    fitting = largest_fitting("partition", problem, steps)
+    if fitting is None:
+        raise misfit
+    return replace(problem, global_batch=fitting.global_batch)
+
+
+def _part_left(reply: Reply | None, model: MemoryModel | None, limit_mb: float | None, shrunk: int) -> float:
+    """What of its capacities a rank keeps.
+
+    By as much as its peak, less what any step needs, was above the limit. Where memory was refused before, that is not
+    known, and every time less is left than the time before: a replay takes as long as training so many steps.
+    """
+    most = max(LEAST_LEFT, SHRINK ** (1 + shrunk))
+    peak = None if reply is None else reply.get("peak_mem_mb")
+    if model is None or limit_mb is None or not isinstance(peak, float) or peak <= limit_mb:
+        return most
+    return min(most, max(LEAST_LEFT, (limit_mb - model.fixed_mb) / (peak - model.fixed_mb)))
+
+
+def _lowered(row: CapacityRow, reply: Reply | None, part: float) -> CapacityRow:
     """The row after its rank ran out of memory; where no limit had been found, what failed is one from its length on.
 
     A process that ended without an answer says nothing of what failed: every row counts as having failed. One sample
@@ -91,10 +132,10 @@ def _lowered(row: CapacityRow, reply: Reply | None) -> CapacityRow:
     alone_failed = reply is not None and n == 1 and length <= row.length
     least = 1 if row.tested_ok >= 1 and not alone_failed else 0
     if row.tested_fail is not None:
-        return row.model_copy(update={"max_batch": max(least, int(row.max_batch * SHRINK))})
+        return row.model_copy(update={"max_batch": max(least, int(row.max_batch * part))})
     if row.length < length:
         return row
-    return row.model_copy(update={"max_batch": max(least, int(min(row.max_batch, n) * SHRINK)), "tested_fail": n})
+    return row.model_copy(update={"max_batch": max(least, int(min(row.max_batch, n) * part)), "tested_fail": n})
 
 
 def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tuple[int, int]]]:
@@ -104,7 +145,7 @@ def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tup
     return [[shape for step in zip_longest(*shapes) for shape in step if shape is not None]]
 
 
-def _passed(steps: int, replies: Sequence[Reply | None], shrunk: int) -> Soak:
+def _passed(steps: int, replies: Sequence[Reply | None], shrunk: int, global_batch: int) -> Soak:
     def largest(key: str) -> float | None:
         values = [reply[key] for reply in replies if reply is not None]
         numbers = [value for value in values if isinstance(value, int | float)]
@@ -118,4 +159,5 @@ def _passed(steps: int, replies: Sequence[Reply | None], shrunk: int) -> Soak:
         reserved_mem_mb=largest("reserved_mem_mb"),
         allocator_retries=None if retries is None else int(retries),
         shrunk=shrunk,
+        global_batch=global_batch,
     )

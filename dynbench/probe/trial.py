@@ -15,7 +15,9 @@ from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.memory import memory_meter
 from dynbench.engine.precision import Precision
 from dynbench.engine.replica import build_optimizer
+from dynbench.probe.limits import limit_process
 from dynbench.probe.shapes import shaped
+from dynbench.units import mb
 from dynbench.workloads.base import Workload
 
 STEPS_PER_TRIAL = 2
@@ -29,10 +31,15 @@ class TrialStep:
         config: resolved settings.
         workload: where the model and the loss come from.
         device: where to run.
+        limit_bytes: most memory of this process that may be resident in a trial; None where the device has a limit of
+            its own, or nothing is tried.
     """
 
-    def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, workload: Workload, device: torch.device, limit_bytes: int | None = None
+    ) -> None:
         self.device = device
+        self._limit_bytes = limit_bytes
         self._workload = workload
         self._model = workload.build_model(config.train.seed).to(device).train()
         self._optimizer = build_optimizer(self._model, config.train)
@@ -55,10 +62,12 @@ class TrialStep:
             torch.cuda.synchronize(self.device)
 
     def fits(self, n: int, length: int) -> tuple[bool, float | None]:
-        """Whether two steps pass, and their peak in MB.
+        """Whether two steps pass within the limit, and their peak in MB where they were not stopped.
 
         Recovery is outside the `except` clause: inside it the traceback keeps the failed step's tensors alive.
         """
+        if self._limit_bytes is not None:
+            limit_process(self._limit_bytes)
         self.memory.reset()
         failed = False
         try:
@@ -71,7 +80,8 @@ class TrialStep:
         if failed:
             self.recover()
             return False, None
-        return True, self.memory.peak_mb()
+        peak = self.memory.peak_mb()
+        return self._limit_bytes is None or peak <= mb(self._limit_bytes), peak
 
     def recover(self) -> None:
         """Drop what a failed step left behind."""

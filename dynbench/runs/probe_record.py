@@ -126,6 +126,9 @@ class Soak(Record):
     """How often the allocator had to free its cache; null on a CPU."""
     shrunk: int
     """How often the capacities had to be lowered before it passed."""
+    global_batch: int | None = None
+    """Samples per step of that plan: the probe's, or the largest whose steps all fit into what was left of the
+    capacities; null in records that did not say."""
 
 
 class AllReduce(Record):

@@ -17,12 +17,15 @@ def draw(source: Run) -> style.Drawing | None:
     if not record.trials:
         return None
     ranks = sorted({row.rank for row in record.capacity})
-    limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
+    limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB resident per process"
+    soaked = "."
+    if record.soak is not None and record.soak.shrunk:
+        soaked = ". The soak lowered the line: steps of many shapes leave freed memory in pieces."
     figure, panels = style.new_figure(
         "How many samples fit",
         f"{source.label}: {record.device}, {record.precision}{limit}; n = {len(record.trials)} trials of two training "
         "steps each. The line leaves a safety margin below what passed, and follows the memory model between probed "
-        "lengths. Nothing above the largest share of a step is tried: where all of it fits, no limit is known.",
+        f"lengths. Nothing above the largest share of a step is tried: where all of it fits, no limit is known{soaked}",
         columns=len(ranks),
         width_in=4.2 * len(ranks) + 1.2,
         height_in=4.4,

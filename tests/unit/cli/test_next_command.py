@@ -28,7 +28,8 @@ from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.engine.resolve import Machine, resolve
-from dynbench.experiment import training
+from dynbench.experiment import next_training, training
+from dynbench.experiment.next_training import NextTraining
 from dynbench.experiment.training import TrainingResult
 from dynbench.probe import prober
 from dynbench.runs import probe_record
@@ -181,6 +182,8 @@ def test_probe_suggests_training_with_what_was_probed(
     monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(probe, "_show", lambda _: None)
+    fits = NextTraining(64, 110, None, 64, split_fits=True)
+    monkeypatch.setattr(next_training, "next_training", lambda *_: fits)
     assert main(["probe", *words, "--soak-steps", "0", "--results", str(results)]) == 0
 
     settings = parsed(suggested(capsys.readouterr().out))

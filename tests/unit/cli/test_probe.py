@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from dynbench.cli.probe import _show
-from dynbench.runs.probe_record import CapacityRow, ProbeRecord
+import pytest
+from probes import make_probe
+
+from dynbench.cli.options import Settings
+from dynbench.cli.probe import _next_lines, _show
+from dynbench.config.load import load_config
+from dynbench.engine.launch import plan_launch
+from dynbench.errors import NothingFits
+from dynbench.experiment.next_training import NextTraining, next_training
+from dynbench.runs.probe_record import CapacityRow, ProbeRecord, Soak
+from dynbench.runs.store import RunStore
 
 
 def record(**changes: object) -> ProbeRecord:
@@ -44,3 +53,66 @@ def test_a_length_without_a_limit_shows_none(capsys: pytest.CaptureFixture[str])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["0", "32", "no", "limit", "found", "46", "none"] in lines
     assert ["0", "64", "41", "46", "47"] in lines
+
+
+def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    row = CapacityRow(rank=0, length=64, max_batch=22, tested_ok=32, tested_fail=33, peak_mem_mb=560.0)
+    passed = Soak(steps=50, ok=True, peak_mem_mb=550.0, reserved_mem_mb=550.0, allocator_retries=None, shrunk=0)
+    _show(record(memory_limit_mb=566.0, capacity=[row], soak=passed))
+    plain = capsys.readouterr().out
+    assert "peak: resident memory of the process, libraries included" in plain
+    assert "in pieces" not in plain and "above the limit" not in plain
+    lowered = passed.model_copy(update={"shrunk": 2, "global_batch": 40})
+    _show(record(memory_limit_mb=540.0, capacity=[row], soak=lowered))
+    shown = capsys.readouterr().out
+    assert "a peak above the limit" in shown and "in pieces" in shown
+    assert "at a global batch of 40, the largest that fits, passed" in shown
+
+
+def next_lines(coming: NextTraining, tmp_path: Path, **flags: object) -> list[str]:
+    settings = Settings(flags=flags)
+    return list(_next_lines(coming, settings.config(), make_probe(RunStore(tmp_path)), settings))
+
+
+@pytest.mark.parametrize(
+    ("coming", "option", "left_out"),
+    [
+        (NextTraining(72, 110, None, 72, split_fits=True), "--global-batch 72", "would stop"),
+        (NextTraining(72, 110, "step 4: too much", 57, split_fits=True), "--global-batch 57", "--global-batch 72"),
+        (NextTraining(72, 110, "step 4: too much", None, split_fits=True), "--micro-batches auto", "larger"),
+        (NextTraining(72, 110, "step 4: too much", None, split_fits=False), "a larger --memory-limit", "train --mode"),
+    ],
+)
+def test_the_next_command_is_one_that_ends_well(
+    tmp_path: Path, coming: NextTraining, option: str, left_out: str
+) -> None:
+    flags = {"train.global_batch": 72, "launch.nproc": 2}
+    lines = next_lines(coming, tmp_path, **flags)
+    assert option in lines[-1] and "--nproc 2" in lines[-1]
+    assert left_out not in lines[-1]
+    assert any("step 4: too much" in line for line in lines) == (coming.stopped_by is not None)
+
+
+@pytest.mark.parametrize(
+    ("table", "batch", "instead"),
+    [
+        ([(64, 40)], 64, set()),
+        ([(16, 40), (32, 24), (64, 12)], 64, {"train.global_batch"}),
+        ([(63, 1)], 64, {"train.global_batch"}),
+        ([(40, 64)], 64, None),
+    ],
+)
+def test_what_is_advised_after_a_probe_is_what_training_takes(
+    tmp_path: Path, table: list[tuple[int, int]], batch: int, instead: set[str] | None
+) -> None:
+    store = RunStore(tmp_path)
+    probe = make_probe(store, "workload.max_length=64", tables=[table] * 2)
+    fixed = ("launch.device=cpu", "launch.nproc=2", "workload.max_length=64", f"train.global_batch={batch}")
+    coming = next_training(load_config(None, fixed), probe, store)
+    assert (coming.instead if coming.instead is None else set(coming.instead)) == instead
+    for key, value in (coming.instead or {}).items():
+        run = (*fixed, f"{key}={value}", "schedule.mode=dynamic", f"probe.run={probe.id}")
+        plan_launch(load_config(None, run), store)
+    if instead != set():
+        with pytest.raises(NothingFits):
+            plan_launch(load_config(None, (*fixed, "schedule.mode=dynamic", f"probe.run={probe.id}")), store)

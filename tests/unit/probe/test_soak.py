@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
+from dynbench.probe.memory_model import MemoryModel
 from dynbench.probe.soak import soak
-from dynbench.runs.probe_record import CapacityRow
+from dynbench.runs.probe_record import CapacityRow, Soak
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, make_policy
 
 Reply = dict[str, object] | None
 PASSED: Reply = {"ok": True, "peak_mem_mb": 1.0, "reserved_mem_mb": 1.0, "allocator_retries": None}
@@ -61,3 +63,70 @@ def test_one_sample_that_failed_alone_is_not(found_limit: bool) -> None:
     _, capacities = soaked(first, lambda most: most + 1 if found_limit else None)
     assert capacities[64] == 0
     assert capacities[32] >= 1
+
+
+class Replaying(Ranks):
+    """Answers by a rule of how much memory each micro-batch takes; remembers what was asked."""
+
+    def __init__(self, peak_mb: Callable[[int, int], float], limit_mb: float) -> None:
+        super().__init__(None)
+        self._peak_mb, self._limit_mb = peak_mb, limit_mb
+        self.replays: list[int] = []
+
+    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply]:
+        shapes = [[(int(n), int(length)) for n, length in request["micro_batches"]] for request in requests]
+        self.replays.append(sum(shape[0][0] for shape in shapes))
+        return [self._answer(shape) for shape in shapes]
+
+    def _answer(self, shapes: list[tuple[int, int]]) -> Reply:
+        peaks = [self._peak_mb(n, length) for n, length in shapes]
+        beyond = [shape for shape, peak in zip(shapes, peaks, strict=True) if peak > self._limit_mb]
+        failure = {"n": beyond[0][0], "length": beyond[0][1]} if beyond else {}
+        kept = {"peak_mem_mb": max(peaks), "reserved_mem_mb": max(peaks), "allocator_retries": None}
+        return {"ok": not beyond, **kept, **failure}
+
+
+LIMIT_MB = 200.0
+MODEL = MemoryModel(100.0, 0.0, 0.0, 0.1, 0.0, mape=0.0, tokens_only_mape=0.0)
+
+
+def replayed(global_batch: int, in_pieces: float) -> tuple[Replaying, Soak | None, list[CapacityRow]]:
+    """A soak in which shapes take `in_pieces` times the memory of the trials."""
+    ranks = Replaying(lambda n, length: 100.0 + in_pieces * 0.1 * n * length, LIMIT_MB)
+    rows = [row(rank, length, most, most + 1) for rank in (0, 1) for length, most in ((32, 30), (64, 15))]
+    problem = Problem(np.array([30] * 90 + [60] * 30), world_size=2, global_batch=global_batch)
+    outcome, after = soak(lambda: ranks, problem, rows, MODEL, 5, lambda _: None, LIMIT_MB)
+    return ranks, outcome, after
+
+
+@pytest.mark.parametrize("in_pieces", [1.2, 1.5, 2.0])
+def test_capacities_are_lowered_by_as_much_as_the_peak_was_too_high(in_pieces: float) -> None:
+    ranks, outcome, after = replayed(26, in_pieces)
+    assert outcome is not None and outcome.ok
+    assert outcome.peak_mem_mb is not None and outcome.peak_mem_mb <= LIMIT_MB
+    assert len(ranks.replays) <= 5, "each replay takes as long as training so many steps"
+    assert all(0.3 * before <= row.max_batch <= before for row, before in zip(after, (30, 15) * 2, strict=True))
+
+
+def test_a_batch_that_the_capacities_cannot_hold_is_soaked_with_fewer_samples() -> None:
+    ranks, outcome, after = replayed(48, 2.0)
+    assert outcome is not None and outcome.ok
+    assert outcome.global_batch is not None and outcome.global_batch < 48
+    assert ranks.replays[-1] == outcome.global_batch
+    capacity = Capacity.table([[(row.length, row.max_batch) for row in after if row.rank == rank] for rank in (0, 1)])
+    problem = Problem(np.array([30] * 90 + [60] * 30), 2, outcome.global_batch, capacity=capacity)
+    assert make_policy("partition", problem).misfit(5) is None
+    assert replayed(20, 1.0)[1].global_batch == 20
+
+
+def test_a_rank_refused_again_and_again_is_lowered_faster() -> None:
+    class Refused(Replaying):
+        def _answer(self, shapes: list[tuple[int, int]]) -> Reply:
+            reply = super()._answer(shapes)
+            return reply if reply and reply["ok"] else {**(reply or {}), "peak_mem_mb": 150.0}
+
+    ranks = Refused(lambda n, length: 100.0 + 0.2 * n * length, LIMIT_MB)
+    rows = [row(rank, length, most, most + 1) for rank in (0, 1) for length, most in ((32, 30), (64, 15))]
+    problem = Problem(np.array([30] * 90 + [60] * 30), world_size=2, global_batch=26)
+    outcome, _ = soak(lambda: ranks, problem, rows, MODEL, 5, lambda _: None, LIMIT_MB)
+    assert outcome is not None and outcome.ok and outcome.shrunk <= 4

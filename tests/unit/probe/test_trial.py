@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from dynbench.config.load import load_config
 from dynbench.errors import UsageError
+from dynbench.probe import trial
 from dynbench.probe.prober import _length_grid
 from dynbench.probe.trial import TrialStep
 from dynbench.workloads.registry import build_workload
@@ -39,3 +43,43 @@ def test_the_grid_ends_where_padding_ends(multiple: int, longest: int) -> None:
     beyond = config.model_copy(update={"probe": config.probe.model_copy(update={"lengths": (longest + 1,)})})
     with pytest.raises(UsageError, match=r"above workload\.max_length"):
         _length_grid(beyond)
+
+
+@pytest.mark.parametrize(("limit_mb", "fits"), [(150.0, True), (99.0, False), (None, True)])
+def test_a_trial_fits_when_what_training_reports_is_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch, limit_mb: float | None, fits: bool
+) -> None:
+    limited = []
+    monkeypatch.setattr(trial, "limit_process", limited.append)
+    step = TrialStep.__new__(TrialStep)
+    step._limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
+    step.memory = Peaked()
+    monkeypatch.setattr(step, "step", lambda n, length: None, raising=False)
+    assert step.fits(4, 32) == (fits, 100.0)
+    assert limited == ([] if limit_mb is None else [step._limit_bytes])
+
+
+class Peaked:
+    """A meter that always peaks at 100 MB."""
+
+    def reset(self) -> None:
+        pass
+
+    def peak_mb(self) -> float:
+        return 100.0
+
+
+def test_the_limit_is_of_resident_memory_libraries_included() -> None:
+    """A process of its own: what is refused there is told by its peak."""
+    code = (
+        "import numpy as np; from dynbench.probe.limits import limit_process, resident_bytes; from pathlib import Path;"
+        "limit = resident_bytes() + 80_000_000; limit_process(limit); kept = []\n"
+        "try:\n  while True: kept.append(np.ones(500_000))\n"
+        "except MemoryError: pass\n"
+        "peak = next(line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM'))\n"
+        "print(limit, int(peak.split()[1]) * 1024, len(kept) * 4_000_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    limit, peak, kept = map(int, done.stdout.split())
+    assert 0.9 * limit < peak <= 1.02 * limit
+    assert kept > 60_000_000
