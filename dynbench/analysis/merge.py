@@ -195,13 +195,14 @@ def _no_row(run: Run, facts: RunFacts, files: list[RankFile]) -> RecordError:
 def _read_evaluations(folders: Sequence[Run]) -> pl.DataFrame:
     """Rows of eval.csv (step, loss, accuracy or perplexity, samples), which only the first rank writes.
 
-    Empty where the run never evaluated.
+    The accuracy is null where the workload has none. Empty where the run never evaluated.
     """
     paths = (folder.path / "eval.csv" for folder in folders)
     path = next((path for path in paths if path.is_file() and path.stat().st_size), None)
     if path is None:
         return pl.DataFrame()
-    return pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True).drop_nulls()
+    rows = pl.read_csv(path, ignore_errors=True, truncate_ragged_lines=True)
+    return rows.drop_nulls([column for column in rows.columns if column != "accuracy"])
 
 
 def _steps_of(evaluations: pl.DataFrame) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -65,13 +66,14 @@ class Evaluator:
         return True
 
     def evaluate(self, step: int, model: nn.Module, precision: Precision) -> None:
-        """Mean loss and accuracy over all ranks' samples, appended to the file."""
+        """Mean loss and, where the workload counts it, accuracy over all ranks' samples, appended to the file."""
         loss_sum, correct, samples = self._sum_over_ranks(self._local_sums(model, precision))
         if self._file is not None and samples > 0:
             with self._file.open("a", encoding="utf-8") as file:
                 if file.tell() == 0:
                     file.write(_COLUMNS)
-                file.write(f"{step},{loss_sum / samples!r},{correct / samples!r},{samples:.0f}\n")
+                accuracy = "" if math.isnan(correct) else repr(correct / samples)
+                file.write(f"{step},{loss_sum / samples!r},{accuracy},{samples:.0f}\n")
 
     def _choose(self, config: Config, rank: int, world_size: int) -> list[IntArray] | None:
         data = self._workload.eval
@@ -90,6 +92,6 @@ class Evaluator:
             for ids in self._batches:
                 inputs = self._workload.collate(self._workload.eval, ids, self._pad_to_multiple_of)
                 part = self._workload.eval_sums(model, {key: value.to(self._device) for key, value in inputs.items()})
-                sums += (part["loss_sum"], part["correct"], part["n"])
+                sums += (part["loss_sum"], part.get("correct", math.nan), part["n"])
         model.train()
         return [float(value) for value in sums]
