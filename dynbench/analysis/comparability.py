@@ -25,6 +25,7 @@ MAY_DIFFER = (
     "launch.rdzv_endpoint",
     "launch.rdzv_id",
     "workload.cache_dir",
+    "workload.import_from",
 )
 """Sections and keys that arms may differ in; every other key of the configuration must agree."""
 

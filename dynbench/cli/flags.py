@@ -39,6 +39,7 @@ class Flag:
 
 
 FLAGS: tuple[Flag, ...] = (
+    Flag("--workload", "workload.name", "text_classification, or your own module:Class or file.py:Class.", "NAME"),
     Flag("--dataset", "workload.dataset", "embedded, lognormal, sst2, tsv, jsonl, csv or lengths.", "NAME"),
     Flag("--data-path", "workload.data_path", "Training file of tsv, jsonl, csv and lengths.", "FILE"),
     Flag("--eval-path", "workload.eval_path", "Evaluation file of tsv, jsonl, csv and lengths.", "FILE"),

@@ -115,7 +115,8 @@ def _describe_kind(annotation: object, metadata: list[object], plural: bool = Fa
     if bare is NoneType:
         return "null"
     if bare is str:
-        return "texts" if plural else "text"
+        named = next((item.description for item in metadata if isinstance(item, FieldInfo) and item.description), None)
+        return named or ("texts" if plural else "text")
     if bare is bool:
         return "true or false"
     if bare in (int, float):

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from dynbench.config.schema import Config
 
-NOT_IDENTITY = ("train.seed", "launch.node_rank", "launch.rdzv_endpoint", "launch.rdzv_id", "workload.cache_dir")
+NOT_IDENTITY = (
+    *("train.seed", "launch.node_rank", "launch.rdzv_endpoint", "launch.rdzv_id"),
+    *("workload.cache_dir", "workload.import_from"),
+)
 """Keys in which launches of one arm may differ."""
 
 

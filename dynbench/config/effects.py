@@ -42,19 +42,24 @@ class Effect:
 
 
 def _has_texts(s: Situation) -> bool:
-    return s.config.workload.dataset not in GENERATED_DATASETS
+    return s.config.workload.is_own or s.config.workload.dataset not in GENERATED_DATASETS
 
 
 def _has_columns(s: Situation) -> bool:
-    return s.config.workload.dataset in TEXT_FILE_DATASETS
+    return s.config.workload.is_own or s.config.workload.dataset in TEXT_FILE_DATASETS
 
 
-def _random(s: Situation) -> bool:
-    return s.config.workload.weights == "random"
+def _is_own(s: Situation) -> bool:
+    return s.config.workload.is_own
+
+
+def _size_is_read(s: Situation) -> bool:
+    return s.config.workload.is_own or s.config.workload.weights == "random"
 
 
 def _model_is_read(s: Situation) -> bool:
-    return not _random(s) or (_has_texts(s) and s.config.workload.tokenizer is None)
+    workload = s.config.workload
+    return workload.is_own or workload.weights == "pretrained" or (_has_texts(s) and workload.tokenizer is None)
 
 
 def _prefix(s: Situation) -> bool:
@@ -99,6 +104,7 @@ def _probes(s: Situation) -> bool:
 
 
 _NO_COLUMNS = "dataset '{dataset}' has no columns of texts and labels to name"
+_NOT_OWN = "the workload is none of your own (workload.name)"
 _NO_TEXTS = "dataset '{dataset}' is not tokenised"
 _NO_COST = "policy '{policy}' plans without a predicted cost"
 _NO_PROBE = "no probe is made (probe.run=auto)"
@@ -106,6 +112,8 @@ _NO_MEETING = "the ranks need no meeting point here"
 
 EFFECTS: dict[str, Effect] = {
     "workload.name": Effect("train probe data"),
+    "workload.import_from": Effect("train probe data", _is_own, _NOT_OWN),
+    "workload.code_digest": Effect("train probe data", _is_own, _NOT_OWN),
     "workload.dataset": Effect(
         "train probe data",
         lambda s: s.given.workload.dataset == s.config.workload.dataset,
@@ -117,7 +125,7 @@ EFFECTS: dict[str, Effect] = {
     "workload.label_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
     "workload.length_column": Effect(
         "train probe data",
-        lambda s: s.config.workload.dataset == "lengths",
+        lambda s: s.config.workload.is_own or s.config.workload.dataset == "lengths",
         "dataset '{dataset}' is no trace of lengths",
     ),
     "workload.tokenizer": Effect("train probe data"),  # refused where no text is tokenised
@@ -127,7 +135,7 @@ EFFECTS: dict[str, Effect] = {
         "weights are random, their shape is workload.size; set weights to pretrained",
     ),
     "workload.weights": Effect("train probe data"),
-    "workload.size": Effect("train probe", _random, "pretrained weights bring their own shape"),
+    "workload.size": Effect("train probe", _size_is_read, "pretrained weights bring their own shape"),
     "workload.dropout": Effect("train probe"),
     "workload.max_length": Effect("train probe solve"),
     "workload.subset": Effect("train probe data"),

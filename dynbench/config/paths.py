@@ -22,10 +22,13 @@ def means_path(name: str) -> bool:
 def path_problems(config: Config) -> list[str]:
     """What is wrong with the paths that training reads, one line each, opening with the dotted key.
 
-    Hub names are not looked up, and no file is opened.
+    Hub names are not looked up, and no file is opened. What code of the user's own takes its settings for is its own
+    affair.
     """
     workload = config.workload
     problems: list[str] = []
+    if workload.is_own:
+        return problems
     if workload.dataset in FILE_DATASETS:
         for key, value in (("data_path", workload.data_path), ("eval_path", workload.eval_path)):
             problems += [] if value is None else _file(f"workload.{key}", value)

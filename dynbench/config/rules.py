@@ -98,7 +98,7 @@ def _data_files(config: Config) -> Iterator[str]:
     workload = config.workload
     if workload.dataset in FILE_DATASETS and workload.data_path is None:
         yield f"workload.data_path: null, but dataset {workload.dataset!r} reads a file; name it (--data-path FILE)"
-    for key in UNREAD.get(workload.dataset, ()):
+    for key in () if workload.is_own else UNREAD.get(workload.dataset, ()):
         value = getattr(workload, key)
         if value is not None:
             yield (

@@ -35,6 +35,16 @@ SyncName = Literal["ddp"]
 """The registry of `sync`."""
 
 
+OwnClass = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*$",
+        description="MODULE:CLASS or FILE.py:CLASS of your own",
+    ),
+]
+"""A workload that no registry knows."""
+
+
 class Section(BaseModel):
     """Base of the sections: immutable, unknown keys refused, values never coerced across types."""
 
@@ -46,8 +56,14 @@ class Section(BaseModel):
 class Workload(Section):
     """What is trained, on which data."""
 
-    name: Literal["text_classification"] = "text_classification"
-    """Workload of the registry."""
+    name: Literal["text_classification"] | OwnClass = "text_classification"
+    """Workload of the registry, or a class of your own that follows the protocol of `dynbench/workloads/base.py`:
+    `module:Class` or `path/to/file.py:Class`."""
+    import_from: str | None = None
+    """Folder in which the module or file of a workload of your own is looked for; null is the current folder, then
+    that of the shipped recipes, then the installed packages."""
+    code_digest: str | None = None
+    """Digest of that file; null takes it as it is and records it, and one that differs is refused."""
     dataset: Dataset = "embedded"
     """`embedded` (generated with SST-2's lengths, needs no network), `lognormal` (the same with longer, heavy-tailed
     lengths), `sst2` (GLUE SST-2 from the hub or its cache), `tsv`, `jsonl` or `csv` (with `data_path`),
@@ -82,6 +98,11 @@ class Workload(Section):
     """Padded lengths are rounded up to a multiple of this many tokens; auto is 8 on GPUs, 1 on CPU."""
     cache_dir: str | None = None
     """Folder of tokenised data and lengths; null is `$DYNBENCH_CACHE`, else the user's cache folder."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `name` is a class of the user's own, which may read any of these settings."""
+        return ":" in self.name
 
 
 class Schedule(Section):

@@ -16,6 +16,7 @@ from dynbench.engine.exchange import gather_objects
 from dynbench.engine.memory import MemoryMeter
 from dynbench.engine.process import RankContext
 from dynbench.runs.atomic import write_json
+from dynbench.runs.lengths_file import write_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.units import mb
@@ -33,6 +34,8 @@ def write_facts(run: Run, config: Config, context: RankContext, workload: Worklo
     """Collect every rank's device and write the facts on rank 0; a collective."""
     devices = gather_objects(describe_device(context))
     if context.is_first:
+        if config.workload.is_own:
+            write_lengths(run, workload.train.lengths, workload.positions)
         write_json(
             facts_file(run),
             {

@@ -28,6 +28,7 @@ from dynbench.errors import (
 from dynbench.runs.atomic import write_json
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
+from dynbench.workloads.own_code import OwnCode, find_own_code
 
 _USER_ERRORS: dict[str, type[DynbenchError]] = {
     error.kind: error for error in (UsageError, DataError, HubError, RunLookupError, RecordError, NothingFits)
@@ -85,7 +86,7 @@ def record_failure(run: Run, rank: int, error: BaseException) -> RankFailure:
         host=socket.gethostname(),
         kind=_kind(error),
         exception=type(error).__name__,
-        message=_message(error),
+        message=_message(error, _own_code(run)),
         hint=_hint(error),
     )
     keep_failure(run, failure)
@@ -165,10 +166,26 @@ def _kind(error: BaseException) -> str:
     return "aftermath" if is_aftermath(error) else WorkerFailed.kind
 
 
-def _message(error: BaseException) -> str:
+def _message(error: BaseException, own: OwnCode | None) -> str:
     if isinstance(error, DynbenchError):
         return error.message or type(error).__name__
-    return f"{_where(error)}{(str(error) or type(error).__name__).splitlines()[0]}"
+    return f"{_where(error, own)}{(str(error) or type(error).__name__).splitlines()[0]}"
+
+
+def fault_of_own_code(error: BaseException, run: Run) -> str | None:
+    """What to say of an error that comes from a workload of the user's own, with its line; None for every other."""
+    own = _own_code(run)
+    mine = own is not None and (own.where(error) is not None or isinstance(error, UsageError))
+    return _message(error, own) if mine and not is_aftermath(error) and not is_out_of_memory(error) else None
+
+
+def _own_code(run: Run) -> OwnCode | None:
+    """The user's own workload of a run, where it has one that can still be read."""
+    try:
+        settings = run.config().workload
+        return find_own_code(settings) if settings.is_own else None
+    except DynbenchError:  # it is only asked for to name a line
+        return None
 
 
 def _hint(error: BaseException) -> str:
@@ -181,9 +198,12 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
-def _where(error: BaseException) -> str:
+def _where(error: BaseException, own: OwnCode | None) -> str:
+    """The line that raised an error; where it passed code of the user's own, the line there."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {type(error).__name__}: " if frames else ""
+    last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
+    where = (own and own.where(error)) or last
+    return f"{where}: {type(error).__name__}: " if where else ""
 
 
 def _as_error(run: Run, failure: RankFailure) -> DynbenchError:

@@ -16,6 +16,10 @@ from dynbench.schedule.speeds import distinct_speeds
 PROBE_AGAIN = "Probe again with this run's settings (dynbench probe --name NAME, then --probe NAME), or name no probe."
 
 
+_READ_BY_OWN = ("code_digest", "dataset", "model", "size", "tokenizer")
+"""What code of the user's own may make a model of."""
+
+
 def device_name(device: str, gpu_names: Sequence[str]) -> str | None:
     """The GPUs' names, each once, or the processor's; None where they are unknown."""
     if device == "cuda":
@@ -32,6 +36,8 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     `vocabulary` is what the data's tokens come from: random weights of size `small` have an embedding of its size.
     """
     settings: dict[str, object] = {key: getattr(workload, key) for key in ("name", "weights", "dropout", "max_length")}
+    if workload.is_own:
+        return settings | {key: getattr(workload, key) for key in _READ_BY_OWN}
     if workload.weights == "pretrained":
         return settings | {"model": workload.model}
     generated = "tokenizer" in UNREAD.get(workload.dataset, ())

@@ -22,6 +22,7 @@ from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.provenance import usable_cores
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import check_trainable, policy_class
+from dynbench.workloads.own_code import own_code_settings
 
 MOST_CPU_RANKS = 4
 LEAST_CPU_RANKS = 2
@@ -71,7 +72,8 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
 
     Raises:
         ConfigError: every broken rule, and every setting that differs from those of a probe that is named.
-        UsageError: a GPU is asked for where there is none, or a policy that cannot train.
+        UsageError: a GPU is asked for where there is none, a policy that cannot train, or a workload of the user's own
+            that cannot be used.
         RunLookupError: a probe run that is not in the registry.
         RecordError: a run that is named as a probe and is none.
     """
@@ -94,7 +96,8 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         "precision": _precision(config, machine, device, decisions),
         "learning_rate": decide_learning_rate(config, decisions),
     }
-    workload = {"pad_to_multiple_of": _pad_multiple(config, device, decisions)}
+    multiple = _pad_multiple(config, device, decisions)
+    workload = {"pad_to_multiple_of": multiple, **own_code_settings(config.workload)}
     probe = _probe(config, store)
     schedule = _schedule(config, world_size, store, decisions)
     resolved = config.model_copy(

@@ -34,6 +34,7 @@ from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, results_option
 from dynbench.workloads.inputs import check_batch
+from dynbench.workloads.own_code import own_code_settings
 
 _log = logging.getLogger(__name__)
 _GO_ON = "Go on with:"
@@ -92,6 +93,7 @@ def start_comparison(
         DynbenchError: as `check_startable`.
     """
     check_startable(recipe, store)
+    recipe = _pinned(recipe)
     name = name if on_first_node(recipe) else None
     comparison = store.create("compare", recipe.name, name=name, replace=replace, argv=argv)
     write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
@@ -105,6 +107,16 @@ def start_comparison(
 def on_first_node(recipe: Recipe) -> bool:
     """Whether this node, of several that start the same comparison, is the one whose entry has the name."""
     return recipe.arms[recipe.baseline].launch.node_rank == 0
+
+
+def _pinned(recipe: Recipe) -> Recipe:
+    """The recipe with the digest of code of the user's own, so that every launch runs the same, also resumed."""
+
+    def pinned(config: Config) -> Config:
+        found = own_code_settings(config.workload)
+        return config.model_copy(update={"workload": config.workload.model_copy(update=found)})
+
+    return replace(recipe, arms={name: pinned(config) for name, config in recipe.arms.items()})
 
 
 def run_comparison(

@@ -71,6 +71,8 @@ def data_texts(subject: Subject) -> Texts:
         "data.samples": number(_of(env, "data.train.samples")),
         "data.max_length": _text(found.limit),
         "data.subset": _text(config.get("workload.subset")),
+        "workload.name": _text(config.get("workload.name")),
+        "workload.digest": _text(config.get("workload.code_digest")),
         "model.name": f"`{config['workload.model']}`" if "workload.model" in config else None,
         "model.layers": number(_of(env, "data.model.layers")),
         "model.dim": number(_of(env, "data.model.dim")),
@@ -82,6 +84,9 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
     config = subject.first.config
     if config is None:
         return ["data.missing"]
+    if ":" in str(config.get("workload.name")):
+        noted = _of(subject.first.env, "data.lengths.mean") is not None
+        return ["data.own", *(["data.own_lengths_note"] if noted else []), "model.own"]
     dataset, weights = f"data.{config.get('workload.dataset')}", config.get("workload.weights")
     keys = [dataset if dataset in template.labels else "data.other"]
     if config.get("workload.subset") is not None:

@@ -10,6 +10,7 @@ from dynbench.config.describe import field_of
 from dynbench.config.digest import flatten
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
+from dynbench.runs.lengths_file import read_lengths
 from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 
@@ -20,22 +21,25 @@ LONGEST = 512
 def dataset_trace(config: Config) -> Trace:
     """Lengths of the training samples of `workload.*`, not cut at `workload.max_length` but as far as they are loaded.
 
+    A workload of the user's own is run for it: the settings are the user's, not those of a run folder.
+
     Raises:
-        ConfigError, DataError, HubError: as loading the data for training does.
+        DynbenchError: as loading the data for training does.
     """
-    uncut = changed(config, {"workload.max_length": LONGEST})
-    trace = _trained_as(_trace(uncut, config.workload.dataset), config)
-    whole = int(trace.lengths.max(initial=0)) < LONGEST
+    trace = _trained_as(_trace(changed(config, {"workload.max_length": LONGEST})), config)
+    whole = config.workload.is_own or int(trace.lengths.max(initial=0)) < LONGEST
     return trace if whole else replace(trace, source=f"{trace.source}, cut to {LONGEST} tokens as it is loaded")
 
 
 def training_trace(config: Config) -> Trace:
     """Lengths of the training samples of `workload.*` as `train` takes them, cut and the subset drawn.
 
+    A workload of the user's own is run for it.
+
     Raises:
-        ConfigError, DataError, HubError: as loading the data for training does.
+        DynbenchError: as loading the data for training does.
     """
-    return _trained_as(_trace(config, config.workload.dataset), config)
+    return _trained_as(_trace(config), config)
 
 
 def run_trace(run: Run) -> Trace:
@@ -54,7 +58,8 @@ def run_trace(run: Run) -> Trace:
 def trained_trace(run: Run) -> Trace:
     """The very lengths that a run trained on, after truncation and subset, and what its model takes.
 
-    They are made anew from the data, or taken from the cache.
+    They are made anew from the data, or taken from the cache. Code of the user's own is never run for a run folder:
+    such a run keeps its lengths.
 
     Raises:
         DataError: the data is no longer what the run trained on; or as loading it does.
@@ -63,7 +68,10 @@ def trained_trace(run: Run) -> Trace:
     """
     from dynbench.workloads.registry import build_workload
 
-    config, data = run.config(), run.env().get("data")
+    config, data, source = run.config(), run.env().get("data"), f"training data of {run.label}"
+    if config.workload.is_own:
+        kept = read_lengths(run)
+        return _trained_as(Trace(config.workload.name, kept.lengths, source, kept.positions), config)
     workload = build_workload(config)
     train = workload.train
     trained = data.get("fingerprint") if isinstance(data, Mapping) else None
@@ -72,15 +80,15 @@ def trained_trace(run: Run) -> Trace:
             f"{run.label}: workload.dataset {config.workload.dataset} is no longer the data that it trained on",
             "Bring the data back, or train again.",
         )
-    trace = Trace(config.workload.dataset, train.lengths, f"training data of {run.label}", workload.positions)
-    return _trained_as(trace, config)
+    return _trained_as(Trace(config.workload.dataset, train.lengths, source, workload.positions), config)
 
 
-def _trace(config: Config, name: str) -> Trace:
+def _trace(config: Config) -> Trace:
     from dynbench.workloads.registry import build_workload
 
-    workload = build_workload(config)
-    return Trace(name, workload.train.lengths, f"workload.dataset {config.workload.dataset}", workload.positions)
+    workload, key = build_workload(config), "name" if config.workload.is_own else "dataset"
+    name = getattr(config.workload, key)
+    return Trace(name, workload.train.lengths, f"workload.{key} {name}", workload.positions)
 
 
 def asked_config(run: Run) -> Config:

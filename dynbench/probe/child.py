@@ -17,7 +17,8 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
-from dynbench.engine.failure import is_out_of_memory
+from dynbench.config.schema import Config
+from dynbench.engine.failure import fault_of_own_code, is_out_of_memory
 from dynbench.engine.process import die_with_parent
 from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.split_price import split_price_ms
@@ -33,9 +34,20 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     die_with_parent(spec["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = Run(Path(spec["run"]))
+    try:
+        _serve(spec, run.config(), replies)
+    except Exception as error:
+        if message := fault_of_own_code(error, run):
+            _send(replies, {"fault": message})
+        raise
+    os._exit(0)
+
+
+def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
+    """Build the step, then answer until the input closes."""
     torch.set_num_threads(spec["threads"])
     device = torch.device(f"cuda:{spec['rank']}" if spec["device"] == "cuda" else "cpu")
-    config = Run(Path(spec["run"])).config()
     workload = build_workload(config)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -65,7 +77,6 @@ def main() -> None:
             else:
                 assert step is not None, "no trial follows the price of a split"
                 _send(replies, _answer(step, request))
-    os._exit(0)
 
 
 def _limit(spec: Mapping[str, Any], device: torch.device) -> None:

@@ -153,8 +153,20 @@ class Children:
                     if not chunk or pending[rank].endswith(b"\n"):
                         selector.unregister(key.fd)
                         line = pending.pop(rank)
-                        replies[rank] = json.loads(line) if line.endswith(b"\n") else None
+                        replies[rank] = self._understood(rank, line) if line.endswith(b"\n") else None
         return replies
+
+    def _understood(self, rank: int, line: bytes) -> Reply:
+        """A child's answer; a fault of the user's own code, which another try would meet again, ends the search.
+
+        Raises:
+            WorkerFailed: it told of such a fault.
+        """
+        reply: Reply = json.loads(line)
+        if "fault" in reply:
+            log_file = self._logs / f"probe_rank_{rank}.log"
+            raise WorkerFailed(f"probe: rank {rank}: {reply['fault']}; log: {log_file}", rank=rank)
+        return reply
 
     def close(self) -> None:
         """End every child, gently where it listens, and leave none behind."""

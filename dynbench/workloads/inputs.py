@@ -30,6 +30,8 @@ def check_inputs(config: Config) -> Splits | None:
     if problems := path_problems(config):
         raise ConfigError(problems)
     workload = config.workload
+    if workload.is_own:
+        return None
     if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
         read_vocabulary(Path(workload.tokenizer).expanduser())
     if workload.data_path is None:

@@ -14,6 +14,7 @@ from dynbench.config.schema import Config
 from dynbench.config.situation import Command, Situation
 
 TEXTS = "workload.dataset=sst2"
+OWN = "workload.name=mine:Workload"
 FILES = ("workload.dataset=tsv", "workload.data_path=x.tsv")
 TRACE = ("workload.dataset=lengths", "workload.data_path=x.parquet")
 DYNAMIC = "schedule.mode=dynamic"
@@ -25,6 +26,9 @@ NODES = ("launch.nnodes=2", "launch.rdzv_endpoint=a:1")
 PROBE = "probe.run=auto"
 
 VALUES: dict[str, str] = {
+    "workload.name": "mine:Workload",
+    "workload.import_from": "there",
+    "workload.code_digest": "0123456789abcdef",
     "workload.dataset": "lognormal",
     "workload.text_column": "text",
     "workload.label_column": "class",
@@ -96,10 +100,12 @@ NEEDING = {
 }
 """Fields that rules allow in some configurations only: a value, and such a configuration."""
 
-SINGLE = ("workload.name", "sync.name", "compress.name")
+SINGLE = ("sync.name", "compress.name")
 """Registries of one name."""
 
 UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "workload.import_from": ((), (OWN,)),
+    "workload.code_digest": ((), (OWN,)),
     "workload.text_column": ((TEXTS,), FILES),
     "workload.label_column": ((), FILES),
     "workload.length_column": (FILES, TRACE),
@@ -187,6 +193,14 @@ def test_a_value_is_named_where_it_is_not_read_and_only_there(key: str) -> None:
 @pytest.mark.parametrize("key", UNREAD_AND_READ)
 def test_nothing_else_is_named_beside_it(key: str) -> None:
     assert len(unread([situation(with_value(key, UNREAD_AND_READ[key][0]))])) == 1
+
+
+@pytest.mark.parametrize("key", [key for key in EFFECTS if key.startswith("workload.")])
+def test_code_of_ones_own_may_read_every_setting_of_its_section(key: str) -> None:
+    value, needed = NEEDING[key] if key in NEEDING else (VALUES[key], ())
+    bare = load_config(None, [OWN, f"{key}={value}"])
+    assert unread([situation(bare)]) == []
+    assert unread([situation(load_config(None, [*needed, OWN, f"{key}={value}"]))]) == []
 
 
 def test_feedback_is_read_where_something_is_compressed() -> None:

@@ -11,7 +11,16 @@ import pytest
 from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load_cells, load_recipe, recipes_dir
 from dynbench.errors import ConfigError, UsageError
 
-SHIPPED = ["hf_peers", "hf_published", "multinode", "quickstart", "regimes", "sst2", "sst2_cost_types"]
+SHIPPED = [
+    "custom_workload",
+    "hf_peers",
+    "hf_published",
+    "multinode",
+    "quickstart",
+    "regimes",
+    "sst2",
+    "sst2_cost_types",
+]
 
 GOOD = """\
 description: two arms
@@ -41,7 +50,7 @@ def test_every_file_of_the_folder_is_a_recipe_and_none_is_forgotten() -> None:
     files = [path.name for path in recipes_dir().glob("*") if path.is_file()]
 
     assert list(list_recipes()) == SHIPPED
-    assert sorted(files) == sorted([*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm"])
+    assert sorted(files) == sorted([*(f"{name}.yaml" for name in SHIPPED), "multinode.slurm", "length_regression.py"])
 
 
 @pytest.mark.parametrize("name", SHIPPED)

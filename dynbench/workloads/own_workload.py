@@ -1,0 +1,197 @@
+"""A workload of the user's own behind the protocol: loaded, checked, and what its code raises placed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from dynbench.config.schema import Config
+from dynbench.errors import DynbenchError, UsageError, WorkerFailed
+from dynbench.runs.phrase import Phrase
+from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, content_digest, find_own_code, missing_methods
+
+EVAL_SUMS = "eval_sums(self, model, batch)"
+
+
+class OwnWorkload:
+    """The class of `workload.name` behind the protocol of `Workload`.
+
+    Raises:
+        UsageError: it cannot be found, or does not follow the protocol.
+        WorkerFailed: its own code raised an error; the message names the line.
+        DynbenchError: what dynbench's loaders raise when its code calls them.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._code = find_own_code(config.workload)
+        with _placed(self._code):
+            factory = getattr(load_module(self._code), self._code.attribute, None)
+        if not callable(factory):
+            raise UsageError(f"{KEY}: {self._code.file} has no class {self._code.attribute}", PROTOCOL)
+        self._check_call(factory, "__init__(self, config)", config)
+        with _placed(self._code):
+            self._theirs = factory(config)
+        self.train: TokenisedData = getattr(self._theirs, "train", None)  # type: ignore[assignment]  # checked below
+        self.eval: TokenisedData | None = getattr(self._theirs, "eval", None)
+        self.positions: int | None = getattr(self._theirs, "positions", None)
+        self._check_methods()
+        self._check_values()
+        self.facts = self._describe()
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Theirs, under `seed` whether they look at it or not; the caller's random state is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self._theirs.build_model(seed)
+        if not isinstance(model, nn.Module):
+            raise self._wrong("build_model", model, "a torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UsageError(f"{KEY}: {self._code.name}: build_model gave a model with nothing to train", PROTOCOL)
+        return model.train()
+
+    def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
+        """Theirs, refused where it is not a mapping of CPU tensors of n samples."""
+        batch = self._theirs.collate(data, ids, pad_to_multiple_of)
+        if not isinstance(batch, dict) or not batch:
+            raise self._wrong("collate", batch, "a dict of tensors")
+        for key, value in batch.items():
+            if not isinstance(value, Tensor) or value.device.type != "cpu" or value.shape[:1] != (len(ids),):
+                raise self._wrong(f"collate (key {key!r})", value, f"a CPU tensor of {len(ids)} samples")
+        return batch
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Theirs, refused where it is not one number with a gradient."""
+        loss = self._theirs.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            raise self._wrong("loss", loss, "a scalar tensor, the mean over the batch's samples")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise UsageError(f"{KEY}: {self._code.name}: loss has no gradient; compute it from the model", PROTOCOL)
+        return loss
+
+    def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
+        """Theirs, refused without `loss_sum` and `n`; `correct` is theirs to leave out."""
+        sums = self._theirs.eval_sums(model, batch)
+        if not isinstance(sums, dict) or not {"loss_sum", "n"} <= set(sums) <= {"loss_sum", "n", "correct"}:
+            raise self._wrong("eval_sums", sums, "a dict with loss_sum and n, and correct where there is an accuracy")
+        return {key: float(value) for key, value in sums.items()}
+
+    def _check_methods(self) -> None:
+        wanted = dict(METHODS) if self.eval is None else {**METHODS, "eval_sums": EVAL_SUMS}
+        missing = [call for method, call in wanted.items() if not callable(getattr(self._theirs, method, None))]
+        if missing:
+            raise missing_methods(self._code.name, missing)
+        for method, call in wanted.items():
+            self._check_call(getattr(self._theirs, method), call, *(None for _ in call.split(",")[1:]))
+
+    def _check_call(self, function: Callable[..., object], call: str, *arguments: object) -> None:
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # of a class written in C nothing is known
+            return
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            name, expected = call.partition("(")[0], call.replace("self, ", "")
+            raise UsageError(f"{KEY}: {self._code.name}: {name}{signature}; expected {expected}", PROTOCOL) from None
+
+    def _check_values(self) -> None:
+        limit: object = self.positions
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+            raise self._wrong("positions", limit, "a whole number of tokens, or None")
+        for key, data in (("train", self.train), ("eval", self.eval)):
+            if key == "eval" and data is None:
+                continue
+            if not isinstance(data, TokenisedData):
+                raise self._wrong(key, data, "a TokenisedData of dynbench.workloads.data")
+            if not len(data):
+                raise UsageError(f"{KEY}: {self._code.name}: {key} holds no sample", PROTOCOL)
+            if self.positions is not None and (longest := int(data.lengths.max())) > self.positions:
+                raise UsageError(
+                    f"{KEY}: {self._code.name}: {key} has a sample of {longest} tokens, beyond its positions, "
+                    f"{self.positions}",
+                    f"Cut the samples: {key}.truncate({self.positions}).",
+                )
+
+    def _describe(self) -> dict[str, object]:
+        theirs = getattr(self._theirs, "facts", {})
+        try:
+            told = json.loads(json.dumps(theirs, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{KEY}: {self._code.name}: facts cannot be written as JSON: {error}", PROTOCOL) from None
+        if not isinstance(told, dict):
+            raise self._wrong("facts", theirs, "a dict")
+        source = Phrase(f"made by {self._code.name}", "model.own", name=self._code.name)
+        return {
+            "model": {"source": source, "said": source.record()},
+            **told,
+            "fingerprint": self.train.fingerprint,
+            "train": self.train.describe(),
+            "eval": None if self.eval is None else self.eval.describe(),
+            "workload": {"name": self._code.name, "digest": self._code.digest, "beside": _beside(self._code)},
+        }
+
+    def _wrong(self, what: str, value: object, expected: str) -> UsageError:
+        shape = f" of shape {list(value.shape)} on {value.device.type}" if isinstance(value, Tensor) else ""
+        found = f"a {type(value).__name__}{shape}"
+        return UsageError(f"{KEY}: {self._code.name}: {what} is {found}; expected {expected}", PROTOCOL)
+
+
+def load_module(code: OwnCode) -> ModuleType:
+    """Import the user's module, the folder that it was found in first on the path, as Python has it of a program.
+
+    Raises:
+        UsageError: another module of that name has been imported already.
+    """
+    folder = str(code.folder if code.module is not None else code.file.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if code.module is not None:
+        module = importlib.import_module(code.module)
+        if module.__file__ is None or Path(module.__file__).resolve() != code.file.resolve():
+            raise UsageError(
+                f"{KEY}: {code.module} is also the name of {module.__file__}, which was imported first",
+                "Rename yours, or name it by its file: my_file.py:Class.",
+            )
+        return module
+    name = code.file.stem if code.file.stem not in sys.modules else f"dynbench_own_{code.file.stem}"
+    spec = spec_from_file_location(name, code.file)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses and pickle look a class's module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _beside(code: OwnCode) -> dict[str, str]:
+    """Digests of the user's other modules that were imported, by their path below the folder of the first."""
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    others = sorted(file for file in files if code.holds(str(file)) and file != code.file)
+    return {file.relative_to(code.home).as_posix(): content_digest(file.read_bytes()) for file in others}
+
+
+@contextmanager
+def _placed(code: OwnCode) -> Iterator[None]:
+    """An error of the user's code says in which of its lines; one about memory stays what it is."""
+    try:
+        yield
+    except (DynbenchError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "memory" in str(error).lower():
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        where = code.where(error) or code.file.name
+        raise WorkerFailed(
+            f"{KEY}: {code.name}: {where}: {type(error).__name__}: {reason}",
+            "The error comes from the workload's own code; --debug shows where, and in a training run the log.",
+        ) from error

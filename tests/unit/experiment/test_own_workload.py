@@ -1,0 +1,205 @@
+"""Runs of code of the user's own: compared by its digest, reported by name, and never run by whoever reads them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own import NAME, write_own
+
+from dynbench.cli.main import main
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.config.recipes import RECIPE_FILE, load_recipe
+from dynbench.config.schema import Config
+from dynbench.engine.resolve import resolve, this_machine
+from dynbench.errors import RecordError, UsageError
+from dynbench.experiment.compare import start_comparison
+from dynbench.experiment.reporting import render_report
+from dynbench.experiment.solved import plan_offline
+from dynbench.experiment.subject import find_subject
+from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
+from dynbench.report import LANGUAGES
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
+from dynbench.runs.records import StepRow, work_hash
+from dynbench.runs.rows import RowWriter
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+from dynbench.workloads.registry import build_workload
+
+MakeComparison = Callable[..., Run]
+TINY = ("launch.nproc=2", "launch.device=cpu", "launch.launcher=torchrun", "train.global_batch=8", "train.steps=4")
+RECIPE = """\
+description: two arms
+settings:
+  workload: {name: "mine:Mine"}
+  launch: {launcher: torchrun, nproc: 2, threads: 1, device: cpu}
+arms:
+  - name: static
+  - name: partition
+    set: {schedule.mode: dynamic}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which holds `mine.py`."""
+    write_own(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def settings(*overrides: str) -> Config:
+    return load_config(None, ["workload.name=mine:Mine", "workload.max_length=24", *TINY, *overrides])
+
+
+def finished(store: RunStore, policy: str, *overrides: str) -> Run:
+    """A run as `train` leaves it, with made-up rows."""
+    asked = settings(f"schedule.policy={policy}", "train.warmup_steps=0", *overrides)
+    config = resolve(asked, this_machine(), store).config
+    run = store.create("train", policy)
+    write_text(run.config_file, dump_config(config))
+    facts = {"workload": {"name": config.workload.name, "digest": config.workload.code_digest}, "fingerprint": "f"}
+    write_json(run.env_file, {"data": {**facts, "train": {"samples": 300}, "lengths": {"mean": 9.0}}})
+    run.ranks_dir.mkdir(exist_ok=True)
+    write_lengths(run, np.arange(2, 302) % 20 + 1, None)
+    for rank in (0, 1):
+        with RowWriter(run.rank_file(rank)) as writer:
+            for step in range(4):
+                writer.write(row(step, rank, policy))
+    run.update(status=Status.COMPLETED)
+    return run
+
+
+def row(step: int, rank: int, policy: str) -> StepRow:
+    ids = np.arange(4) + 8 * step + 4 * rank
+    return StepRow(
+        step=step, rank=rank, warmup=0, policy=policy, local_batch=4, micro_batches=1, max_seq_len_in_batch=10,
+        real_tokens=30, padded_tokens=40, plan_ms=0.1, data_ms=0.1, forward_ms=30.0, backward_ms=30.0, sync_ms=20.0,
+        optimizer_ms=1.0, compute_ms=60.0, step_time_ms=100.0 + step + rank, peak_mem_mb=1.0, reserved_mem_mb=1.0,
+        loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0,
+    )  # fmt: skip
+
+
+def plant(folder: Path) -> Path:
+    """From here on, whoever imports the user's module leaves a mark."""
+    mark = folder / "was-run"
+    text = (folder / "mine.py").read_text(encoding="utf-8")
+    (folder / "mine.py").write_text(f"open({str(mark)!r}, 'w').close()\n{text}", encoding="utf-8")
+    return mark
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("runs", "ls"),
+        ("runs", "show", "{a}"),
+        ("analyze", "{a}"),
+        ("analyze", "{a}", "{b}"),
+        ("report", "{a}"),
+        ("report", "{a}", "--solve"),
+        ("report", "{a}", "--solve", "--lang", "zh", "--format", "html", "-o", "report.html"),
+        ("solve", "--from-run", "{a}", "--world-size", "2", "--steps", "2", "--policy", "static,partition"),
+    ],
+    ids=" ".join,
+)
+def test_reading_a_run_never_runs_the_code_that_it_names(arguments: tuple[str, ...], folder: Path) -> None:
+    store = RunStore(folder / "results")
+    a, b = (finished(store, policy) for policy in ("static", "partition"))
+    mark = plant(folder)
+    assert main([part.format(a=a.id, b=b.id) for part in arguments] + ["--results", str(store.root)]) == 0
+    assert not mark.exists()
+    with pytest.raises(UsageError, match="has changed"):  # whereas training would
+        build_workload(a.config())
+
+
+def test_plans_are_made_offline_from_the_lengths_that_the_run_kept(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
+    arms = {policy: finished(store, policy) for policy in ("static", "partition")}
+    solved = plan_offline(make_comparison({}), arms, 2, store)
+    assert {line["arm"] for line in solved.results} >= {"static", "partition"}
+    for trace in (trained_trace(arms["static"]), run_trace(arms["static"])):
+        assert (len(trace.lengths), trace.positions, trace.name in (NAME, "mine:Mine", arms["static"].label)) == (
+            300, None, True
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn"])
+def test_a_run_without_its_lengths_says_so(store: RunStore, content: bytes | None) -> None:
+    run = finished(store, "static")
+    file = run.ranks_dir / LENGTHS_FILE
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(RecordError, match="cannot be read") as caught:
+        trained_trace(run)
+    assert "--workload" in caught.value.hint
+
+
+def test_the_users_own_settings_are_run_to_plan_its_lengths() -> None:
+    trace = dataset_trace(settings())
+    assert (trace.name, trace.source, len(trace.lengths)) == ("mine:Mine", "workload.name mine:Mine", 4096)
+    assert trace.lengths.max() == 24
+
+
+def test_runs_of_another_version_of_the_file_cannot_be_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore(folder / "results")
+    first = finished(store, "static")
+    (folder / "mine.py").write_text((folder / "mine.py").read_text() + "# changed\n", encoding="utf-8")
+    changed = finished(store, "partition")
+    same, elsewhere = finished(store, "static"), write_own(folder / "moved")
+    moved = finished(store, "partition", f"workload.import_from={elsewhere.parent}")
+
+    assert main(["analyze", first.id, changed.id, "--results", str(store.root)]) == 5
+    assert "workload.code_digest" in capsys.readouterr().err
+    assert main(["analyze", same.id, changed.id, "--results", str(store.root)]) == 0
+    assert main(["analyze", first.id, moved.id, "--results", str(store.root)]) == 0
+    assert first.config().workload.code_digest == moved.config().workload.code_digest
+
+
+def test_all_launches_of_a_comparison_run_the_file_as_it_was_at_its_start(folder: Path) -> None:
+    store, recipe = RunStore(folder / "results"), folder / "own.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    comparison = start_comparison(load_recipe(recipe), store)
+    arms = load_recipe(comparison.path / RECIPE_FILE).arms
+    digests = {config.workload.code_digest for config in arms.values()}
+    assert len(digests) == 1 and None not in digests
+    resolve(arms["static"], this_machine(), store)
+
+    plant(folder)
+
+    with pytest.raises(UsageError, match="it has changed since"):
+        resolve(arms["static"], this_machine(), store)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_report_names_the_workload_and_the_digest_of_its_file(store: RunStore, language: str) -> None:
+    run = finished(store, "static")
+    text = render_report(find_subject(store, run.id), language, "md", run.path)
+    assert "{{" not in text
+    digest = run.config().workload.code_digest
+    assert f"`{digest}`" in text and "`mine:Mine`" in text
+    assert "DistilBERT [8]" not in text
+    assert "300" in text
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_dry_run_finds_mistakes_and_runs_nothing(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = plant(folder)
+    (folder / "own.yaml").write_text(RECIPE, encoding="utf-8")
+    arguments = [command, *(["own.yaml"] if command == "compare" else []), "--dry-run", "--results", "results"]
+
+    assert main([*arguments, "--workload", "mine:Mine"]) == 0
+    assert "mine:Mine" in capsys.readouterr().out
+    assert main([*arguments, "--workload", "mine:Nine", "--json"]) == 2
+    assert "Did you mean 'Mine'?" in capsys.readouterr().out
+    assert not mark.exists() and not Path("results").exists()

@@ -1,0 +1,159 @@
+"""A workload of the user's own behind the protocol: what it must offer, and where its errors are said to be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from own import NAME, write_own
+
+from dynbench.config.load import load_config
+from dynbench.errors import DataError, UsageError, WorkerFailed
+from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import build_workload
+
+IDS = np.arange(3, dtype=np.int64)
+
+
+@pytest.fixture(autouse=True)
+def fresh_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test has files of its own under the same names."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("mine", "pkg", "length_regression", "dynbench_own")):
+            del sys.modules[name]
+
+
+def build(folder: Path, body: str = "    pass\n", file: str = "mine.py", name: str | None = None) -> Workload:
+    path = write_own(folder, body, file)
+    settings = [f"workload.name={name or f'{path}:Mine'}", f"workload.import_from={folder}", "workload.max_length=32"]
+    return build_workload(load_config(None, settings))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("mine.py", "mine:Mine"), ("mine.py", None), ("pkg/mod.py", "pkg.mod:Mine"), ("my-own.py", None)]
+)
+def test_a_class_is_loaded_with_the_modules_beside_it(tmp_path: Path, file: str, name: str | None) -> None:
+    workload = build(tmp_path, file=file, name=name)
+    if file != "pkg/mod.py":
+        assert list(workload.facts["workload"]["beside"]) == ["length_regression.py"]
+    assert len(workload.train) == 4096 and workload.positions is None
+
+
+def test_the_shipped_example_learns() -> None:
+    workload = build_workload(load_config(None, [f"workload.name={NAME}", "workload.max_length=32"]))
+    model, losses = workload.build_model(0), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for step in range(30):
+        loss = workload.loss(model, workload.collate(workload.train, np.arange(64) + 64 * step, 1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
+    assert workload.facts["fingerprint"] == workload.train.fingerprint
+    assert workload.facts["task"] == "regression"
+
+
+def test_a_padded_sample_gives_what_it_gives_alone() -> None:
+    workload = build_workload(load_config(None, [f"workload.name={NAME}", "workload.max_length=32"]))
+    model, long = workload.build_model(0).eval(), int(np.argmax(workload.train.lengths))
+    apart = [workload.loss(model, workload.collate(workload.train, np.array([i]), 1)).item() for i in (0, long)]
+    together = workload.loss(model, workload.collate(workload.train, np.array([0, long]), 8)).item()
+    assert together == pytest.approx(np.mean(apart), rel=1e-4)
+
+
+def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_path: Path) -> None:
+    workload, state = build(tmp_path), torch.random.get_rng_state()
+    first, again, other = (workload.build_model(seed).out.weight for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("    def __init__(self): ...\n", "__init__(); expected __init__(config)"),
+        ("    def __init__(self, config): ...\n", "train is a NoneType; expected a TokenisedData"),
+        ("    loss = None\n", "lacks loss(self, model, batch)"),
+        ("    eval_sums = None\n", "lacks eval_sums(self, model, batch)"),
+        ("    def loss(self, model): ...\n", "loss(model); expected loss(model, batch)"),
+        ("    positions = 8\n", "beyond its positions, 8"),
+        ("    positions = 'all'\n", "positions is a str"),
+        (
+            "    def __setattr__(self, key, it):\n        super().__setattr__(key, {1} if key == 'facts' else it)\n",
+            "JSON",
+        ),
+    ],
+)
+def test_what_breaks_the_protocol_is_refused_when_it_is_made(tmp_path: Path, body: str, told: str) -> None:
+    with pytest.raises(UsageError, match=r"workload\.name: .*mine\.py:Mine") as caught:
+        build(tmp_path, body)
+    assert told in caught.value.message
+    assert "base.py" in caught.value.hint or "truncate" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("    def build_model(self, seed): return torch\n", "build_model is a module"),
+        ("    def build_model(self, seed): return torch.nn.ReLU()\n", "nothing to train"),
+        ("    def collate(self, data, ids, k): return []\n", "collate is a list; expected a dict of tensors"),
+        ("    def collate(self, data, ids, k): return {'x': torch.ones(2, 5)}\n", "of shape [2, 5] on cpu; expected"),
+        ("    def loss(self, m, batch): return super().loss(m, batch).repeat(3)\n", "of shape [3] on cpu; expected"),
+        ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "loss has no gradient"),
+        ("    def eval_sums(self, m, batch): return {'loss': 1}\n", "eval_sums is a dict; expected a dict with"),
+    ],
+)  # fmt: skip
+def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Path, body: str, told: str) -> None:
+    workload = build(tmp_path, body)
+    sys.modules[type(workload._theirs).__module__].torch = torch
+    with pytest.raises(UsageError, match=r"workload\.name: ") as caught:
+        model = workload.build_model(0)
+        batch = workload.collate(workload.train, IDS, 1)
+        workload.loss(model, batch)
+        workload.eval_sums(model, batch)
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("import nowhere_to_be_found\n", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("def f():\n    return 1 / 0\nf()\n", 2, "ZeroDivisionError: division by zero"),
+        (
+            "def Mine(config):\n    import numpy\n    return numpy.zeros(2).reshape(3)\n",
+            3,
+            "ValueError: cannot reshape",
+        ),
+    ],
+)
+def test_an_error_of_its_code_names_the_line_of_its_own_file(tmp_path: Path, text: str, line: int, told: str) -> None:
+    path = write_own(tmp_path)
+    path.write_text(text + ("" if "Mine" in text else "class Mine(f): ...\n"), encoding="utf-8")
+    with pytest.raises(WorkerFailed) as caught:
+        build_workload(load_config(None, [f"workload.name={path}:Mine"]))
+    assert f"mine.py:{line}: {told}" in caught.value.message
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("raised", ["MemoryError()", "RuntimeError('out of memory')", "DataError('x.tsv:3: bad')"])
+def test_errors_that_mean_something_to_dynbench_stay_what_they_are(tmp_path: Path, raised: str) -> None:
+    path = write_own(tmp_path)
+    path.write_text(f"from dynbench.errors import DataError\ndef Mine(config):\n    raise {raised}\n", encoding="utf-8")
+    with pytest.raises((MemoryError, RuntimeError, DataError)) as caught:
+        build_workload(load_config(None, [f"workload.name={path}:Mine"]))
+    assert type(caught.value).__name__ in raised
+
+
+def test_a_module_name_that_is_taken_is_told(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("class Mine(object): ...\n", encoding="utf-8")
+    settings = ["workload.name=json:Mine", f"workload.import_from={tmp_path}"]
+    with pytest.raises(UsageError, match=r"json is also the name of .*json/__init__\.py, which was imported first"):
+        build_workload(load_config(None, settings))
