@@ -64,7 +64,7 @@ def forbidden_differences(a: MergedRun, b: MergedRun) -> Differences:
     }
     if a.world_size != b.world_size:
         found["world_size"] = (a.world_size, b.world_size)
-    for key in (*ENVIRONMENT, "data.fingerprint"):
+    for key in (*ENVIRONMENT, "data.fingerprint", "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
     _add_if_different(found, "env.devices", device_names(a.facts.env), device_names(b.facts.env))
     return found

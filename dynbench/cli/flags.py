@@ -49,7 +49,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--tokenizer", "workload.tokenizer", "Hub name, folder, or vocab.txt.", "NAME|PATH"),
     Flag("--model", "workload.model", "Hub name or folder of the model.", "NAME|PATH"),
     Flag("--weights", "workload.weights", "Where the model starts.", choices=("pretrained", "random")),
-    Flag("--size", "workload.size", "Shape with random weights.", choices=("small", "base")),
+    Flag("--size", "workload.size", "Shape with random weights.", choices=("auto", "small", "base", "model")),
     Flag("--max-length", "workload.max_length", "Longest sample, tokens.", "N"),
     Flag("--subset", "workload.subset", "Random subset of this many training samples.", "N"),
     Flag("--mode", "schedule.mode", "Equal counts, or counts by length.", choices=("static", "dynamic")),

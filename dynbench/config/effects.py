@@ -59,7 +59,8 @@ def _size_is_read(s: Situation) -> bool:
 
 def _model_is_read(s: Situation) -> bool:
     workload = s.config.workload
-    return workload.is_own or workload.weights == "pretrained" or (_has_texts(s) and workload.tokenizer is None)
+    builds = workload.weights == "pretrained" or workload.shape == "model"
+    return workload.is_own or builds or (_has_texts(s) and workload.tokenizer is None)
 
 
 def _prefix(s: Situation) -> bool:
@@ -132,7 +133,7 @@ EFFECTS: dict[str, Effect] = {
     "workload.model": Effect(
         "train probe data",
         _model_is_read,
-        "weights are random, their shape is workload.size; set weights to pretrained",
+        "weights are random, their shape is workload.size; set weights to pretrained, or size to model",
     ),
     "workload.weights": Effect("train probe data"),
     "workload.size": Effect("train probe", _size_is_read, "pretrained weights bring their own shape"),

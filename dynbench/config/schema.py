@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -83,11 +84,13 @@ class Workload(Section):
     tokenizer: str | None = None
     """Hub name, local folder, or a `vocab.txt` (WordPiece, lower case). null: the model's own."""
     model: str = "distilbert-base-uncased"
-    """Hub name or local folder of the model; with `weights: random` only its tokenizer is used."""
+    """Hub name or local folder of the model; with `weights: random` its tokenizer is used, and its configuration where
+    `size` says so."""
     weights: Literal["pretrained", "random"] = "random"
     """`pretrained` loads them from `model`; `random` initialises from `train.seed`."""
-    size: Literal["small", "base"] = "small"
-    """Shape with random weights: `small` runs on a CPU, `base` is distilbert-base-uncased's."""
+    size: Auto | Literal["small", "base", "model"] = "auto"
+    """Shape with random weights: `small` runs on a CPU, `base` is distilbert-base-uncased's, `model` is that of the
+    configuration of `model`; auto is `model` where that is a folder with a config.json, else `small`."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
     max_length: Annotated[int, Field(ge=2, le=512)] = 256
@@ -98,6 +101,13 @@ class Workload(Section):
     """Padded lengths are rounded up to a multiple of this many tokens; auto is 8 on GPUs, 1 on CPU."""
     cache_dir: str | None = None
     """Folder of tokenised data and lengths; null is `$DYNBENCH_CACHE`, else the user's cache folder."""
+
+    @property
+    def shape(self) -> Literal["small", "base", "model"]:
+        """What `size` means; auto looks whether there is such a folder."""
+        if self.size != "auto":
+            return self.size
+        return "model" if (Path(self.model).expanduser() / "config.json").is_file() else "small"
 
     @property
     def is_own(self) -> bool:

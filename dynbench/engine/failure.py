@@ -172,11 +172,11 @@ def _message(error: BaseException, own: OwnCode | None) -> str:
     return f"{_where(error, own)}{(str(error) or type(error).__name__).splitlines()[0]}"
 
 
-def fault_of_own_code(error: BaseException, run: Run) -> str | None:
-    """What to say of an error that comes from a workload of the user's own, with its line; None for every other."""
+def lasting_fault(error: BaseException, run: Run) -> str | None:
+    """What to say of an error that every further try would meet: a mistake of the user's, or one of their code's."""
     own = _own_code(run)
-    mine = own is not None and (own.where(error) is not None or isinstance(error, UsageError))
-    return _message(error, own) if mine and not is_aftermath(error) and not is_out_of_memory(error) else None
+    lasting = isinstance(error, UsageError) or (own is not None and own.where(error) is not None)
+    return _message(error, own) if lasting and not is_aftermath(error) and not is_out_of_memory(error) else None
 
 
 def _own_code(run: Run) -> OwnCode | None:

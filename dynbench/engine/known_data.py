@@ -22,13 +22,14 @@ _SMALL_MB = 4
 def data_at_hand(config: schema.Config) -> bool:
     """Whether the data can be had without the network and without a wait."""
     workload = config.workload
-    if workload.weights == "pretrained" and not _is_local(workload.model):
+    if workload.is_own or (workload.weights == "pretrained" and not _is_local(workload.model)):
         return False
-    if workload.dataset in GENERATED_DATASETS:
+    generated = workload.dataset in GENERATED_DATASETS
+    if generated and workload.data_path is None:
         return True
     paths = [Path(path).expanduser() for path in (workload.data_path, workload.eval_path) if path is not None]
     small = sum(path.stat().st_size for path in paths if path.is_file()) <= _SMALL_MB * BYTES_PER_MB
-    return bool(paths) and small and _is_local(workload.tokenizer or workload.model)
+    return bool(paths) and small and (generated or _is_local(workload.tokenizer or workload.model))
 
 
 def known_workload(config: schema.Config) -> Workload | None:

@@ -42,7 +42,8 @@ def measured_settings(workload: Workload) -> dict[str, object]:
         return settings | {"model": workload.model}
     generated = "tokenizer" in UNREAD.get(workload.dataset, ())
     vocabulary = "generated" if generated else workload.tokenizer or workload.model
-    return settings | {"size": workload.size} | ({"vocabulary": vocabulary} if workload.size == "small" else {})
+    shaped = settings | {"size": workload.shape} | ({"model": workload.model} if workload.shape == "model" else {})
+    return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
 
 
 def takes_speeds(config: Config, probe: ProbeRecord, world_size: int) -> bool:

@@ -16,6 +16,7 @@ from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rule
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import decide_comm_model
 from dynbench.engine.learning_rate import decide_learning_rate
+from dynbench.engine.model_shape import decide_shape
 from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
 from dynbench.engine.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
 from dynbench.errors import ConfigError, UsageError
@@ -97,7 +98,7 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         "learning_rate": decide_learning_rate(config, decisions),
     }
     multiple = _pad_multiple(config, device, decisions)
-    workload = {"pad_to_multiple_of": multiple, **own_code_settings(config.workload)}
+    workload = {"pad_to_multiple_of": multiple, **decide_shape(config, decisions), **own_code_settings(config.workload)}
     probe = _probe(config, store)
     schedule = _schedule(config, world_size, store, decisions)
     resolved = config.model_copy(

@@ -102,7 +102,8 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
         )
     if found.labels:
         keys.append("data.labels_note")
-    return [*keys, f"model.{weights}_{config.get('workload.size')}" if weights == "random" else "model.pretrained"]
+    size = str(config.get("workload.size")).replace("auto", "small")
+    return [*keys, f"model.{weights}_{size}" if weights == "random" else "model.pretrained"]
 
 
 def cost_of(member: Member, subject: Subject) -> str | None:

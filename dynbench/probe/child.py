@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dynbench.config.schema import Config
-from dynbench.engine.failure import fault_of_own_code, is_out_of_memory
+from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.process import die_with_parent
 from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.split_price import split_price_ms
@@ -38,7 +38,7 @@ def main() -> None:
     try:
         _serve(spec, run.config(), replies)
     except Exception as error:
-        if message := fault_of_own_code(error, run):
+        if message := lasting_fault(error, run):
             _send(replies, {"fault": message})
         raise
     os._exit(0)

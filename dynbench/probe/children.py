@@ -157,10 +157,10 @@ class Children:
         return replies
 
     def _understood(self, rank: int, line: bytes) -> Reply:
-        """A child's answer; a fault of the user's own code, which another try would meet again, ends the search.
+        """A child's answer; a fault that another try would meet again ends the search.
 
         Raises:
-            WorkerFailed: it told of such a fault.
+            WorkerFailed: there is such a fault.
         """
         reply: Reply = json.loads(line)
         if "fault" in reply:

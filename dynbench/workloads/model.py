@@ -1,4 +1,4 @@
-"""Models for classifying text: pretrained weights by name or folder, or DistilBERT's shape with random ones."""
+"""Models for classifying text: pretrained weights by name or folder, or random ones in a known or stored shape."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import nn
 
 from dynbench.config.schema import Workload
+from dynbench.workloads.configured_model import ConfiguredModel
 from dynbench.workloads.pretrained_model import PretrainedModel
 from dynbench.workloads.quiet import quiet_libraries
 from dynbench.workloads.random_model import RandomModel
@@ -16,8 +17,8 @@ class ModelSource(Protocol):
     """Where a workload's model comes from."""
 
     @property
-    def positions(self) -> int:
-        """Longest padded sample that the model can take, tokens."""
+    def positions(self) -> int | None:
+        """Longest padded sample that the model can take, tokens; None for any."""
         ...
 
     @property
@@ -30,7 +31,9 @@ class ModelSource(Protocol):
         ...
 
 
-def model_source(settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> ModelSource:
+def model_source(
+    settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None = None
+) -> ModelSource:
     """The model that `workload.weights`, `.model` and `.size` mean, with `workload.dropout` applied.
 
     Args:
@@ -38,6 +41,7 @@ def model_source(settings: Workload, vocab_size: int, pad_id: int, num_labels: i
         vocab_size: token ids of the data are below it.
         pad_id: token id of the padding.
         num_labels: classes of the data.
+        end_id: token that ends every sample and stands nowhere else, where there is one.
 
     Raises:
         DataError: a local folder that holds no model.
@@ -47,4 +51,6 @@ def model_source(settings: Workload, vocab_size: int, pad_id: int, num_labels: i
     quiet_libraries()
     if settings.weights == "pretrained":
         return PretrainedModel.find(settings, vocab_size, pad_id, num_labels)
+    if settings.shape == "model":
+        return ConfiguredModel.find(settings, vocab_size, pad_id, num_labels, end_id)
     return RandomModel.shaped(settings, vocab_size, pad_id, num_labels)

@@ -1,38 +1,127 @@
-"""What both kinds of models do with a transformers configuration."""
+"""What all kinds of models do with a transformers configuration, by its own names for things."""
 
 from __future__ import annotations
 
-from transformers import PretrainedConfig
+import logging
 
-DROPOUT_KEYS = (
-    *("dropout", "attention_dropout", "seq_classif_dropout"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
-)
-"""DistilBERT's names, then BERT's."""
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
+
+from dynbench.errors import UsageError
+from dynbench.workloads.hub import first_line
+
+logger = logging.getLogger(__name__)
+
+KEY = "workload.model"
+
+OTHER_HEADS = "qa_"
+"""How the names of settings begin that a classifier does not read."""
 
 
-def fit_to_data(config: PretrainedConfig, num_labels: int, pad_id: int, dropout: float | None) -> None:
-    """Set classes and padding, and every dropout probability unless `dropout` is None."""
+def fit_to_data(
+    config: PretrainedConfig, num_labels: int, pad_id: int, dropout: float | None, end_id: int | None = None
+) -> None:
+    """Set classes and padding, and every dropout probability unless `dropout` is None.
+
+    Args:
+        config: changed in place.
+        num_labels: classes.
+        pad_id: token id of the padding.
+        dropout: `workload.dropout`.
+        end_id: the token that ends every sample and stands nowhere else, where there is one; encoder-decoder models
+            classify by it.
+    """
     config.num_labels = num_labels
-    config.pad_token_id = pad_id
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        part.pad_token_id = pad_id
+    if config.is_encoder_decoder:
+        config.eos_token_id = config.eos_token_id if end_id is None else end_id
+        if getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = pad_id
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
+    for key, rate in _rates(config, layers=True).items():
+        if rate:
+            logger.warning("%s: %s skips whole layers, which would have no gradient; it is set to 0", key, rate)
+            setattr(config, key, 0.0)
     for key in dropouts(config) if dropout is not None else ():
         setattr(config, key, dropout)
 
 
 def dropouts(config: PretrainedConfig) -> dict[str, float | None]:
-    """The dropout probabilities by their name in the configuration."""
-    return {key: getattr(config, key) for key in DROPOUT_KEYS if hasattr(config, key)}
+    """The dropout probabilities by their name in the configuration; None where another one holds."""
+    return _rates(config, layers=False)
+
+
+def make_model(config: PretrainedConfig, name: str, ways_out: str) -> nn.Module:
+    """A text classifier of this configuration, with weights from torch's random state, on its default device.
+
+    Args:
+        config: of any architecture.
+        name: where it is from, for messages.
+        ways_out: the hint of the error.
+
+    Raises:
+        UsageError: there is no such classifier, or the configuration contradicts itself.
+    """
+    try:
+        model: nn.Module = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+    except MemoryError:
+        raise
+    except Exception as error:  # each architecture has ways of its own to say that a configuration cannot be built
+        if "memory" in str(error).lower():
+            raise
+        reason = first_line(error).partition(" for this kind of AutoModel")[0]
+        raise UsageError(f"{KEY}: {name} ({config.model_type}) makes no text classifier: {reason}", ways_out) from error
+    return model
+
+
+def usable_positions(config: PretrainedConfig, name: str, ways_out: str) -> int | None:
+    """Longest padded sample that a model of this configuration takes, tokens; None for any.
+
+    RoBERTa's kin number positions from behind that of the padding, so that as many of the table's rows are lost.
+
+    Raises:
+        UsageError: as `make_model`.
+    """
+    with torch.device("meta"):
+        shell = make_model(config, name, ways_out)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    lost = [
+        module.padding_idx + 1
+        for name, module in shell.named_modules()
+        if name.endswith("embeddings.position_embeddings")
+        and isinstance(getattr(module, "padding_idx", None), int)
+        and getattr(module, "weight", torch.empty(0)).shape[:1] == (positions,)
+    ]
+    return positions - max(lost, default=0)
 
 
 def describe(config: PretrainedConfig) -> dict[str, object]:
-    """Shape of the model, ready for JSON."""
+    """Shape of the model, ready for JSON; None for what its architecture does not have."""
+    text = config.get_text_config()
     return {
         "architecture": config.model_type,
-        "layers": config.num_hidden_layers,
-        "dim": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "vocab_size": config.vocab_size,
-        "positions": config.max_position_embeddings,
+        "layers": getattr(text, "num_hidden_layers", None),
+        "dim": getattr(text, "hidden_size", None),
+        "heads": getattr(text, "num_attention_heads", None),
+        "vocab_size": getattr(text, "vocab_size", None),
+        "positions": getattr(text, "max_position_embeddings", None),
         "classes": config.num_labels,
         "dropout": dropouts(config),
+    }
+
+
+def _rates(config: PretrainedConfig, *, layers: bool) -> dict[str, float | None]:
+    """Probabilities of dropping: of whole layers, or of single values."""
+    return {
+        key: value
+        for key, value in config.to_dict().items()
+        if "drop" in key
+        and not key.startswith(OTHER_HEADS)
+        and (value is None or (isinstance(value, int | float) and not isinstance(value, bool)))
+        and layers is ("layerdrop" in key or "layer_drop" in key or "drop_path" in key)
     }

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from pickle import UnpicklingError
-from typing import TypeVar
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from dynbench.config.schema import Workload
-from dynbench.errors import DataError, UsageError
+from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
-from dynbench.workloads.hub import cached_revision, first_line, load_from_hub, local_folder
-from dynbench.workloads.model_config import describe, fit_to_data
+from dynbench.workloads.hub import cached_revision
+from dynbench.workloads.model_config import KEY, describe, fit_to_data, usable_positions
+from dynbench.workloads.stored_config import load_stored, read_config
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-KEY = "workload.model"
 WAYS_OUT = "Name a local folder (--model FOLDER), or use --weights random."
 
 HEAD_PREFIXES = ("pre_classifier.", "classifier.", "score.")
@@ -37,11 +32,13 @@ class PretrainedModel:
         config: the stored configuration, fitted to the data.
         name: hub name or local folder.
         on_hub: whether `name` is a hub name.
+        positions: longest padded sample, tokens.
     """
 
     config: PretrainedConfig
     name: str
     on_hub: bool
+    positions: int | None
 
     @classmethod
     def find(cls, settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> PretrainedModel:
@@ -52,16 +49,8 @@ class PretrainedModel:
             HubError: a hub name that is neither cached nor reachable.
             UsageError: no text encoder, or one whose vocabulary is smaller than the data's.
         """
-        name = settings.model
-        folder = local_folder(KEY, name)
-
-        def load(local_only: bool) -> PretrainedConfig:
-            config: PretrainedConfig = AutoConfig.from_pretrained(
-                name if folder is None else str(folder), local_files_only=local_only
-            )
-            return config
-
-        config = _load(name, folder is None, load)
+        name, stored = settings.model, read_config(settings.model, WAYS_OUT)
+        config = stored.config
         if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
             raise UsageError(f"{KEY}: {name} ({config.model_type}) is no text encoder", WAYS_OUT)
         if config.vocab_size < vocab_size:
@@ -72,12 +61,7 @@ class PretrainedModel:
                 else f"Use a model that knows {vocab_size} tokens or more, or --weights random.",
             )
         fit_to_data(config, num_labels, pad_id, settings.dropout)
-        return cls(config, name if folder is None else str(folder), folder is None)
-
-    @property
-    def positions(self) -> int:
-        """Longest padded sample, tokens."""
-        return int(self.config.max_position_embeddings)
+        return cls(config, stored.name, stored.on_hub, usable_positions(config, name, WAYS_OUT))
 
     @property
     def facts(self) -> dict[str, object]:
@@ -107,7 +91,7 @@ class PretrainedModel:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, report = _load(self.name, self.on_hub, load)
+            model, report = load_stored(self.name, self.on_hub, load, WAYS_OUT)
         self._check_fit(report)
         return model.float().train()
 
@@ -124,17 +108,3 @@ class PretrainedModel:
             )
         if fresh:
             logger.info("the classification head of %s starts from random weights", self.name)
-
-
-def _load(name: str, on_hub: bool, load: Callable[[bool], T]) -> T:
-    """`load(local_only)` from the hub or a folder, with our errors."""
-    if on_hub:
-        return load_from_hub(KEY, name, load, WAYS_OUT)
-    try:
-        return load(True)
-    except MemoryError:
-        raise
-    except Exception as error:  # a file that is not what it should be fails anywhere in the libraries
-        expected = "expected a model saved by transformers (config.json, model.safetensors)"
-        reason = "its weights are no PyTorch file" if isinstance(error, UnpicklingError) else first_line(error)
-        raise DataError(f"{KEY}: {name}: {expected}: {reason}", WAYS_OUT) from error

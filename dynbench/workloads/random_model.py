@@ -22,7 +22,7 @@ class RandomModel:
 
     Args:
         config: its shape.
-        size: `workload.size`, for records.
+        size: `workload.size` as decided, for records.
     """
 
     config: DistilBertConfig
@@ -31,12 +31,12 @@ class RandomModel:
     @classmethod
     def shaped(cls, settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> RandomModel:
         """The shape of `workload.size`; `base` keeps distilbert-base-uncased's vocabulary unless the data need more."""
-        shape = SMALL_SHAPE if settings.size == "small" else {}
-        if settings.size == "base":
+        shape = SMALL_SHAPE if settings.shape == "small" else {}
+        if settings.shape == "base":
             vocab_size = max(vocab_size, DistilBertConfig().vocab_size)
         config = DistilBertConfig.from_dict({**shape, "vocab_size": vocab_size})
         fit_to_data(config, num_labels, pad_id, settings.dropout)
-        return cls(config, settings.size)
+        return cls(config, settings.shape)
 
     @property
     def positions(self) -> int:

@@ -30,7 +30,9 @@ class TextClassification:
     def __init__(self, config: Config) -> None:
         settings = config.workload
         samples = prepare_samples(load_dataset(settings), settings, config.train.seed)
-        self._source = model_source(settings, samples.vocab_size, samples.pad_id, samples.num_labels)
+        self._source = model_source(
+            settings, samples.vocab_size, samples.pad_id, samples.num_labels, _end(samples.train)
+        )
         self.positions: int | None = self._source.positions
         _fit_to_model(samples, settings.max_length, self._source.positions)
         self._pad_id = samples.pad_id
@@ -84,8 +86,15 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _fit_to_model(samples: Samples, max_length: int, positions: int) -> None:
-    if positions >= max_length:
+def _end(data: TokenisedData) -> int | None:
+    """The token that ends every sample and stands nowhere else; None where there is none."""
+    last = data.tokens[data.offsets[1:] - 1]
+    alone = (last == last[0]).all() and int((data.tokens == last[0]).sum()) == len(data)
+    return int(last[0]) if alone else None
+
+
+def _fit_to_model(samples: Samples, max_length: int, positions: int | None) -> None:
+    if positions is None or positions >= max_length:
         return
     reason = f"the model has {positions} positions"
     logger.warning("workload.max_length: %d asked for, but %s; samples are cut to %d", max_length, reason, positions)

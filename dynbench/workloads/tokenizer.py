@@ -61,7 +61,7 @@ def load_tokenizer(settings: Workload) -> TextTokenizer:
     Raises:
         DataError: a local folder or vocabulary that cannot be used.
         HubError: a hub name that is neither cached nor reachable.
-        UsageError: no fast tokenizer, or one without a padding token.
+        UsageError: no fast tokenizer, or one with nothing to pad with.
     """
     key, name = (KEY, settings.tokenizer) if settings.tokenizer is not None else ("workload.model", settings.model)
     if Path(name).suffix == VOCABULARY:
@@ -72,9 +72,14 @@ def load_tokenizer(settings: Workload) -> TextTokenizer:
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise UsageError(f"{key}: {name} has no fast tokenizer (tokenizer.json)", WAYS_OUT)
-    if loaded.pad_token_id is None:
-        raise UsageError(f"{key}: {name} has no padding token", "Use the tokenizer of an encoder such as DistilBERT.")
-    return _wrap(backend, loaded.pad_token_id, name)
+    pad_id = loaded.pad_token_id
+    if pad_id is None and loaded.eos_token_id is not None:
+        logger.info("%s has no padding token; its end token %s pads", name, loaded.eos_token)
+        pad_id = loaded.eos_token_id
+    if pad_id is None:
+        hint = "Use the tokenizer of an encoder such as DistilBERT."
+        raise UsageError(f"{key}: {name} has neither a padding token nor an end token", hint)
+    return _wrap(backend, pad_id, name)
 
 
 def _load_by_name(key: str, name: str) -> transformers.PreTrainedTokenizerBase:

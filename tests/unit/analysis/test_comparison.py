@@ -160,6 +160,12 @@ def test_runs_that_differ_in_more_are_incomparable(launch, fields, key):
     assert caught.value.exit_code == 5
 
 
+def test_another_configuration_of_the_model_is_incomparable(launch):
+    first, second = ({"env": {"data": {"fingerprint": "d", "model": {"digest": digest}}}} for digest in "ab")
+    with pytest.raises(NotComparable, match=r"env\.data\.model\.digest \(a and b\)"):
+        compare(launch(1, static=first, partition=second))
+
+
 def test_different_accelerators_are_incomparable(launch):
     arms = {
         "static": {"env": {"devices": {"ranks": [{"name": "A"}]}}},

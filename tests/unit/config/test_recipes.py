@@ -114,7 +114,7 @@ def test_cells_lie_between_settings_and_arms_and_keep_their_lines(tmp_path: Path
 def test_regimes_vary_batch_model_ranks_and_launcher() -> None:
     configs = [recipe.arms["static"] for recipe in load_cells(find_recipe("regimes"))]
     assert {config.launch.launcher for config in configs} == {"torchrun", "virtual"}
-    assert {config.workload.size for config in configs} == {"small", "base"}
+    assert {config.workload.shape for config in configs} == {"small", "base"}
     assert len({config.train.global_batch for config in configs}) >= 3
     assert len({config.launch.world_size or config.launch.nproc for config in configs}) >= 3
 

@@ -71,6 +71,7 @@ def test_the_data_is_that_of_the_run(
     [
         ({"workload.weights": "pretrained"}, "model.pretrained"),
         ({"workload.size": "base"}, "model.random_base"),
+        ({"workload.size": "model"}, "model.random_model"),
         ({}, "model.random_small"),
     ],
 )
@@ -81,7 +82,8 @@ def test_the_model_is_that_of_the_run(
 
     text = report(store, language)
 
-    assert told(language, text, "model.random_small", "model.random_base", "model.pretrained") == [key]
+    keys = (*(f"model.random_{size}" for size in ("small", "base", "model")), "model.pretrained", "model.own")
+    assert told(language, text, *keys) == [key]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

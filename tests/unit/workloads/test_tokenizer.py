@@ -92,8 +92,18 @@ def test_a_tokenizer_without_padding_is_refused(model_folder, tmp_path):
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(model_folder / name, folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(UsageError, match="has no padding token"):
+    with pytest.raises(UsageError, match="has neither a padding token nor an end token"):
         load_tokenizer(Workload(tokenizer=str(folder)))
+
+
+def test_a_tokenizer_with_an_end_token_only_pads_with_it(model_folder, tmp_path):
+    folder = tmp_path / "end"
+    folder.mkdir()
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(model_folder / name, folder)
+    settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[SEP]"}'
+    (folder / "tokenizer_config.json").write_text(settings)
+    assert load_tokenizer(Workload(tokenizer=str(folder))).pad_id == 3
 
 
 def test_an_unknown_hub_name_offers_local_tokenizers():
