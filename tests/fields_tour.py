@@ -99,7 +99,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     failed = store.resolve("strategy")
     record_failure(failed, 0, WorkerFailed("rank 0 died", "See its log."))
     failed.update(failure={"kind": "worker", "message": "rank 0 died", "rank": 0, "log": "logs/rank_0.err"})
-    tour.run("probe", "--name", "p", document="probe --json")
+    tour.run("probe", "--name", "p", "--slowdown", "1:1.1", document="probe --json")
     too_many = "8192"  # ranks for the trace: skipped
     tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
     tour.run("solve", "--list", document="solve --list --json")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from dynbench.config.recipes import recipes_dir
 
@@ -19,3 +24,14 @@ def write_own(folder: Path, body: str = "    pass\n", file: str = "mine.py") -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(SUBCLASS + body, encoding="utf-8")
     return path
+
+
+@contextmanager
+def imports_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of the user's own are imported anew afterwards: tests have files of their own under the same names."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("mine", "pkg", "length_regression", "dynbench_own")):
+            del sys.modules[name]

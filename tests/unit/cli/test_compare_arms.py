@@ -158,7 +158,7 @@ def test_resuming_takes_none_of_these(compare: Compare, store: RunStore, others:
         (("--arm", "a", "--arm", "b:window=2", "--set", "schedule.window=4"), 2, ["--set schedule.window sets"]),
         (("--arm", "a"), 2, ["a single arm"]),
         (("sst2", "--arm", "static"), 2, ["'static' is the name of an earlier arm"]),
-        (("--arm", "a", "--arm", "b:capacity=[3,3]"), 4, ["capacity"]),
+        (("--arm", "a", "--arm", "b:capacity=[3,3]"), 4, ["64 samples do not fit into the ranks' capacities"]),
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])

@@ -12,7 +12,7 @@ from dynbench.cli import health
 from dynbench.cli.health import Finding
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
-from dynbench.experiment import training
+from dynbench.experiment import next_training, training
 from dynbench.experiment.training import TrainingResult
 from dynbench.probe import prober
 from dynbench.runs import probe_record
@@ -53,6 +53,7 @@ def test_quiet_prints_the_result_only(
     monkeypatch.setattr(training, "run_training", lambda *_, **__: TrainingResult(run, {"policy": "static"}))
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
+    monkeypatch.setattr(next_training, "next_training", lambda *_: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(health, "CHECKS", {"poor": lambda _: Finding(False, "x"), "fine": lambda _: Finding(True, "x")})
     arguments, expected = LINES[case]

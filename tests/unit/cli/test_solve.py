@@ -192,7 +192,7 @@ def test_the_table_marks_the_best_and_says_what_comes_next(store, trace, capsys)
     assert [line for line in lines if "partition *" in line]
     assert not [line for line in lines if "static *" in line]
     assert [line for line in lines if line.startswith("some G=2 prefix, greedy over exact in 6 steps: maximum +0.00%")]
-    assert lines[-3].startswith(f"Results: {store.root}")
+    assert lines[-2].startswith(f"Results: {store.root}")
     assert lines[-1].startswith("Next: dynbench train --mode dynamic ")
     assert " --policy partition " in lines[-1]
     assert err == ""

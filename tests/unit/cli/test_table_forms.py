@@ -17,7 +17,9 @@ from dynbench.cli import output
 from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.recipes import list_recipes
+from dynbench.experiment import next_training
 from dynbench.experiment.cells import Cell
+from dynbench.experiment.next_training import NextTraining
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json
@@ -85,6 +87,8 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     )  # fmt: skip
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: record)
+    fits = NextTraining(64, 110, None, 64, split_fits=True)
+    monkeypatch.setattr(next_training, "next_training", lambda *_: fits)
     monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
     yield
 

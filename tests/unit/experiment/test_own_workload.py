@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from own import NAME, write_own
+from own import NAME, imports_forgotten, write_own
 
 from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
@@ -21,7 +20,7 @@ from dynbench.experiment.compare import start_comparison
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.solved import plan_offline
 from dynbench.experiment.subject import find_subject
-from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
+from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
@@ -47,12 +46,12 @@ arms:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, which holds `mine.py`."""
     write_own(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
+    with imports_forgotten(monkeypatch):
+        yield tmp_path
 
 
 def settings(*overrides: str) -> Config:
@@ -142,9 +141,10 @@ def test_a_run_without_its_lengths_says_so(store: RunStore, content: bytes | Non
 
 
 def test_the_users_own_settings_are_run_to_plan_its_lengths() -> None:
-    trace = dataset_trace(settings())
-    assert (trace.name, trace.source, len(trace.lengths)) == ("mine:Mine", "workload.name mine:Mine", 4096)
-    assert trace.lengths.max() == 24
+    for load, longest in ((training_trace, 24), (dataset_trace, 341)):
+        trace = load(settings())
+        assert (trace.name, trace.source, len(trace.lengths)) == ("mine:Mine", "workload.name mine:Mine", 4096)
+        assert trace.lengths.max() == longest
 
 
 def test_runs_of_another_version_of_the_file_cannot_be_compared(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from own import NAME, write_own
+from own import NAME, imports_forgotten, write_own
 
 from dynbench.config.load import load_config
 from dynbench.errors import DataError, UsageError, WorkerFailed
@@ -22,12 +22,8 @@ IDS = np.arange(3, dtype=np.int64)
 @pytest.fixture(autouse=True)
 def fresh_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test has files of its own under the same names."""
-    before = set(sys.modules)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith(("mine", "pkg", "length_regression", "dynbench_own")):
-            del sys.modules[name]
+    with imports_forgotten(monkeypatch):
+        yield
 
 
 def build(folder: Path, body: str = "    pass\n", file: str = "mine.py", name: str | None = None) -> Workload:
