@@ -103,6 +103,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     too_many = "8192"  # ranks for the trace: skipped
     tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
     tour.run("solve", "--list", document="solve --list --json")
+    tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
 
 
 def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
@@ -121,6 +122,7 @@ def _others(tour: Tour, store: RunStore, folder: Path) -> None:
     for name in ("t", "two", "strategy", "cells"):
         tour.run("runs", "show", name, document="runs show --json")
     tour.run("runs", "ls", document="runs ls --json")
+    tour.run("runs", "export", "two", "-o", str(folder / "two.zip"), document="runs export --json")
     made = next(run for run, record in store.entries() if record.group == store.resolve("two").id)
     reader = store.create("analyze", "comparison")
     write_text(reader.path / "recipe.yaml", f"# {made.id}\n")
