@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.options import Settings, common_options
+from dynbench.cli.options import Settings, common_options, table_option
 
 if TYPE_CHECKING:
     from dynbench.runs.run import Run
@@ -51,6 +51,7 @@ def command() -> None:
 @click.option("--policy", metavar="NAME,…", help="Who got which samples; a comparison counts as its baseline.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N; a comparison counts as one.")
 @click.option("--launches", is_flag=True, help="The runs of a comparison, below it.")
+@table_option
 @common_options
 def list_runs(
     settings: Settings,
@@ -67,7 +68,7 @@ def list_runs(
 
     A run is listed by itself where its comparison is not among those found.
     """
-    from dynbench.cli.output import print_json, print_line, print_table
+    from dynbench.cli.output import print_json, print_line, print_result
     from dynbench.cli.runs_ls import Wanted, chosen, moment, rows_of, statuses, table, words
 
     exact = {"command": words(commands), "status": statuses(status), "dataset": words(dataset), "policy": words(policy)}
@@ -77,11 +78,12 @@ def list_runs(
     rows = chosen(every, wanted, limit)
     if settings.as_json:
         print_json({"schema_version": 1, "command": "runs ls", "results": store.root, "runs": rows})
-    elif settings.quiet:
-        if rows:
-            print_line("\n".join(str(row["id"]) for row in rows))
+    elif rows and settings.quiet and settings.form == "table":
+        print_line("\n".join(str(row["id"]) for row in rows))
     elif rows:
-        print_table(*table(every, rows, launches))
+        print_result(*table(every, rows, launches), rows)
+    elif settings.quiet:
+        pass
     elif every:
         print_line(f"None of the {len(every)} runs in {store.root} is so. `dynbench runs ls` lists them.")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -83,6 +84,21 @@ def test_json_lists_every_run_with_its_group(store: RunStore, capsys: pytest.Cap
     assert [row["group"] for row in rows] == [None, *[comparison.id] * 3]
     assert [row["members"] for row in rows] == [ids(runs), [], [], []]
     assert ls(capsys, "-q") == ids([comparison, *runs])
+
+
+@pytest.mark.parametrize("quietly", [(), ("-q",)])
+def test_other_forms_leave_stdout_to_the_list(
+    store: RunStore, capsys: pytest.CaptureFixture[str], quietly: tuple[str, ...]
+) -> None:
+    comparison, runs = compare(store, "cmp")
+    rows = list(csv.DictReader(ls(capsys, "--format", "csv", *quietly)))
+    assert [(row["id"], row["group"]) for row in rows] == [
+        (comparison.id, ""),
+        *((id, comparison.id) for id in ids(runs)),
+    ]
+    header, _, *body = ls(capsys, "--format", "md", *quietly)
+    assert header.startswith("| id | name |")
+    assert len(body) == 1 and comparison.id in body[0]
 
 
 def test_launches_recorded_before_groups_were_are_those_of_the_plan(
