@@ -90,8 +90,8 @@ class Replica:
         the first forward pass, so that what it waits for overlaps with it.
         """
         parts, clock = [], self._timer.clock
-        for batch in batches:
-            last = batch is batches[-1]
+        for number, batch in enumerate(batches, 1):
+            last = number == len(batches)
             with nullcontext() if last else self.strategy.accumulating():
                 with self._timer.device("forward"), self.precision.autocast():
                     loss = self._workload.loss(self.strategy.module, batch.inputs)

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dynbench.config.load import load_config
 from dynbench.config.schema import Sync
 from dynbench.engine.precision import Precision
-from dynbench.engine.replica import Replica, padded_tokens, seed_dropout
+from dynbench.engine.replica import MicroBatch, Replica, padded_tokens, seed_dropout
+from dynbench.engine.timers import StepTimer
 from dynbench.padding import padded_lengths
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
@@ -93,3 +95,24 @@ def test_gradients_are_cleared_as_the_strategy_wants(keeps: bool) -> None:
 def test_virtual_ranks_keep_their_gradients_so_that_all_do_the_same_work() -> None:
     assert Local.keeps_gradients
     assert not Ddp.keeps_gradients
+
+
+def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() -> None:
+    entered, finished = [], []
+
+    class Counting(Local):
+        def accumulating(self):  # type: ignore[no-untyped-def]
+            entered.append(None)
+            return super().accumulating()
+
+        def finish(self) -> None:
+            finished.append(None)
+
+    workload = SimpleNamespace(build_model=lambda seed: nn.Linear(2, 1), loss=lambda model, x: model(x["x"]).mean())
+    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
+    device = torch.device("cpu")
+    make = lambda model, on_ready: Counting(model, config.sync, on_ready)  # noqa: E731
+    replica = Replica(config, workload, device, StepTimer(device), make)  # type: ignore[arg-type]
+    batch = MicroBatch(1, {"x": torch.ones(1, 2)})
+    parts = replica.compute([batch] * 3, lambda: 1 / 3)
+    assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
