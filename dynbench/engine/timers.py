@@ -1,94 +1,22 @@
 """Where the time of a step goes, on the host's clock or on the device's.
 
-On a CPU a mark is a reading of the monotonic clock. On CUDA a mark is an event recorded on the current stream; nothing
-waits for it, and intervals are read after the one synchronisation that ends the step. Planning and data loading are
-host work and always use the host's clock.
+Intervals are read after the one synchronisation that ends the step. Planning and data loading are host work and always
+use the host's clock.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
+from dynbench.clock import Clock, HostClock, clock_for
+
 Phase = Literal["plan", "data", "forward", "backward", "sync", "optimizer"]
 PHASES: tuple[Phase, ...] = ("plan", "data", "forward", "backward", "sync", "optimizer")
-NS_PER_MS = 1e6
-
-
-class Clock(Protocol):
-    """Marks of one kind and the time between them."""
-
-    def mark(self) -> object:
-        """This moment."""
-        ...
-
-    def synchronise(self) -> None:
-        """Wait until everything queued on the device is done."""
-        ...
-
-    def wait(self, mark: object) -> None:
-        """Wait until the work queued before a mark is done; work on other streams may go on."""
-        ...
-
-    def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two marks that have been waited for."""
-        ...
-
-
-class HostClock:
-    """The monotonic clock; nothing is queued, so there is nothing to wait for."""
-
-    def mark(self) -> int:
-        """Nanoseconds."""
-        return time.perf_counter_ns()
-
-    def synchronise(self) -> None:
-        """Nothing to wait for."""
-
-    def wait(self, mark: object) -> None:
-        """Nothing to wait for."""
-
-    def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two marks."""
-        assert isinstance(start, int) and isinstance(end, int)
-        return (end - start) / NS_PER_MS
-
-
-class CudaClock:
-    """Events on the current stream of one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def mark(self) -> torch.cuda.Event:
-        """An event recorded now; never waits."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's is untyped
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def synchronise(self) -> None:
-        """Wait for all streams of the device."""
-        torch.cuda.synchronize(self._device)
-
-    def wait(self, mark: object) -> None:
-        """Wait for an event, not for collectives on other streams."""
-        assert isinstance(mark, torch.cuda.Event)
-        mark.synchronize()
-
-    def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two events that have both happened."""
-        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-        return float(start.elapsed_time(end))
-
-
-def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 class StepTimer:

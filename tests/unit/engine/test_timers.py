@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from dynbench.engine.timers import PHASES, HostClock, StepTimer
+from dynbench.clock import HostClock
+from dynbench.engine.timers import PHASES, StepTimer
 
 
 def test_phases_are_summed_and_cleared() -> None:
