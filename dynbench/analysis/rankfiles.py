@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
+from dynbench.runs.columns import Column, read_columns
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.records import COLUMNS
 
@@ -22,19 +24,20 @@ _INTEGERS = {
     "padded_tokens": pl.Int32(),
     "work_hash": pl.UInt64(),
     "skipped": pl.Int8(),
-    "bytes_raw": pl.Int64(),
-    "bytes_wire": pl.Int64(),
 }
 
 _FILE = re.compile(r"^rank_(\d+)\.csv$")
 
 
-def column_type(name: str) -> pl.DataType:
+def column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.DataType:
     """Storage type of a column: times and memory in single precision, so that ten million rows fit in 1 GB."""
     if name in _INTEGERS:
         return _INTEGERS[name]
     if name == "policy":
         return pl.Categorical()
+    column = (declared or {}).get(name)
+    if column is not None and column.type != "number":
+        return pl.Int64() if column.type == "integer" else pl.Categorical()
     return pl.Float64() if name == "loss" else pl.Float32()
 
 
@@ -64,7 +67,11 @@ def find_rank_files(folder: Path) -> dict[int, Path]:
 
 
 def read_rank_file(rank: int, path: Path) -> RankFile:
-    """Reads one file; a torn last line, unreadable lines and repeated steps are dropped and counted."""
+    """Reads one file; a torn last line, unreadable lines and repeated steps are dropped and counted.
+
+    Columns beyond those of every run are kept, with the types declared beside the file.
+    """
+    declared = read_columns(path.parent)
     data = path.read_bytes()
     end = data.rfind(b"\n") + 1
     torn = int(end < len(data))
@@ -76,7 +83,7 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if lacking:
         text = f"{path.name} is of another version: it lacks {', '.join(lacking[:4])}"
         return RankFile(rank, None, torn, Phrase(text, "rank_file.version", file=path.name, columns=lacking[:4]))
-    rows = _parse(data, columns)
+    rows = _parse(data, {name: column_type(name, declared) for name in columns})
     written = data.count(b"\n") - 1
     rows = rows.filter(pl.all_horizontal(pl.col(COLUMNS).is_not_null()))
     torn += written - rows.height
@@ -94,9 +101,8 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     return RankFile(rank, rows, torn)
 
 
-def _parse(data: bytes, columns: list[str]) -> pl.DataFrame:
+def _parse(data: bytes, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """All rows; cells that cannot be read become null."""
-    schema = {name: column_type(name) for name in columns}
     try:
         return pl.read_csv(data, schema=schema)
     except pl.exceptions.PolarsError:

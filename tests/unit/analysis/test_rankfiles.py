@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from dynbench.analysis.rankfiles import find_rank_files, read_rank_file
+from dynbench.runs.columns import Column, read_columns, write_columns
 
 
 @pytest.fixture
@@ -79,3 +82,42 @@ def test_only_rank_files_are_found(tmp_path):
         (tmp_path / name).touch()
     assert list(find_rank_files(tmp_path)) == [2, 10]
     assert find_rank_files(tmp_path / "none") == {}
+
+
+def with_columns(rank_file, **values):
+    """The file with columns added, each with one value in every row."""
+    header, *rows = rank_file.read_text().splitlines()
+    lines = [",".join([header, *values]), *(",".join([row, *map(str, values.values())]) for row in rows)]
+    rank_file.write_text("\n".join(lines) + "\n")
+
+
+def test_declared_columns_are_kept_with_their_types(rank_file):
+    with_columns(rank_file, rounds=2**40, codec="topk", ratio=0.25, unheard_of=1.5, empty="")
+    columns = [
+        Column("rounds", "integer", "", "Rounds."),
+        Column("codec", "text", "", "What is sent."),
+        Column("ratio", "number", "", "Part that is sent."),
+        Column("empty", "number", "ms", "Not in every step."),
+    ]
+    write_columns(rank_file.parent, columns)
+    found = read_rank_file(1, rank_file)
+    assert (found.rows.height, found.torn_lines, found.note) == (7, 0, None)
+    assert found.rows.row(0, named=True).items() >= {"rounds": 2**40, "codec": "topk", "ratio": 0.25}.items()
+    assert found.rows["unheard_of"].unique().to_list() == [1.5]
+    assert found.rows["empty"].null_count() == 7
+    assert read_columns(rank_file.parent) == {column.name: column for column in columns}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"columns": [{"name": "a"}]}'])
+def test_a_declaration_that_cannot_be_read_is_warned_of_and_the_rows_stay(rank_file, caplog, content):
+    with_columns(rank_file, rounds=3)
+    (rank_file.parent / "columns.json").write_text(content)
+    assert read_rank_file(1, rank_file).rows["rounds"].to_list() == [3.0] * 7
+    assert "columns.json cannot be read" in caplog.text
+
+
+def test_columns_are_declared_once(tmp_path):
+    column = Column("rounds", "integer", "", "Rounds.")
+    for columns in ([column, column], [replace(column, name="loss")]):
+        with pytest.raises(ValueError, match="columns declared twice"):
+            write_columns(tmp_path, columns)

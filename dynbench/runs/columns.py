@@ -1,0 +1,82 @@
+"""Columns of a rank's rows beyond those of every run: what a strategy writes, declared with type and unit.
+
+`ranks/columns.json` says of each what it holds; runs that declare nothing have no such file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from dynbench.runs.atomic import write_json
+from dynbench.runs.records import COLUMNS
+
+_log = logging.getLogger(__name__)
+COLUMNS_FILE = "columns.json"
+COLUMNS_SCHEMA_VERSION = 1
+ColumnType = Literal["integer", "number", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column."""
+
+    name: str
+    type: ColumnType
+    unit: str
+    """Empty for counts and names."""
+    description: str
+
+
+COMM_COLUMNS: tuple[Column, ...] = (
+    Column(
+        "comm_ms",
+        "number",
+        "ms",
+        "Time of the step in which at least one collective of the strategy was under way, from its call on this rank "
+        "to its completion, waiting for other ranks included.",
+    ),
+    Column("bytes_raw", "integer", "B", "What the strategy gave this rank's wire, before anything was compressed."),
+    Column("bytes_wire", "integer", "B", "What this rank sent, from the sizes sent and each collective's formula."),
+)
+"""Of every run on real ranks."""
+
+REPEATED = Column(
+    "repeated_micro_batches",
+    "integer",
+    "",
+    "Micro-batches that this rank ran again with weight 0, because every forward pass talks to all ranks.",
+)
+"""Of strategies whose every forward pass talks."""
+
+
+def write_columns(folder: Path, columns: Sequence[Column]) -> None:
+    """Declare the columns of the rank files in `folder`.
+
+    Raises:
+        ValueError: a name twice, or one of the columns of every run.
+    """
+    names = [*COLUMNS, *(column.name for column in columns)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"columns declared twice: {', '.join(sorted(twice))}")
+    write_json(
+        folder / COLUMNS_FILE,
+        {"schema_version": COLUMNS_SCHEMA_VERSION, "columns": [asdict(column) for column in columns]},
+    )
+
+
+def read_columns(folder: Path) -> dict[str, Column]:
+    """The declared columns by name; empty where none are, and where the file cannot be read, which is warned of."""
+    path = folder / COLUMNS_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {entry["name"]: Column(**{key: entry[key] for key in Column.__slots__}) for entry in content["columns"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s cannot be read (%s); its columns are taken as numbers without a unit", path, error)
+        return {}
