@@ -1,0 +1,55 @@
+"""What is asked of a compressor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dynbench.config.schema import Compress
+from dynbench.errors import RecordError
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment
+
+
+class Compressor(ABC):
+    """Averages gradients over ranks in fewer bytes, by collectives of its own.
+
+    Its methods run one after the other in a thread of the wire's, in the same order on all ranks, without gradients
+    being recorded. They wait for what they send. What is kept from step to step belongs to a segment's name: how
+    gradients are cut into flat ones may change.
+
+    Args:
+        settings: the `compress` section.
+    """
+
+    def __init__(self, settings: Compress) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """The mean over ranks of `flat`, shape [n], in place; dividing by their number is the compressor's work."""
+
+    def mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
+        """This rank's part of that mean into `shard`, shape [n/G]; compressors that can send less override this."""
+        self.mean(channel, flat, segments)
+        shard.copy_(torch.chunk(flat, channel.world_size)[channel.rank])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What it keeps from step to step, to be saved with the model; nothing, for most."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a saved state.
+
+        Raises:
+            RecordError: a state of another compressor.
+        """
+        if state:
+            raise RecordError(
+                f"compress.name: {self.settings.name!r} keeps nothing between steps, the saved state holds "
+                f"{', '.join(state)}",
+                "Go on with the compressor that it was saved from.",
+            )

@@ -1,0 +1,1 @@
+"""What strategies talk through: collectives that are counted and timed, and where compression plugs in."""

@@ -1,0 +1,188 @@
+"""Raw collectives of one process group, each counted, timed, and a range of its own in a profile.
+
+Every operation returns at once with a future of its result. What gloo lacks is made up for here: it has no future for a
+reduce-scatter, which besides costs it as much as an all-reduce, nor for sends and receives, and it refuses some types.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.futures import Future
+
+from dynbench.clock import clock_for
+from dynbench.wire.traffic import Ledger
+
+_SENT_AS_THEY_ARE = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8),
+)
+"""Types that gloo moves; others travel as bytes, which it never looks into."""
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Channel:
+    """The collectives of one process group.
+
+    Calls have to come in the same order on all ranks. Tensors are contiguous and on the channel's device. On CUDA a
+    result is ready for work that is queued after its future was waited for.
+
+    Args:
+        group: None for the default group.
+        device: where the tensors are.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
+        found = dist.group.WORLD if group is None else group
+        assert found is not None, "torch.distributed.init_process_group comes first"
+        self.group: dist.ProcessGroup = found
+        self.device = device or torch.device("cpu")
+        self.rank = dist.get_rank(self.group)
+        self.world_size = dist.get_world_size(self.group)
+        self.ledger = Ledger(clock_for(self.device))
+        self._gloo = _backend(self.group, self.device) == "gloo"
+        self._own = False
+
+    @classmethod
+    def of_its_own(cls, device: torch.device, timeout: timedelta) -> Channel:
+        """A channel over a new group of all ranks, so that nothing else comes between its calls; a collective."""
+        group = dist.new_group(timeout=timeout)
+        channel = cls(group, device)
+        channel._own = True
+        return channel
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Future[Tensor]:
+        """Combine a tensor of all ranks in place."""
+        return self._run(
+            "all_reduce", tensor, tensor, lambda: dist.all_reduce(tensor, op, group=self.group, async_op=True)
+        )
+
+    def reduce_scatter(self, shard: Tensor, full: Tensor) -> Future[Tensor]:
+        """The sum over ranks of this rank's part of `full`, shape [G*n], into `shard`, shape [n]."""
+        if not self._gloo:
+            return self._run(
+                "reduce_scatter", full, shard, lambda: _reduce_scatter(shard, full, group=self.group, async_op=True)
+            )
+        parts = torch.empty_like(full)
+        return self._run(
+            "reduce_scatter",
+            full,
+            shard,
+            lambda: dist.all_to_all_single(parts, full, group=self.group, async_op=True),
+            lambda: torch.sum(parts.view(self.world_size, -1), 0, out=shard.view(-1)),
+        )
+
+    def all_gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+        """Every rank's `shard`, shape [n], in order of rank into `full`, shape [G*n]."""
+        return self._run(
+            "all_gather",
+            shard,
+            full,
+            lambda: _all_gather(self._movable(full), self._movable(shard), group=self.group, async_op=True),
+        )
+
+    def all_to_all(self, received: Tensor, given: Tensor) -> Future[Tensor]:
+        """Part i of `given`, shape [G*n], to rank i; rank i's part for this rank becomes part i of `received`."""
+        return self._run(
+            "all_to_all",
+            given,
+            received,
+            lambda: dist.all_to_all_single(
+                self._movable(received), self._movable(given), group=self.group, async_op=True
+            ),
+        )
+
+    def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        """The tensor of rank `source` on all ranks, in place."""
+        return self._run(
+            "broadcast",
+            tensor,
+            tensor,
+            lambda: dist.broadcast(self._movable(tensor), group_src=source, group=self.group, async_op=True),
+        )
+
+    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
+        """The tensor to rank `to`, which receives it."""
+        return self._run(
+            "send", tensor, tensor, lambda: dist.isend(self._movable(tensor), group_dst=to, group=self.group)
+        )
+
+    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        """What rank `source` sends, into `tensor`."""
+        return self._run(
+            "receive", tensor, tensor, lambda: dist.irecv(self._movable(tensor), group_src=source, group=self.group)
+        )
+
+    def close(self) -> None:
+        """End a group of its own, unless something is under way in it, which it would wait for.
+
+        Nor on CUDA, where that is a collective and a rank that was told to stop is alone: such a group ends with the
+        default one.
+        """
+        if self._own and self.device.type != "cuda" and self.ledger.idle:
+            dist.destroy_process_group(self.group)
+        self._own = False
+        del self.group
+
+    def _run(
+        self,
+        operation: str,
+        handed_in: Tensor,
+        result: Tensor,
+        begin: Callable[[], dist.Work | None],
+        finish: Callable[[], object] | None = None,
+    ) -> Future[Tensor]:
+        entry = self.ledger.begin(operation, nbytes(handed_in), self.world_size)
+        with torch.profiler.record_function(f"dynbench::{operation}"):
+            work = begin()
+            assert work is not None, "this rank is in the group"
+        ledger = self.ledger
+
+        def complete(done: Future[object]) -> Tensor:
+            done.value()
+            if finish is not None:
+                finish()
+            ledger.end(entry)
+            return result
+
+        one_to_one = operation in ("send", "receive")
+        return (_waited_for(work) if one_to_one and self._gloo else work.get_future()).then(complete)
+
+    def _movable(self, tensor: Tensor) -> Tensor:
+        if not self._gloo or tensor.dtype in _SENT_AS_THEY_ARE:
+            return tensor
+        return tensor.view(-1).view(torch.uint8)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Size of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    pairs = (pair.split(":") for pair in distributed_c10d.get_backend_config(group).split(","))
+    return dict(pairs)[device.type]
+
+
+def _waited_for(work: dist.Work) -> Future[object]:
+    """The future of an operation that has none."""
+    future: Future[object] = Future()
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=wait, daemon=True, name="dynbench-wait").start()
+    return future

@@ -1,0 +1,79 @@
+"""A wire that sends nothing: what a strategy costs without any communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from dynbench.clock import HostClock
+from dynbench.wire.base import new_future
+from dynbench.wire.channel import nbytes
+from dynbench.wire.segment import Segment
+from dynbench.wire.traffic import Ledger, Traffic
+
+
+class NullWire:
+    """Answers at once, as if all ranks held what this one holds; they train apart.
+
+    Args:
+        rank: this rank.
+        world_size: their number (G).
+    """
+
+    failure: BaseException | None = None
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._ledger = Ledger(HostClock())
+
+    @cached_property
+    def group(self) -> dist.ProcessGroup:
+        """A process group of this rank alone."""
+        group: dist.ProcessGroup = dist.new_group([self.rank], use_local_synchronization=True)
+        return group
+
+    def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
+        """This rank's own gradient."""
+        return self._answer(flat, flat)
+
+    def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
+        """This rank's part of its own gradient."""
+        return self._answer(flat, shard.copy_(flat.view(self.world_size, -1)[self.rank].view_as(shard)))
+
+    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+        """This rank's shard in every place."""
+        full.view(self.world_size, -1).copy_(shard.view(-1))
+        return self._answer(shard, full)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        """This rank's own tensor."""
+        return self._answer(tensor, tensor)
+
+    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
+        """Goes nowhere."""
+        return self._answer(tensor, tensor)
+
+    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        """What `tensor` held before."""
+        return self._answer(None, tensor)
+
+    def take(self) -> Traffic:
+        """What the strategy handed in since the last call; nothing was sent."""
+        return self._ledger.take()
+
+    def close(self) -> None:
+        """End the group, if there is one."""
+        if (group := self.__dict__.pop("group", None)) is not None:
+            dist.destroy_process_group(group)
+
+    def _answer(self, handed_in: Tensor | None, result: Tensor) -> Future[Tensor]:
+        if handed_in is not None:
+            self._ledger.hand_in(nbytes(handed_in))
+        future = new_future(result.device)
+        future.set_result(result)
+        return future

@@ -1,0 +1,148 @@
+"""An ordered queue between the strategy and the channel, so that a compressor may need several collectives.
+
+Started from futures of their predecessors, the collectives of two gradients would overtake each other differently on
+each rank. Here one thread takes one job after the other, first in first out, on all ranks alike.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from dynbench.wire.base import Averager, new_future
+from dynbench.wire.channel import Channel, nbytes
+from dynbench.wire.segment import Segment
+from dynbench.wire.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Callable[[], object]
+    result: Tensor
+    future: Future[Tensor]
+    queued: torch.cuda.Event | None
+    """When the tensors are ready, on CUDA."""
+
+
+class QueuedWire:
+    """Gradients travel as a compressor sends them, and everything else in turn with them.
+
+    What a job raises comes out of its future, and of every later one: after it the ranks no longer agree on whose turn
+    it is.
+
+    Args:
+        channel: the wire closes it.
+        averager: how gradients are averaged.
+    """
+
+    failure: BaseException | None = None
+
+    def __init__(self, channel: Channel, averager: Averager) -> None:
+        self._channel = channel
+        self._averager = averager
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._stream = _stream_of(channel.device)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="dynbench-wire")
+        self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._channel.rank
+
+    @property
+    def world_size(self) -> int:
+        """Their number (G)."""
+        return self._channel.world_size
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The channel's process group."""
+        return self._channel.group
+
+    def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
+        """The compressor's mean."""
+        return self._queue(lambda: self._averager.mean(self._channel, flat, segments), flat, flat)
+
+    def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
+        """The compressor's mean of this rank's shard."""
+        return self._queue(lambda: self._averager.mean_shard(self._channel, flat, segments, shard), shard, flat, shard)
+
+    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+        """All-gathered as it is."""
+        return self._queue(lambda: self._channel.all_gather(full, shard).wait(), full, shard, full)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        """The tensor of rank `source`, as it is."""
+        return self._queue(lambda: self._channel.broadcast(tensor, source).wait(), tensor, tensor)
+
+    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
+        """The tensor to rank `to`, as it is."""
+        return self._queue(lambda: self._channel.send(tensor, to).wait(), tensor, tensor)
+
+    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        """What rank `source` sends."""
+        return self._queue(lambda: self._channel.receive(tensor, source).wait(), tensor)
+
+    def take(self) -> Traffic:
+        """What was sent since the last call."""
+        return self._channel.ledger.take()
+
+    def close(self) -> None:
+        """Finish the job in progress, give up the others, and close the channel."""
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join()
+        self._channel.close()
+
+    def _queue(
+        self, work: Callable[[], object], result: Tensor, handed_in: Tensor | None = None, other: Tensor | None = None
+    ) -> Future[Tensor]:
+        if handed_in is not None:
+            self._channel.ledger.hand_in(nbytes(handed_in))
+        queued = None
+        if self._stream is not None:
+            queued = torch.cuda.current_stream(self._channel.device).record_event()
+            for tensor in (result, handed_in, other):
+                if tensor is not None:
+                    tensor.record_stream(self._stream)
+        job = _Job(work, result, new_future(self._channel.device), queued)
+        self._jobs.put(job)
+        return job.future
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._do(job)
+            del job  # holds a gradient
+
+    def _do(self, job: _Job) -> None:
+        if self._closed and self.failure is None:
+            self.failure = RuntimeError("the wire was closed before this was sent")
+        if self.failure is None:
+            try:
+                with torch.no_grad(), self._on_stream(job):
+                    job.work()
+                    job.future.set_result(job.result)
+                return
+            except BaseException as error:
+                self.failure = error
+        job.future.set_exception(self.failure)  # type: ignore[arg-type]  # torch's annotation is wrong
+
+    def _on_stream(self, job: _Job) -> AbstractContextManager[object]:
+        if self._stream is None or job.queued is None:
+            return nullcontext()
+        self._stream.wait_event(job.queued)
+        return torch.cuda.stream(self._stream)
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -1,0 +1,44 @@
+"""Which parameters a flat gradient is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One parameter's part of a flat gradient.
+
+    Args:
+        name: the parameter's name in the model; what a compressor keeps belongs to it, because the flat gradients that
+            a strategy cuts may change from step to step.
+        offset: its first element in the flat gradient.
+        shape: the parameter's.
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This part of `flat`, shape [n], as a view in the parameter's shape."""
+        return flat[self.offset : self.offset + self.numel].view(self.shape)
+
+
+def lay_out(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Segment, ...]:
+    """Segments of named shapes that lie one after the other, from 0 on."""
+    segments: list[Segment] = []
+    end = 0
+    for name, shape in parameters:
+        segments.append(Segment(name, end, tuple(shape)))
+        end += segments[-1].numel
+    return tuple(segments)

@@ -1,0 +1,131 @@
+"""What went over a wire since it was last asked: calls, bytes and times, by logical operation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynbench.clock import Clock
+
+SENT: Mapping[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda size, ranks: 2 * (ranks - 1) * size // ranks,
+    "reduce_scatter": lambda size, ranks: (ranks - 1) * size // ranks,
+    "all_gather": lambda size, ranks: (ranks - 1) * size,
+    "all_to_all": lambda size, ranks: (ranks - 1) * size // ranks,
+    "broadcast": lambda size, ranks: (ranks - 1) * size // ranks,
+    "send": lambda size, ranks: size,
+    "receive": lambda size, ranks: 0,
+}
+"""Bytes that one of `ranks` ranks sends when each hands in `size` bytes.
+
+Of the bandwidth-optimal algorithms: a ring for all-reduce, reduce-scatter and all-gather (Patarasuk and Yuan, J.
+Parallel Distrib. Comput. 69, 2009), where an all-gather is handed a rank's own part; a broadcast, which some ranks pass
+on and some do not, as the mean over ranks.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """One logical operation."""
+
+    calls: int
+    bytes_in: int
+    """Handed in on this rank."""
+    bytes_wire: int
+    """Sent by this rank, see `SENT`."""
+    ms: float
+    """Sum over calls of the time from the call to its completion; calls that overlap count each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Everything since the last time."""
+
+    operations: Mapping[str, Tally]
+    busy_ms: float
+    """Time in which at least one operation was under way."""
+    bytes_raw: int
+    """What the strategy handed to the wire, before anything was compressed."""
+
+    @property
+    def bytes_wire(self) -> int:
+        """What this rank sent."""
+        return sum(tally.bytes_wire for tally in self.operations.values())
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One call of an operation."""
+
+    operation: str
+    bytes_in: int
+    bytes_wire: int
+    start: object
+    end: object | None = None
+
+
+@dataclass(eq=False)
+class Ledger:
+    """Keeps the calls of a channel; used from the threads that call and from those that complete.
+
+    Args:
+        clock: of the channel's device.
+    """
+
+    clock: Clock
+    _entries: list[Entry] = field(default_factory=list)
+    _bytes_raw: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hand_in(self, size: int) -> None:
+        """A strategy gives the wire so many bytes."""
+        with self._lock:
+            self._bytes_raw += size
+
+    def begin(self, operation: str, size: int, ranks: int) -> Entry:
+        """An operation is called with so many bytes."""
+        entry = Entry(operation, size, SENT[operation](size, ranks), self.clock.mark())
+        with self._lock:
+            self._entries.append(entry)
+        return entry
+
+    def end(self, entry: Entry) -> None:
+        """It is complete, or on CUDA its completion is what the current stream waits for."""
+        entry.end = self.clock.mark()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was called since the last `take` is complete."""
+        with self._lock:
+            return all(entry.end is not None for entry in self._entries)
+
+    def take(self) -> Traffic:
+        """What is complete since the last call; the device must be synchronised. The rest comes next time."""
+        with self._lock:
+            done = [entry for entry in self._entries if entry.end is not None]
+            self._entries = [entry for entry in self._entries if entry.end is None]
+            raw, self._bytes_raw = self._bytes_raw, 0
+        spans = [
+            (self.clock.elapsed_ms(done[0].start, entry.start), self.clock.elapsed_ms(done[0].start, entry.end))
+            for entry in done
+        ]
+        operations: dict[str, Tally] = {}
+        for entry, (start, end) in zip(done, spans, strict=True):
+            before = operations.get(entry.operation, Tally(0, 0, 0, 0.0))
+            operations[entry.operation] = Tally(
+                before.calls + 1,
+                before.bytes_in + entry.bytes_in,
+                before.bytes_wire + entry.bytes_wire,
+                before.ms + end - start,
+            )
+        return Traffic(operations, union_ms(spans), raw)
+
+
+def union_ms(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end)."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

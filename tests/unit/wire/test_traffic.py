@@ -1,0 +1,84 @@
+"""Calls, bytes and times add up; what is under way is counted when it is done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynbench.wire.segment import Segment, lay_out
+from dynbench.wire.traffic import SENT, Ledger, Tally, union_ms
+
+
+class Hands:
+    """A clock that is set by hand, ms."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def synchronise(self) -> None: ...
+
+    def wait(self, mark: object) -> None: ...
+
+    def elapsed_ms(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [
+        ([], 0),
+        ([(1, 3)], 2),
+        ([(1, 3), (5, 6)], 3),
+        ([(5, 6), (1, 3), (2, 5.5)], 5),
+        ([(0, 10), (2, 3), (4, 10)], 10),
+        ([(0, 1), (1, 2)], 2),
+        ([(-2, -1), (-1.5, 0)], 2),
+    ],
+)
+def test_the_union_of_intervals(spans: list[tuple[float, float]], length: float) -> None:
+    assert union_ms(spans) == length
+
+
+def test_overlapping_calls_count_each_and_once_together() -> None:
+    clock = Hands()
+    ledger = Ledger(clock)
+    ledger.hand_in(400)
+    first = ledger.begin("all_reduce", 100, 4)
+    clock.now = 2
+    second = ledger.begin("all_reduce", 300, 4)
+    clock.now = 5
+    ledger.end(second)
+    clock.now = 6
+    ledger.end(first)
+    gather = ledger.begin("all_gather", 10, 4)
+    clock.now = 10
+    assert not ledger.idle
+    traffic = ledger.take()
+    assert traffic.operations == {"all_reduce": Tally(2, 400, 600, 6 + 3)}
+    assert (traffic.busy_ms, traffic.bytes_raw, traffic.bytes_wire) == (6, 400, 600)
+    ledger.end(gather)
+    assert ledger.idle
+    traffic = ledger.take()
+    assert traffic.operations == {"all_gather": Tally(1, 10, 30, 4)}
+    assert (traffic.busy_ms, traffic.bytes_raw) == (4, 0)
+    assert ledger.take().operations == {}
+
+
+def test_an_all_reduce_sends_what_its_two_halves_send() -> None:
+    size = 4 * 3 * 5
+    for ranks in (1, 2, 3, 4, 5):
+        halves = SENT["reduce_scatter"](size, ranks) + SENT["all_gather"](size // ranks, ranks)
+        assert SENT["all_reduce"](size, ranks) == halves
+    assert [SENT[name](size, 1) for name in SENT if name != "send"] == [0] * (len(SENT) - 1)
+
+
+def test_segments_lie_one_after_the_other() -> None:
+    segments = lay_out([("a", [2, 3]), ("b", []), ("c", [2])])
+    assert segments == (Segment("a", 0, (2, 3)), Segment("b", 6, ()), Segment("c", 7, (2,)))
+    flat = torch.arange(9.0)
+    assert segments[0].of(flat).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert segments[1].of(flat).item() == 6
+    segments[2].of(flat).zero_()
+    assert flat[7:].tolist() == [0, 0]
