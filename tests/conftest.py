@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from warm import WarmRanks
 
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search")
@@ -23,3 +25,11 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} does not exist")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+    """Two gloo ranks that stay for the whole session; they start when first asked something."""
+    warm = WarmRanks(tmp_path_factory.mktemp("meet"))
+    yield warm
+    warm.close()

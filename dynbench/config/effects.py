@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dynbench.config.describe import field_of
 from dynbench.config.schema import Config
-from dynbench.config.situation import CAPPED_POLICIES, GENERATED_DATASETS, TEXT_FILE_DATASETS, Situation
+from dynbench.config.situation import CAPPED_POLICIES, GENERATED_DATASETS, SYNC_READS, TEXT_FILE_DATASETS, Situation
 
 
 def _always(_: Situation) -> bool:
@@ -181,7 +181,11 @@ EFFECTS: dict[str, Effect] = {
         "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
     ),
     "sync.name": Effect("train"),  # refused for virtual ranks
-    "sync.bucket_mb": Effect("train", lambda s: s.real_ranks, "virtual ranks send no gradients"),
+    "sync.bucket_mb": Effect(
+        "train",
+        lambda s: s.real_ranks and "bucket_mb" in SYNC_READS.get(s.config.sync.name, ()),
+        "virtual ranks send no gradients, nor do all strategies read it (sync.name)",
+    ),
     "compress.name": Effect("train"),
     "compress.error_feedback": Effect(
         "train", lambda s: s.config.compress.name != "none", "nothing is compressed (compress.name)"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dynbench.config.effects import unread
-from dynbench.config.schema import Compress, Config, Schedule, Sync
-from dynbench.config.situation import FILE_DATASETS, Situation
+from dynbench.config.schema import Compress, Config, Schedule
+from dynbench.config.situation import FILE_DATASETS, VIRTUAL_SYNCS, Situation
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
@@ -140,15 +140,15 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
     if config.launch.launcher != "virtual":
         return
     asked = {
-        "schedule.exchange": (config.schedule.exchange, Schedule().exchange),
-        "sync.name": (config.sync.name, Sync().name),
-        "compress.name": (config.compress.name, Compress().name),
+        "schedule.exchange": (config.schedule.exchange, (Schedule().exchange,)),
+        "sync.name": (config.sync.name, VIRTUAL_SYNCS),
+        "compress.name": (config.compress.name, (Compress().name,)),
     }
     for key, (value, played) in asked.items():
-        if value != played:
+        if value not in played:
             yield (
                 f"{key}: {value!r} needs real ranks, virtual ones send nothing to each other; "
-                f"set it to {played}, or launch.launcher to torchrun"
+                f"set it to {' or '.join(played)}, or launch.launcher to torchrun"
             )
 
 

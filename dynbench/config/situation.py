@@ -17,6 +17,10 @@ COST_POLICIES = ("partition", "window", "prefix", "lpt", "karmarkar_karp", "karm
 """Policies that plan with the predicted cost."""
 SPEED_POLICIES = (*COST_POLICIES, "sorted_equal", "hf_batch_rebalance")
 """Policies that plan with the ranks' speeds; the last two put their dearest share on the fastest rank, nothing more."""
+VIRTUAL_SYNCS = ("ddp",)
+"""Strategies that virtual ranks can play."""
+SYNC_READS = {"ddp": ("bucket_mb",)}
+"""Strategy to the settings of the `sync` section that it looks at, beside the name."""
 CAPPED_POLICIES = ("static", "partition", "window", "prefix", "token_budget", "packed")
 """Policies that keep to the capacities."""
 

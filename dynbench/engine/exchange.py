@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dynbench.errors import DynbenchError
 
@@ -19,22 +20,25 @@ PATIENCE = timedelta(days=7)
 
 
 class GlobalBatch:
-    """The step's samples over all ranks (B_t), summed while the forward pass runs.
+    """The step's samples over all ranks (B_t), summed while the forward pass runs, and what each rank runs them in.
 
     Args:
         local_batch: samples of this rank in this step.
+        micro_batches: of this rank.
     """
 
-    def __init__(self, local_batch: int) -> None:
-        self._total = torch.tensor([local_batch], dtype=torch.int64)
+    def __init__(self, local_batch: int, micro_batches: int = 1) -> None:
+        self._total = torch.zeros(1 + dist.get_world_size(), dtype=torch.int64)
+        self._total[0], self._total[1 + dist.get_rank()] = local_batch, micro_batches
         self._work = dist.all_reduce(self._total, async_op=True)
 
     def value(self) -> int:
         """B_t; waits for the slowest rank's plan."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        return int(self._total.item())
+        return int(self._waited()[0])
+
+    def most_micro_batches(self) -> int:
+        """Of the rank that has most; waits for the slowest rank's plan."""
+        return int(self._waited()[1:].max())
 
     def per_sample_weight(self) -> float:
         """G / B_t: DDP averages over ranks, so n samples weigh n * G / B_t."""
@@ -51,6 +55,12 @@ class GlobalBatch:
                 f"step {step}: the ranks planned {self.value()} samples together instead of {expected}",
                 "The ranks disagree on the plan: do all of them read the same data?",
             )
+
+    def _waited(self) -> Tensor:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._total
 
 
 def wait_for_all() -> None:
@@ -71,6 +81,11 @@ def wait_patiently() -> None:
     options = dist.AllreduceOptions()
     options.timeout = PATIENCE
     world.allreduce([torch.zeros(1)], options).wait()
+
+
+def max_over_ranks(tensor: Tensor) -> None:
+    """Element-wise maxima over ranks, in place, where the tensor is."""
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:

@@ -11,14 +11,19 @@ from dynbench.engine.exchange import GlobalBatch
 from dynbench.engine.memory import MemoryMeter
 from dynbench.engine.planning import PlanSource
 from dynbench.engine.process import RankContext, StopFlag
-from dynbench.engine.replica import Replica, mean_loss, seed_dropout
-from dynbench.engine.rows import RowBuilder
+from dynbench.engine.replica import Replica, evened_out, mean_loss, seed_dropout
+from dynbench.engine.rows import RowBuilder, traffic_values
 from dynbench.engine.timers import StepTimer
+from dynbench.runs.columns import REPEATED
 from dynbench.runs.rows import RowWriter
 
 
 def run_steps(
-    train: Train, step: Callable[[int], None], evaluate: Callable[[int], bool], timer: StepTimer, stop: StopFlag
+    train: Train,
+    step: Callable[[int], None],
+    evaluate: Callable[[int], bool],
+    restart: Callable[[], None],
+    stop: StopFlag,
 ) -> None:
     """All steps, or as many as are done when a signal asks to stop.
 
@@ -26,17 +31,17 @@ def run_steps(
         train: how many steps.
         step: runs, measures and writes one step.
         evaluate: evaluates after a step if that is due, and says whether it did; its time is left out.
-        timer: measures steps from the end of the one before.
+        restart: begins to measure anew, for steps are measured from the end of the one before.
         stop: tells of the signal.
     """
     with stop.defer():
-        timer.restart()
+        restart()
         for number in range(train.warmup_steps + train.steps):
             step(number)
             if stop.signum is not None:
                 return
             if evaluate(number):
-                timer.restart()
+                restart()
 
 
 @dataclass(frozen=True)
@@ -61,21 +66,28 @@ class Loop:
 
     def run(self) -> None:
         """Warm-up and measured steps."""
-        run_steps(self.config.train, self.step, self.evaluate, self.timer, self.stop)
+        run_steps(self.config.train, self.step, self.evaluate, self.restart, self.stop)
 
     def evaluate(self, step: int) -> bool:
         """Evaluate after `step` if that is due."""
-        return self.evaluator.evaluate_if_due(step, self.replica.model, self.replica.precision)
+        return self.evaluator.evaluate_if_due(step, self.replica.strategy, self.replica.precision)
+
+    def restart(self) -> None:
+        """Begin the next step now, leaving out what was done and sent since the last one ended."""
+        self.timer.restart()
+        self.replica.strategy.wire.take()
 
     def step(self, step: int) -> None:
         """One optimizer step, measured and written."""
-        train = self.config.train
+        train, strategy = self.config.train, self.replica.strategy
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
-        total = GlobalBatch(sum(len(ids) for ids in share))
+        total = GlobalBatch(sum(len(ids) for ids in share), len(share))
         with self.timer.host("data"):
             batches = self.replica.load(share)
+        if strategy.collective_forward:
+            batches = evened_out(batches, total.most_micro_batches())
         seed_dropout(train.seed, self.context.rank, step, self.context.device)
         parts = self.replica.compute(batches, total.per_sample_weight)
         with self.timer.device("optimizer"):
@@ -94,5 +106,10 @@ class Loop:
                 reserved_mem_mb=self.memory.reserved_mb(),
                 loss=mean_loss(parts),
                 skipped=self.replica.precision.take_skipped(),
-            )
+            ),
+            {
+                **strategy.row(),
+                **traffic_values(strategy.wire.take()),
+                REPEATED.name: len(batches) - len(share),
+            },
         )

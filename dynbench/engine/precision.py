@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -17,9 +18,12 @@ class Precision:
     Args:
         name: fp32, bf16 or fp16.
         device: where the model is.
+        agree: takes the maximum over ranks, in place, of whether gradients overflowed; None where every rank finds
+            the same, because all hold the same gradients.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, agree: Callable[[Tensor], object] | None = None) -> None:
+        self._agree = agree
         self._device_type = device.type
         self._dtype = _DTYPES.get(name)
         self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
@@ -36,7 +40,11 @@ class Precision:
         torch.autograd.backward(self._scaler.scale(loss))
 
     def step(self, optimizer: Optimizer) -> None:
-        """One optimizer step on unscaled gradients, or none where they overflowed."""
+        """One optimizer step on unscaled gradients, or none where they overflowed, on any rank that has to agree."""
+        if self._agree is not None and self._scaler.is_enabled():
+            self._scaler.unscale_(optimizer)
+            for found in self._scaler._found_inf_per_device(optimizer).values():
+                self._agree(found)
         self._scaler.step(optimizer)
         self._scaler.update()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from dynbench.config.schema import Config
 from dynbench.engine.evaluation import EVAL_FILE, Evaluator
@@ -15,13 +15,14 @@ from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import PlanSource, ReplicatedPlans, build_problem
 from dynbench.engine.process import RankContext, StopFlag
 from dynbench.engine.replica import Replica
-from dynbench.engine.rows import RowBuilder
+from dynbench.engine.rows import RowBuilder, extra_columns
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
 from dynbench.engine.timers import StepTimer
+from dynbench.engine.wiring import build_strategy, session
+from dynbench.runs.columns import write_columns
 from dynbench.runs.rows import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Problem, policy_class
-from dynbench.sync.registry import build_strategy
 from dynbench.workloads.base import Workload
 
 
@@ -36,16 +37,16 @@ def real_loop(
     problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent, workload.positions)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device)
-    replica = Replica(
-        config,
-        workload,
-        context.device,
-        timer,
-        lambda model, on_ready: build_strategy(model, config.sync, on_ready),
-        slowdown=config.launch.slowdown.get(context.rank, 1.0),
-    )
     policy = config.schedule.policy_name
-    with closing(replica.strategy), RowWriter(run.rank_file(context.rank)) as writer:
+    with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
+        replica = Replica(
+            config, workload, context.device, timer, strategy, slowdown=config.launch.slowdown.get(context.rank, 1.0)
+        )
+        columns = extra_columns(strategy)
+        if context.local_rank == 0:
+            write_columns(run.ranks_dir, columns)
+        writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns])
+        files.enter_context(writer)
         yield Loop(
             config=config,
             context=context,
@@ -62,6 +63,7 @@ def real_loop(
                 shard=(context.rank, context.world_size),
                 sum_over_ranks=sum_over_ranks,
                 file=run.path / EVAL_FILE if context.is_first else None,
+                equal_batches=strategy.collective_forward,
             ),
             stop=stop,
             fixed_batch=policy_class(policy).fixed_batch,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Config, Train
+from dynbench.engine.exchange import max_over_ranks
 from dynbench.engine.precision import Precision
 from dynbench.engine.timers import StepTimer
 from dynbench.schedule.plan import IntArray, Share
@@ -27,6 +28,8 @@ class MicroBatch:
     n: int
     """Samples."""
     inputs: dict[str, Tensor]
+    repeats: bool = False
+    """Run once more with weight 0, because other ranks have more micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,6 @@ class LossPart:
     """Mean loss over its samples, a detached scalar."""
 
 
-StrategyFactory = Callable[[nn.Module, Callable[[], None]], Strategy]
-
-
 class Replica:
     """The model of one rank under a synchronisation strategy.
 
@@ -49,7 +49,7 @@ class Replica:
         workload: data, model and loss.
         device: where the model lives.
         timer: collects the phases.
-        make_strategy: wraps the model; is given what to call when this rank's last gradient is ready.
+        strategy: a new one; the replica's caller closes it.
         slowdown: this rank's compute is stretched by this factor.
     """
 
@@ -59,7 +59,7 @@ class Replica:
         workload: Workload,
         device: torch.device,
         timer: StepTimer,
-        make_strategy: StrategyFactory,
+        strategy: Strategy,
         slowdown: float = 1.0,
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
@@ -69,11 +69,13 @@ class Replica:
         self._slowdown = slowdown
         self._pad_to_multiple_of = config.workload.pad_to_multiple_of
         self._backward_start: object = None
-        self.model = workload.build_model(config.train.seed).to(device)
-        self.model.train()
-        self.strategy = make_strategy(self.model, self._on_ready)
-        self.precision = Precision(config.train.precision, device)
-        self.optimizer = self.strategy.build_optimizer(lambda module: build_optimizer(module, config.train))
+        self.model = workload.build_model(config.train.seed).train()
+        self.strategy = strategy
+        module = strategy.wrap(self.model, device, self._on_ready)
+        self.precision = Precision(config.train.precision, device, None if strategy.equal_gradients else max_over_ranks)
+        self.optimizer = strategy.build_optimizer(
+            module.parameters(), lambda parameters: build_optimizer(parameters, config.train)
+        )
 
     def load(self, share: Share) -> list[MicroBatch]:
         """The micro-batches of a share, padded and moved to the device."""
@@ -95,22 +97,34 @@ class Replica:
             with nullcontext() if last else self.strategy.accumulating():
                 with self._timer.device("forward"), self.precision.autocast():
                     loss = self._workload.loss(self.strategy.module, batch.inputs)
-                weighted = loss * (batch.n * per_sample_weight())
+                weighted = loss * (0.0 if batch.repeats else batch.n * per_sample_weight())
                 self._backward_start = clock.mark()
-                self.precision.backward(weighted)
-                if last:
-                    self.strategy.finish()
+                with self._telling_why():
+                    self.precision.backward(weighted)
+                    if last:
+                        self.strategy.finish()
                 end = clock.mark()
             ready = self._timer.take_ready(default=end)
             self._timer.add("backward", self._backward_start, ready)
             self._timer.add("sync", ready, end)
-            parts.append(LossPart(batch.n, loss.detach()))
+            if not batch.repeats:
+                parts.append(LossPart(batch.n, loss.detach()))
         return parts
 
     def update(self) -> None:
         """One optimizer step; gradients are cleared."""
-        self.precision.step(self.optimizer)
+        self.strategy.step(self.optimizer, self.precision)
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
+
+    @contextmanager
+    def _telling_why(self) -> Iterator[None]:
+        """Raise what went wrong on the wire itself, in place of what torch makes of it."""
+        try:
+            yield
+        except RuntimeError as error:
+            if (cause := self.strategy.wire.failure) is not None and cause is not error:
+                raise cause from error
+            raise
 
     def _on_ready(self) -> None:
         if self._slowdown > 1:
@@ -118,12 +132,16 @@ class Replica:
         self._timer.note_ready()
 
 
-def build_optimizer(module: nn.Module, settings: Train) -> Optimizer:
+def build_optimizer(parameters: Iterable[nn.Parameter], settings: Train) -> Optimizer:
     """AdamW with one fused kernel over all parameters."""
     assert settings.learning_rate != "auto", "resolved before the launch"
-    return torch.optim.AdamW(
-        module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
+    return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+
+
+def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Micro-batches up to `count`: the smallest again and again, with weight 0."""
+    smallest = min(batches, key=lambda batch: sum(tensor.numel() for tensor in batch.inputs.values()))
+    return [*batches, *[replace(smallest, repeats=True)] * (count - len(batches))]
 
 
 def mean_loss(parts: Sequence[LossPart]) -> float:

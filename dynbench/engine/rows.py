@@ -9,8 +9,21 @@ import numpy as np
 
 from dynbench.engine.replica import padded_tokens
 from dynbench.engine.timers import Phase
+from dynbench.runs.columns import COMM_COLUMNS, REPEATED, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
+from dynbench.sync.base import Strategy
+from dynbench.wire.traffic import Traffic
+
+
+def extra_columns(strategy: Strategy) -> tuple[Column, ...]:
+    """The columns of a real rank beyond those of every run."""
+    return (*COMM_COLUMNS, *((REPEATED,) if strategy.collective_forward else ()), *strategy.columns)
+
+
+def traffic_values(traffic: Traffic) -> dict[str, object]:
+    """The values of `COMM_COLUMNS`."""
+    return {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from dynbench.engine.replica import Replica, mean_loss, seed_dropout
 from dynbench.engine.rows import RowBuilder
 from dynbench.engine.speeds import SPEEDS_FILE, StepPlans, step_plans
 from dynbench.engine.timers import Phase, StepTimer
+from dynbench.engine.wiring import build_strategy, session
 from dynbench.runs.rows import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
-from dynbench.sync.local import Local
 from dynbench.units import mb
 from dynbench.workloads.base import Workload
 
@@ -71,11 +71,11 @@ class VirtualLoop:
 
     def run(self) -> None:
         """Warm-up and measured steps."""
-        run_steps(self.config.train, self.step, self.evaluate, self.timer, self.stop)
+        run_steps(self.config.train, self.step, self.evaluate, self.timer.restart, self.stop)
 
     def evaluate(self, step: int) -> bool:
         """Evaluate after `step` if that is due."""
-        return self.evaluator.evaluate_if_due(step, self.replica.model, self.replica.precision)
+        return self.evaluator.evaluate_if_due(step, self.replica.strategy, self.replica.precision)
 
     def step(self, step: int) -> None:
         """One optimizer step: every rank's turn, then one update."""
@@ -140,10 +140,8 @@ def virtual_loop(
     problem = build_problem(config, lengths, world_size, multiple, run.path.parent, workload.positions)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device)
-    replica = Replica(
-        config, workload, context.device, timer, lambda model, on_ready: Local(model, config.sync, on_ready)
-    )
-    with ExitStack() as files:
+    with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
+        replica = Replica(config, workload, context.device, timer, strategy)
         yield VirtualLoop(
             config=config,
             plans=step_plans(config, problem, paces_in_order, run.path / SPEEDS_FILE),

@@ -17,9 +17,8 @@ import torch
 from dynbench.config.schema import Config
 from dynbench.engine.replica import MicroBatch, Replica
 from dynbench.engine.timers import StepTimer
+from dynbench.engine.wiring import build_strategy
 from dynbench.probe.shapes import shaped
-from dynbench.sync.local import Local
-from dynbench.sync.registry import build_strategy
 from dynbench.workloads.base import Workload
 
 
@@ -33,16 +32,9 @@ class SplitStep:
     """
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
-        make = Local if config.launch.launcher == "virtual" else build_strategy
         self._workload = workload
         self._timer = StepTimer(device)
-        self._replica = Replica(
-            config,
-            workload,
-            device,
-            self._timer,
-            lambda model, on_ready: make(model, config.sync, on_ready),
-        )
+        self._replica = Replica(config, workload, device, self._timer, build_strategy(config, device))
 
     def close(self) -> None:
         """Let go of the process group."""
@@ -59,6 +51,7 @@ class SplitStep:
         self._replica.update()
         self._timer.clock.synchronise()
         self._timer.take_phases()
+        self._replica.strategy.wire.take()
         return (time.perf_counter() - start) * 1e3
 
     def price(self, n: int, length: int, repeats: int) -> float:

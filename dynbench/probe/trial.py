@@ -42,7 +42,7 @@ class TrialStep:
         self._limit_bytes = limit_bytes
         self._workload = workload
         self._model = workload.build_model(config.train.seed).to(device).train()
-        self._optimizer = build_optimizer(self._model, config.train)
+        self._optimizer = build_optimizer(self._model.parameters(), config.train)
         self._precision = Precision(config.train.precision, device)
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         # DistributedDataParallel keeps one flat copy of the gradients in its buckets.

@@ -1,45 +1,94 @@
-"""What the training loop asks of a strategy that synchronises gradients."""
+"""What the training loop asks of a strategy that synchronises gradients: a session with one model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Sync
+from dynbench.runs.columns import Column
+from dynbench.wire.base import Wire
+from dynbench.wire.plain import PlainWire
 
-OptimizerFactory = Callable[[nn.Module], Optimizer]
-"""Builds the optimizer over the parameters of the module it is given."""
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+"""Builds an optimizer over the parameters that it is given."""
+
+
+class Stepper(Protocol):
+    """What takes an optimizer's step, with the loss scaler that fp16 needs."""
+
+    def step(self, optimizer: Optimizer) -> None:
+        """One step on the unscaled gradients, or none where they overflowed on any rank that has to agree."""
+        ...
 
 
 class Strategy(ABC):
-    """Turns every rank's local gradients into their mean over ranks.
+    """Turns every rank's local gradients into their mean over ranks, from the wrapped model to its saved state.
 
-    Each step the loop runs the micro-batches, all backward passes but the last inside `accumulating()`, then calls
-    `finish()`. A strategy calls `on_ready` once per step, from any thread, at the moment this rank's last local
-    gradient is complete and before its transfer begins: time before it is compute, time after it is sync.
+    A session goes: `wrap`, `build_optimizer`, then steps, at last `close`. In a step the loop runs the micro-batches
+    through `module`, all backward passes but the last inside `accumulating()`, then calls `finish()` and `step()`. Once
+    per step, from any thread, a strategy calls `on_ready` at the moment this rank's last local gradient is complete
+    and before its transfer begins: time before it is compute, time after it is sync.
 
     Args:
-        model: this rank's model on its device; equal weights on every rank.
-        settings: the `sync` section.
-        on_ready: notes the moment; must not be delayed, must not synchronise the device.
+        settings: the `sync` section; None for the defaults.
+        wire: how it talks to the other ranks; None for the default process group. `close` closes it.
     """
 
     equal_gradients: ClassVar[bool]
-    """Whether every rank holds the same gradients after `finish`; if not, the loss scaler has to agree by itself."""
+    """Whether every rank holds the same gradients after `finish`; if not, the loss scalers have to agree."""
 
     keeps_gradients: ClassVar[bool] = False
     """Whether gradients are cleared to zeros between steps instead of being dropped."""
 
+    collective_forward: ClassVar[bool] = False
+    """Whether every forward pass talks to the other ranks, so that all have to run equally many."""
+
+    virtual: ClassVar[bool] = False
+    """Whether virtual ranks can play it: it does what they do, who add gradients up and send nothing."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """The settings of the `sync` section that it looks at, beside the name."""
+
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """Columns that it adds to a rank's rows."""
+
+    model: nn.Module
+    """The model as it was given, on its device where `wrap` puts it there whole."""
+
     module: nn.Module
     """What forward is called on."""
 
+    def __init__(self, settings: Sync | None = None, wire: Wire | None = None) -> None:
+        self.settings = Sync() if settings is None else settings
+        self.wire: Wire = PlainWire() if wire is None else wire
+
+    def wrap(self, model: nn.Module, device: torch.device, on_ready: Callable[[], None] = lambda: None) -> nn.Module:
+        """Take up the model and return `module`; strategies that move it block by block override this.
+
+        Args:
+            model: on the CPU, equal weights on every rank.
+            device: where it shall be.
+            on_ready: notes the moment; must not be delayed, must not synchronise the device.
+        """
+        self.on_ready = on_ready
+        self.model = model.to(device)
+        self.module = self._wrapped(self.model)
+        return self.module
+
     @abstractmethod
-    def __init__(self, model: nn.Module, settings: Sync, on_ready: Callable[[], None]) -> None: ...
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        """What forward is called on, of a model on its device."""
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
+        """The optimizer of this rank; strategies that shard its state give the factory their part."""
+        return factory(parameters)
 
     @abstractmethod
     def accumulating(self) -> AbstractContextManager[None]:
@@ -49,10 +98,28 @@ class Strategy(ABC):
     def finish(self) -> None:
         """Return when all gradients are synchronised (on CUDA: when that is queued on the current stream)."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the model and of the process group, which must not outlive the loop."""
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        """The optimizer's step, and what has to travel after it."""
+        precision.step(optimizer)
 
-    def build_optimizer(self, factory: OptimizerFactory) -> Optimizer:
-        """The optimizer of this rank; strategies that shard its state override this."""
-        return factory(self.module)
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yields the module to evaluate, without gradients and not in a step."""
+        yield self.model
+
+    def full_state(self) -> dict[str, Tensor] | None:
+        """The whole model's state on rank 0, copied to the CPU; None on the others. All ranks call it."""
+        return state_on_cpu(self.model) if self.wire.rank == 0 else None
+
+    def row(self) -> Mapping[str, object]:
+        """The values of `columns` for the step that ended."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of the model and of the wire, which must not outlive the loop."""
+        self.wire.close()
+
+
+def state_on_cpu(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's parameters and buffers."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}

@@ -2,20 +2,17 @@
 
 import gc
 import inspect
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # missing from torch's stubs
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dynbench.config.schema import Sync
 from dynbench.sync.base import Strategy
+from dynbench.wire.segment import lay_out
 
 _WITHOUT_BUFFERS = (
     partial(DistributedDataParallel, forward_sync_buffers=False)
@@ -32,17 +29,21 @@ class Ddp(Strategy):
     """
 
     equal_gradients: ClassVar[bool] = True
+    virtual: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"bucket_mb"})
 
-    def __init__(self, model: nn.Module, settings: Sync, on_ready: Callable[[], None]) -> None:
-        self._on_ready = on_ready
+    def _wrapped(self, model: nn.Module) -> nn.Module:
         device = next(model.parameters()).device
-        self.module = self._ddp = _WITHOUT_BUFFERS(
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._ddp = _WITHOUT_BUFFERS(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            bucket_cap_mb=settings.bucket_mb,
+            process_group=self.wire.group,
+            bucket_cap_mb=self.settings.bucket_mb,
             gradient_as_bucket_view=True,
         )
-        self._ddp.register_comm_hook(dist.group.WORLD, self._synchronise)
+        self._ddp.register_comm_hook(None, self._synchronise)
+        return self._ddp
 
     def accumulating(self) -> AbstractContextManager[None]:
         """DDP's `no_sync`."""
@@ -56,11 +57,15 @@ class Ddp(Strategy):
 
         Left alone it keeps the process group alive until the interpreter is gone, and gloo's threads abort then.
         """
-        del self.module, self._ddp
+        self.__dict__.pop("module", None)
+        self.__dict__.pop("_ddp", None)
         gc.collect()
+        super().close()
 
     # DDP reads these annotations and refuses texts, so this file does without postponed evaluation.
-    def _synchronise(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _synchronise(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():
-            self._on_ready()
-        return allreduce_hook(group, bucket)
+            self.on_ready()
+        segments = lay_out((self._names[id(parameter)], parameter.shape) for parameter in bucket.parameters())
+        # DDP understands failures of futures that came from callbacks only.
+        return self.wire.mean(bucket.buffer(), segments).then(lambda done: done.value())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
@@ -10,6 +9,8 @@ from torch import nn
 
 from dynbench.config.schema import Sync
 from dynbench.sync.base import Strategy
+from dynbench.wire.base import Wire
+from dynbench.wire.null import NullWire
 
 
 class Local(Strategy):
@@ -21,9 +22,13 @@ class Local(Strategy):
 
     equal_gradients: ClassVar[bool] = True
     keeps_gradients: ClassVar[bool] = True
+    virtual: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, settings: Sync, on_ready: Callable[[], None]) -> None:
-        self.module = model
+    def __init__(self, settings: Sync | None = None, wire: Wire | None = None) -> None:
+        super().__init__(settings, NullWire(0, 1) if wire is None else wire)
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return model
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Nothing is ever sent."""
@@ -31,6 +36,3 @@ class Local(Strategy):
 
     def finish(self) -> None:
         """Nothing to wait for."""
-
-    def close(self) -> None:
-        """Nothing is held."""

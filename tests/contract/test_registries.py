@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dynbench.compress import registry as compress
 from dynbench.config.describe import allowed_words, field_of
 from dynbench.schedule import policy
 from dynbench.sync import registry as sync
@@ -15,6 +16,7 @@ REGISTERED = {
     "workload.dataset": set(datasets.REGISTRY),
     "schedule.policy": {name for name, entry in policy.REGISTRY.items() if entry.in_train},
     "sync.name": set(sync.REGISTRY),
+    "compress.name": set(compress.REGISTRY),
 }
 
 

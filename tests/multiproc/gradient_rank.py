@@ -17,7 +17,7 @@ from dynbench.config.load import load_config
 from dynbench.engine.exchange import GlobalBatch
 from dynbench.engine.replica import Replica
 from dynbench.engine.timers import StepTimer
-from dynbench.sync.registry import build_strategy
+from dynbench.engine.wiring import build_strategy
 from dynbench.workloads.data import TokenisedData
 
 SAMPLES, VOCABULARY, WIDTH, CLASSES = 60, 50, 16, 3
@@ -89,9 +89,7 @@ def main(rank: int, world_size: int, file: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
     config = load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=5e-4"])
     toy, timer = Toy(), StepTimer(torch.device("cpu"))
-    replica = Replica(
-        config, toy, torch.device("cpu"), timer, lambda model, ready: build_strategy(model, config.sync, ready)
-    )
+    replica = Replica(config, toy, torch.device("cpu"), timer, build_strategy(config, torch.device("cpu")))
     random = np.random.default_rng(1)
     for weighted in (True, False):
         for trial in range(TRIALS):

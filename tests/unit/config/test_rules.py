@@ -88,6 +88,7 @@ def test_how_gradients_travel_is_refused_where_they_do_not(section: str) -> None
     assert check_rules(real, 2) == []
     (problem,) = check_rules(virtual, 2)
     assert problem.startswith(f"{section}.name: 'another' needs real ranks")
+    assert problem.endswith(f"set it to {getattr(Config(), section).name}, or launch.launcher to torchrun")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 64])

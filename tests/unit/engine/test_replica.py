@@ -17,12 +17,12 @@ from torch import nn
 from dynbench.config.load import load_config
 from dynbench.config.schema import Sync
 from dynbench.engine.precision import Precision
-from dynbench.engine.replica import MicroBatch, Replica, padded_tokens, seed_dropout
+from dynbench.engine.replica import MicroBatch, Replica, evened_out, padded_tokens, seed_dropout
 from dynbench.engine.timers import StepTimer
+from dynbench.engine.wiring import session
 from dynbench.padding import padded_lengths
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
-from dynbench.sync.registry import build_strategy
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def test_padded_tokens_are_summed_over_micro_batches() -> None:
 def test_the_hook_is_called_once_with_the_last_bucket() -> None:
     calls = []
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
-    strategy = build_strategy(model, Sync(bucket_mb=0.3), lambda: calls.append(None))
+    strategy = Ddp(Sync(bucket_mb=0.3))
+    strategy.wrap(model, torch.device("cpu"), lambda: calls.append(None))
     for step in range(3):
         strategy.module(torch.ones(2, 300)).sum().backward()
         strategy.finish()
@@ -68,8 +69,8 @@ def test_the_hook_is_called_once_with_the_last_bucket() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_closing_frees_the_wrapped_module() -> None:
-    strategy = build_strategy(nn.Linear(2, 2), Sync(), lambda: None)
-    strategy.module(torch.ones(1, 2)).sum().backward()
+    strategy = Ddp()
+    strategy.wrap(nn.Linear(2, 2), torch.device("cpu"))(torch.ones(1, 2)).sum().backward()
     wrapped = weakref.ref(strategy.module)
     gc.collect()
     assert wrapped() is not None
@@ -80,7 +81,8 @@ def test_closing_frees_the_wrapped_module() -> None:
 @pytest.mark.parametrize("keeps", [True, False])
 def test_gradients_are_cleared_as_the_strategy_wants(keeps: bool) -> None:
     model = nn.Linear(2, 1)
-    strategy = SimpleNamespace(keeps_gradients=keeps)
+    strategy = Local()
+    strategy.keeps_gradients = keeps  # type: ignore[misc]  # of this one
     replica = SimpleNamespace(
         precision=Precision("fp32", torch.device("cpu")),
         optimizer=torch.optim.SGD(model.parameters()),
@@ -111,8 +113,26 @@ def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() ->
     workload = SimpleNamespace(build_model=lambda seed: nn.Linear(2, 1), loss=lambda model, x: model(x["x"]).mean())
     config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
     device = torch.device("cpu")
-    make = lambda model, on_ready: Counting(model, config.sync, on_ready)  # noqa: E731
-    replica = Replica(config, workload, device, StepTimer(device), make)  # type: ignore[arg-type]
+    replica = Replica(config, workload, device, StepTimer(device), Counting())  # type: ignore[arg-type]
     batch = MicroBatch(1, {"x": torch.ones(1, 2)})
     parts = replica.compute([batch] * 3, lambda: 1 / 3)
     assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
+
+
+def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero() -> None:
+    batches = [MicroBatch(n, {"x": torch.ones(n, width)}) for n, width in ((2, 9), (4, 2), (3, 3))]
+    evened = evened_out(batches, 5)
+    assert evened[:3] == batches
+    assert [(batch.n, batch.repeats) for batch in evened[3:]] == [(4, True)] * 2
+    assert evened_out(batches, 3) == batches
+
+
+def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails() -> None:
+    closed = []
+    strategy = SimpleNamespace(close=lambda: closed.append(None))
+    with pytest.raises(ArithmeticError), session(strategy):  # type: ignore[arg-type]
+        raise ArithmeticError
+    assert closed == []
+    with session(strategy):  # type: ignore[arg-type]
+        pass
+    assert closed == [None]

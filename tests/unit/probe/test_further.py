@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,15 +36,21 @@ class Planted(SplitStep):
 
     def __init__(self) -> None:
         self.rng, self.done = np.random.default_rng(0), 0
+        self.lengths: list[int] = []
+        self._workload = SimpleNamespace(train=SimpleNamespace(lengths=np.arange(5, 60)))  # type: ignore[assignment]
 
     def ms(self, n: int, length: int, micro_batches: int) -> float:
         self.done += 1
+        self.lengths.append(length)
         stumble = 50.0 if self.rng.random() < 0.1 else 0.0
         return step_ms(n, length, micro_batches) * (1 + 0.001 * self.done) + self.rng.normal(0, 0.2) + stumble
 
 
 def test_the_price_is_found_under_drift_and_outliers() -> None:
-    assert Planted().price(4, 32, 15) == pytest.approx(FURTHER, rel=0.1)
+    planted = Planted()
+    assert planted.price(4, 32, 15) == pytest.approx(FURTHER, rel=0.1)
+    assert planted.lengths[::2] == planted.lengths[1::2], "both steps of a pair have the same tokens"
+    assert len(set(planted.lengths)) > 5 and max(planted.lengths) == 32
 
 
 @pytest.fixture

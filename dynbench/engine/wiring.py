@@ -1,0 +1,43 @@
+"""A strategy, the wire it talks through, and what the wire compresses with: put together from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+
+from dynbench.compress.registry import build_compressor
+from dynbench.config.schema import Config
+from dynbench.sync.base import Strategy
+from dynbench.sync.local import Local
+from dynbench.sync.registry import REGISTRY
+from dynbench.wire.base import Wire
+from dynbench.wire.channel import Channel
+from dynbench.wire.plain import PlainWire
+from dynbench.wire.queued import QueuedWire
+
+
+@contextmanager
+def session(strategy: Strategy) -> Iterator[Strategy]:
+    """Closes a strategy where all went well.
+
+    A rank that fails leaves it open and ends: the others notice when its group goes, and find the cause told by then.
+    """
+    yield strategy
+    strategy.close()
+
+
+def build_wire(config: Config, device: torch.device) -> Wire:
+    """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective."""
+    channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
+    compressor = build_compressor(config.compress)
+    return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
+
+
+def build_strategy(config: Config, device: torch.device) -> Strategy:
+    """The strategy `sync.name` on a wire of its own, or what virtual ranks play instead; of real ranks a collective."""
+    if config.launch.launcher == "virtual":
+        return Local(config.sync)
+    return REGISTRY[config.sync.name](config.sync, build_wire(config, device))

@@ -1,0 +1,217 @@
+"""The rules that every registered strategy keeps, and proof that the judge would notice if one did not.
+
+Two processes, started once, are the ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from strategy_jobs import named, overflow, profiled, public, train_run, watched_steps
+from toys import BROKEN_STRATEGIES, STRATEGIES, TiedModel
+from warm import RankError, WarmRanks
+
+from dynbench.analysis.merge import merge_run
+from dynbench.config import situation
+from dynbench.config.load import load_config
+from dynbench.config.schema import Sync
+from dynbench.engine.failure import root_cause
+from dynbench.engine.launch import create_run
+from dynbench.engine.resolve import resolve, this_machine
+from dynbench.errors import WorkerFailed
+from dynbench.runs.columns import COMM_COLUMNS, read_columns
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.sync import registry
+
+pytestmark = pytest.mark.multiproc
+
+ALL = {**registry.REGISTRY, **STRATEGIES}
+EXACT, ROUNDED = 1e-9, 0.02
+COMPRESSED = {"none": EXACT, "two_stages": EXACT, "bf16": ROUNDED}
+"""Compressor to the largest relative error of a gradient."""
+STEPS = 4
+SETTINGS = (
+    "workload.dropout=0",
+    "workload.subset=64",
+    "train.global_batch=12",
+    "train.warmup_steps=1",
+    f"train.steps={STEPS - 1}",
+    "train.eval_samples=9",
+    "train.eval_every=2",
+    "launch.nproc=2",
+    "launch.threads=1",
+    "launch.device=cpu",
+)
+
+
+def judge(steps: list[list[dict]], tolerance: float) -> None:
+    """Every rule that holds for steps on all ranks, whatever the strategy; the first rank has the states."""
+    assert [step["error"] for rank in steps[1:] for step in rank] == [None] * len(steps[0]) * (len(steps) - 1)
+    for step in steps[0]:
+        assert step["error"] < tolerance, "the mean gradient"
+    for rank in steps:
+        for step in rank:
+            assert step["gradients_at_ready"] == [step["expected_gradients"]], "ready once, when all gradients are"
+            sent = [i for i, event in enumerate(step["events"]) if event != "ready"]
+            assert sent and sent[-1] > step["events"].index("ready"), "ready before the last gradient is sent"
+
+
+@pytest.mark.parametrize("compress", COMPRESSED)
+@pytest.mark.parametrize("sync", ALL)
+def test_gradients_are_those_of_the_whole_batch_in_one_process(ranks: WarmRanks, sync: str, compress: str) -> None:
+    judge(ranks(watched_steps, sync, compress, False), COMPRESSED[compress])
+
+
+CAUGHT_BY = {
+    "ready_late": "ready before the last gradient is sent",
+    "ready_early": "ready once, when all gradients are",
+    "forgets_micro_batches": "the mean gradient",
+}
+
+
+@pytest.mark.parametrize("sync", BROKEN_STRATEGIES)
+def test_a_broken_strategy_is_caught(ranks: WarmRanks, sync: str) -> None:
+    with pytest.raises(AssertionError, match=CAUGHT_BY[sync]):
+        judge(ranks(watched_steps, sync, "none", False), EXACT)
+
+
+def test_a_compressor_that_forgets_to_divide_is_caught(ranks: WarmRanks) -> None:
+    steps = ranks(watched_steps, "ddp", "forgets_to_divide", False)
+    assert [step["error"] for step in steps[0]] == pytest.approx([1.0] * len(steps[0]))
+    with pytest.raises(AssertionError, match="the mean gradient"):
+        judge(steps, ROUNDED)
+
+
+def gradient_bytes() -> int:
+    return sum(p.numel() for p in TiedModel().parameters() if p.requires_grad) * 8
+
+
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("sync", ALL)
+def test_bytes_are_counted(ranks: WarmRanks, sync: str, null: bool) -> None:
+    """The gradient goes over the wire once; what a strategy gathers besides comes on top."""
+    for rank in ranks(watched_steps, sync, "none", null):
+        for step in rank:
+            traffic = step["traffic"]
+            gathered = traffic.operations["all_gather"].bytes_in if "all_gather" in traffic.operations else 0
+            if not ALL[sync].collective_forward:
+                assert traffic.bytes_raw == gradient_bytes()
+            elif not null:
+                assert 0 <= traffic.bytes_raw - gradient_bytes() - gathered < 16, "filled up to equal shards"
+            if null:
+                assert (dict(traffic.operations), traffic.bytes_wire, traffic.busy_ms) == ({}, 0, 0.0)
+            else:
+                assert traffic.bytes_wire == sum(tally.bytes_wire for tally in traffic.operations.values()) > 0
+                assert 0 < traffic.busy_ms <= sum(tally.ms for tally in traffic.operations.values()) + 1e-6
+
+
+def test_a_ring_of_two_sends_ddps_gradient_once(ranks: WarmRanks) -> None:
+    for rank in ranks(watched_steps, "ddp", "none", False):
+        assert {step["traffic"].bytes_wire for step in rank} == {gradient_bytes()}
+        assert {name for step in rank for name in step["traffic"].operations} == {"all_reduce"}
+
+
+@pytest.mark.parametrize(("compress", "share"), [("bf16", 2 / 8), ("two_stages", 1.0)])
+def test_a_compressors_bytes_are_those_that_it_sends(ranks: WarmRanks, compress: str, share: float) -> None:
+    for rank in ranks(watched_steps, "ddp", compress, False):
+        for step in rank:
+            assert step["traffic"].bytes_raw == gradient_bytes()
+            assert step["traffic"].bytes_wire == pytest.approx(share * gradient_bytes(), rel=0.01)
+
+
+@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if not made.collective_forward])
+def test_without_a_wire_every_rank_takes_its_own_gradient(ranks: WarmRanks, sync: str) -> None:
+    for step in ranks(watched_steps, sync, "none", True)[0]:
+        assert step["error"] < EXACT
+
+
+def test_strategies_work_on_plain_torch(ranks: WarmRanks) -> None:
+    first, second = ranks(public)
+    assert len({round(total, 9) for total in first}) == 1, "all take the same step"
+    assert second == [0.0] * len(ALL)
+
+
+@pytest.mark.parametrize(
+    ("sync", "compress", "wanted"),
+    [
+        ("ddp", "none", {"dynbench::all_reduce"}),
+        ("ddp", "two_stages", {"dynbench::all_to_all", "dynbench::all_gather"}),
+        ("sharding", "none", {"dynbench::reduce_scatter", "dynbench::all_gather"}),
+    ],
+)
+def test_collectives_are_ranges_of_a_profile(ranks: WarmRanks, sync: str, compress: str, wanted: set[str]) -> None:
+    for names in ranks(profiled, sync, compress):
+        assert set(names) == wanted
+
+
+def test_a_gradient_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRanks) -> None:
+    assert ranks(overflow, True) == [(0.0, True), (0.0, True)]
+    (moved, skipped), (kept, other_skipped) = ranks(overflow, False)
+    assert (moved < 0, skipped) == (True, False), "the same step, had the ranks not agreed"
+    assert (kept, other_skipped) == (0.0, True)
+
+
+@pytest.fixture
+def new_run(tmp_path: Path):
+    def make(sync: str, compress: str) -> tuple[Run, object]:
+        store = RunStore(tmp_path / "results")
+        resolved = resolve(load_config(None, [*SETTINGS]), this_machine(), store)
+        run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=())
+        return run, named(resolved.config, sync, compress)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("sync", "compress", "null"),
+    [("sharding", "none", False), ("sharding", "two_stages", False), ("naive", "bf16", False), ("ddp", "none", True)],
+)
+def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
+    ranks: WarmRanks, new_run, sync: str, compress: str, null: bool
+) -> None:
+    run, config = new_run(sync, compress)
+    ranks(train_run, str(run.path), config, null)
+    merged = pl.read_parquet(merge_run(run).run.path / "merged_metrics.parquet").sort("step", "rank")
+    assert merged.height == 2 * STEPS
+    assert merged["micro_batches"].to_list() == [1 + (step + rank) % 3 for step in range(STEPS) for rank in (0, 1)]
+    assert merged["loss"].is_finite().all()
+    assert merged["bytes_raw"].dtype == pl.Int64
+    assert (merged["bytes_raw"] > 0).all()
+    assert (merged["bytes_wire"] > 0).all() != null
+    assert (merged["comm_ms"] > 0).all() != null
+    evaluations = (run.path / "eval.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in evaluations] == ["1", "3"]
+    assert {line.split(",")[-1] for line in evaluations} == {"9"}
+    declared = read_columns(run.ranks_dir)
+    assert list(declared)[: len(COMM_COLUMNS)] == [column.name for column in COMM_COLUMNS]
+    if ALL[sync].collective_forward:
+        most = merged.group_by("step").agg(pl.col("micro_batches").max()).sort("step")["micro_batches"]
+        ran = merged.with_columns(ran=pl.col("micro_batches") + pl.col("repeated_micro_batches"))
+        assert ran["ran"].to_list() == [count for count in most for _ in (0, 1)]
+        assert merged["repeated_micro_batches"].sum() > 0
+    if sync == "naive":
+        assert merged["sent_tensors"].dtype == pl.Int64
+        assert (merged["sent_tensors"] > 1).all()
+
+
+def test_an_exception_in_a_compressor_ends_all_ranks_with_its_message(ranks: WarmRanks, new_run) -> None:
+    run, config = new_run("ddp", "fails")
+    with pytest.raises(RankError) as ended:
+        ranks(train_run, str(run.path), config, False, True)
+    assert set(ended.value.errors) == {0, 1}
+    cause = root_cause(run, {0: 1, 1: 1})
+    assert isinstance(cause, WorkerFailed)
+    assert cause.rank == 0
+    assert "ArithmeticError: cannot compress" in cause.message
+
+
+@pytest.mark.parametrize("name", registry.REGISTRY)
+def test_what_the_configuration_says_of_a_strategy_is_what_it_does(name: str) -> None:
+    made = registry.REGISTRY[name]
+    assert made.reads <= {field for field in Sync.model_fields if field != "name"}
+    assert set(situation.SYNC_READS[name]) == made.reads
+    assert (name in situation.VIRTUAL_SYNCS) == made.virtual
+    assert len({column.name for column in made.columns} | {c.name for c in COMM_COLUMNS}) == len(made.columns) + 3

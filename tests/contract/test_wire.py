@@ -1,0 +1,82 @@
+"""What every wire answers, what a channel counts, and that nothing hangs where something fails."""
+
+from __future__ import annotations
+
+import pytest
+from warm import WarmRanks
+from wire_jobs import after_a_failure, closed_with_work_left, every_operation, every_verb, groups_left
+
+from dynbench.wire.traffic import SENT
+
+pytestmark = pytest.mark.multiproc
+
+MINE = [1.0, 2.0, 3.0, 4.0]
+
+
+def times(values: list[float], factor: float) -> list[float]:
+    return [value * factor for value in values]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int32", "int16", "uint8", "float8_e4m3fn"]
+)
+def test_every_operation_on_every_type(ranks: WarmRanks, dtype: str) -> None:
+    size = {"float64": 8, "float32": 4, "int32": 4, "uint8": 1, "float8_e4m3fn": 1}.get(dtype, 2)
+    for rank, (results, traffic) in enumerate(ranks(every_operation, dtype)):
+        expected = {
+            "all_reduce": times(MINE, 3),
+            "reduce_scatter": times(MINE, 3)[2 * rank : 2 * rank + 2],
+            "all_gather": MINE + times(MINE, 2),
+            "all_to_all": [v * f for f in (1, 2) for v in MINE[2 * rank : 2 * rank + 2]],
+            "broadcast": times(MINE, 2),
+            "receive": times(MINE, 2 - rank),
+        }
+        assert results == {name: expected[name] for name in results}
+        assert set(results) | {"send"} == set(traffic.operations)
+        for name, tally in traffic.operations.items():
+            handed_in = 4 * size
+            assert (tally.calls, tally.bytes_in, tally.bytes_wire) == (1, handed_in, SENT[name](handed_in, 2))
+            assert tally.ms > 0
+
+
+WANTED = {
+    "mean": times(MINE, 1.5),
+    "broadcast": times(MINE, 2),
+    "gather": [1.0, 2.0, 2.0, 4.0],
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "queued"])
+def test_every_verb(ranks: WarmRanks, kind: str) -> None:
+    answers = ranks(every_verb, kind)
+    for rank, (results, traffic) in enumerate(answers):
+        assert {verb: results[verb] for verb in WANTED} == WANTED
+        assert results["mean_shard"] == WANTED["mean"][2 * rank : 2 * rank + 2]
+        handed_in = 16 + 16 + 8 + 16 + (16 if rank == 0 else 0)
+        assert traffic.bytes_raw == handed_in
+        assert traffic.bytes_wire > 0
+    assert answers[1][0]["receive"] == MINE
+
+
+def test_a_null_wire_answers_with_what_it_was_given(ranks: WarmRanks) -> None:
+    for rank, (results, traffic) in enumerate(ranks(every_verb, "null")):
+        own = times(MINE, rank + 1)
+        assert results["mean"] == results["broadcast"] == own
+        assert results["mean_shard"] == own[2 * rank : 2 * rank + 2]
+        assert results["gather"] == own[:2] * 2
+        assert results.get("receive", [0.0] * 4) == [0.0] * 4
+        assert (traffic.operations, traffic.bytes_wire, traffic.busy_ms) == ({}, 0, 0.0)
+
+
+def test_after_a_failure_every_future_raises_it(ranks: WarmRanks) -> None:
+    assert ranks(after_a_failure) == [["[1.0, 1.0, 1.0, 1.0]"] * 2 + ["cannot compress"] * 3] * 2
+
+
+def test_a_wire_that_is_closed_gives_up_what_was_not_begun(ranks: WarmRanks) -> None:
+    given_up = "the wire was closed before this was sent"
+    assert ranks(closed_with_work_left) == [["[1.0, 1.0, 1.0, 1.0]", given_up, given_up]] * 2
+
+
+def test_a_group_of_its_own_ends_with_the_wire(ranks: WarmRanks) -> None:
+    for before, after in ranks(groups_left):
+        assert before == after

@@ -1,0 +1,252 @@
+"""What warm ranks do with a strategy, by the names of strategy and compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from toys import BROKEN_COMPRESSORS, BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES, Toy
+
+from dynbench.compress import registry as compressors
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine import evaluation, replica, wiring
+from dynbench.engine.exchange import GlobalBatch, max_over_ranks
+from dynbench.engine.hearsay import tell_failure
+from dynbench.engine.planning import ReplicatedPlans
+from dynbench.engine.precision import Precision
+from dynbench.engine.process import RankContext, StopFlag
+from dynbench.engine.replica import Replica, evened_out
+from dynbench.engine.timers import StepTimer
+from dynbench.engine.worker import train
+from dynbench.runs.run import Run
+from dynbench.sync import registry as strategies
+from dynbench.wire.null import NullWire
+from dynbench.wire.plain import PlainWire
+
+CPU = torch.device("cpu")
+TRIALS = 6
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """The toys are registered."""
+    with (
+        patch.dict(strategies.REGISTRY, {**STRATEGIES, **BROKEN_STRATEGIES}),
+        patch.dict(compressors.REGISTRY, {**COMPRESSORS, **BROKEN_COMPRESSORS}),
+    ):
+        yield
+
+
+def named(config: Config, sync: str, compress: str) -> Config:
+    """A configuration with a toy in it, of which the schema knows nothing."""
+    return config.model_copy(
+        update={
+            "sync": config.sync.model_copy(update={"name": sync}),
+            "compress": config.compress.model_copy(update={"name": compress}),
+        }
+    )
+
+
+def null_wire() -> Any:
+    """In place of every wire, one that sends nothing."""
+    return patch.object(wiring, "build_wire", lambda config, device: NullWire(dist.get_rank(), dist.get_world_size()))
+
+
+@dataclass
+class Watch:
+    """What a strategy does in a step, in order: `ready`, and the verbs that it sends with."""
+
+    events: list[str] = field(default_factory=list)
+    gradients: int = 0
+    """How often a gradient became complete."""
+    gradients_at_ready: list[int] = field(default_factory=list)
+
+    def ready(self, timer: StepTimer) -> None:
+        self.events.append("ready")
+        self.gradients_at_ready.append(self.gradients)
+        timer.note_ready()
+
+    def on(self, model: nn.Module) -> None:
+        """Count the gradients of a model."""
+
+        def count(_: Tensor) -> None:
+            self.gradients += 1
+
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(count)
+
+    @contextmanager
+    def over(self, wire: object) -> Iterator[None]:
+        """Note the verbs of a wire that send gradients."""
+
+        def noting(verb: str) -> Any:
+            inner = getattr(wire, verb)
+
+            def call(*arguments: Any) -> Any:
+                self.events.append(verb)
+                return inner(*arguments)
+
+            return call
+
+        with patch.multiple(wire, **{verb: noting(verb) for verb in ("mean", "mean_shard", "send")}):
+            yield
+
+
+def watched_steps(rank: int, sync: str, compress: str, null: bool) -> list[dict[str, Any]]:
+    """Steps on random uneven shares, each of which moves the parameters by their gradient.
+
+    Returns:
+        Of each step: `error` (relative distance of what rank 0 moved by from the gradient of the whole batch in one
+        process, or with `null` of this rank's own share), `events`, `gradients_at_ready`, `expected_gradients`, and
+        the traffic.
+    """
+    config = named(
+        load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]),
+        sync,
+        compress,
+    )
+    toy, timer, world_size = Toy(), StepTimer(CPU), dist.get_world_size()
+    random = np.random.default_rng(1)
+    watch, results = Watch(), []
+    with (
+        known(),
+        null_wire() if null else nullcontext(),
+        patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
+        patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
+        closing(wiring.build_strategy(config, CPU)) as strategy,
+    ):
+        one = Replica(config, toy, CPU, timer, strategy)
+        watch.on(one.model)
+        trainable = sum(parameter.requires_grad for parameter in one.model.parameters())
+        for _ in range(TRIALS):
+            counts = random.integers(1, 4, size=world_size)
+            shares = random_shares(random, counts)
+            mine = shares[rank]
+            before = strategy.full_state()
+            strategy.wire.take()
+            watch.events, watch.gradients, watch.gradients_at_ready = [], 0, []
+            total = GlobalBatch(sum(map(len, mine)), len(mine))
+            batches = one.load(tuple(mine))
+            if strategy.collective_forward:
+                batches = evened_out(batches, total.most_micro_batches())
+            with watch.over(strategy.wire):
+                parts = one.compute(batches, total.per_sample_weight)
+            assert [part.n for part in parts] == [len(ids) for ids in mine]
+            one.update()
+            timer.end_step()
+            traffic = strategy.wire.take()
+            after = strategy.full_state()
+            ids = np.concatenate([part for share in (shares if not null else [mine]) for part in share])
+            scale = 1.0 if not null else world_size * len(ids) / total.value()
+            results.append(
+                {
+                    "error": None if before is None or after is None else moved(toy, ids, before, after, scale),
+                    "events": watch.events,
+                    "gradients_at_ready": watch.gradients_at_ready,
+                    "expected_gradients": trainable * len(batches),
+                    "traffic": traffic,
+                }
+            )
+    return results
+
+
+def random_shares(random: np.random.Generator, counts: np.ndarray) -> list[list[np.ndarray]]:
+    """Some of the samples dealt unevenly over ranks and their micro-batches, each at least one."""
+    parts = int(counts.sum())
+    used = random.permutation(60)[: random.integers(2 * parts, 61)]
+    cuts = np.sort(random.choice(np.arange(1, len(used)), size=parts - 1, replace=False))
+    pieces = np.split(used, cuts)
+    ends = np.cumsum(counts)
+    return [pieces[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def moved(toy: Toy, ids: np.ndarray, before: dict[str, Tensor], after: dict[str, Tensor], scale: float) -> float:
+    """Relative distance between what the parameters moved by and the gradient of the mean loss over all samples."""
+    model = toy.build_model(0)
+    model.load_state_dict(before)
+    toy.loss(model, toy.collate(toy.train, ids, 1)).backward()
+    found = torch.cat([(before[name] - after[name]).flatten() for name, _ in model.named_parameters()])
+    wanted = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() * scale for p in model.parameters()]
+    )
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("frozen"))
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def public(rank: int) -> list[float]:
+    """Every strategy on plain torch: built from nothing, over the default group."""
+    toy, losses = Toy(), []
+    for make in [*strategies.REGISTRY.values(), *STRATEGIES.values()]:
+        strategy = make()
+        module = strategy.wrap(toy.build_model(0), CPU)
+        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
+        loss = toy.loss(module, toy.collate(toy.train, np.arange(rank, 60, 2), 1))
+        loss.backward()
+        strategy.finish()
+        strategy.step(optimizer, Precision("fp32", CPU))
+        assert isinstance(strategy.wire, PlainWire)
+        state = strategy.full_state()
+        assert (state is not None) == (rank == 0)
+        losses.append(0.0 if state is None else float(sum(tensor.sum() for tensor in state.values())))
+        strategy.close()
+    return losses
+
+
+def profiled(rank: int, sync: str, compress: str) -> list[str]:
+    """Names of our ranges in the profile of a step."""
+    config = named(
+        load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]),
+        sync,
+        compress,
+    )
+    toy = Toy()
+    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+        one = Replica(config, toy, CPU, StepTimer(CPU), strategy)
+        batches = one.load((np.arange(rank, 60, 2),))
+        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        with torch.profiler.profile(experimental_config=everywhere) as profile:
+            one.compute(batches, lambda: 1 / 30)
+    return [event.name for event in profile.events() if event.name.startswith("dynbench::")]
+
+
+def overflow(rank: int, agree: bool) -> tuple[float, bool]:
+    """Where a parameter is after a step in which only rank 1's gradient is infinite, and whether it was skipped."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=1.0, fused=True)
+    precision = Precision("fp16", CPU, max_over_ranks if agree else None)
+    precision.backward((parameter * (float("inf") if rank == 1 else 1.0)).sum())
+    precision.step(optimizer)
+    return float(parameter), precision.take_skipped()
+
+
+def train_run(rank: int, folder: str, config: Config, null: bool = False, tell: bool = False) -> None:
+    """This rank's part of a run, as a launched rank trains it, with uneven micro-batches and evaluation batches."""
+    whole = ReplicatedPlans.share
+
+    def uneven(self: ReplicatedPlans, step: int) -> tuple[np.ndarray, ...]:
+        ids = np.concatenate(whole(self, step))
+        return tuple(np.array_split(ids, 1 + (step + rank) % 3))
+
+    context, run = RankContext(rank, rank, dist.get_world_size(), CPU), Run(Path(folder))
+    with (
+        known(),
+        null_wire() if null else nullcontext(),
+        patch.object(ReplicatedPlans, "share", uneven),
+        patch.object(evaluation, "EVAL_BATCH", 4),
+    ):
+        try:
+            train(run, config, context, StopFlag())
+        except BaseException as error:
+            if tell:
+                tell_failure(run, rank, error)
+            raise

@@ -1,0 +1,229 @@
+"""A workload, strategies and compressors that only tests know: good ones, and ones with a planted fault."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+import torch
+from multiproc import gradient_rank
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dynbench.compress.base import Compressor
+from dynbench.runs.columns import Column
+from dynbench.sync.base import OptimizerFactory, Strategy, state_on_cpu
+from dynbench.sync.ddp import Ddp
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment, lay_out
+from dynbench.workloads.data import TokenisedData
+
+SAMPLES, VOCABULARY, WIDTH = 60, 50, 8
+
+
+class TiedModel(nn.Module):
+    """Predicts a token from the others through a frozen layer; what it embeds with is what it scores with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.score = nn.Linear(WIDTH, VOCABULARY)
+        self.score.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        hidden = torch.tanh(self.frozen(self.mix(self.embed(tokens)))) * valid[..., None]
+        return self.score(hidden.sum(1) / valid.sum(1, keepdim=True))
+
+
+class Toy(gradient_rank.Toy):
+    """Random tokens in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        random = np.random.default_rng(3)
+        self.train = TokenisedData.from_samples(
+            [random.integers(0, VOCABULARY, size=n).tolist() for n in random.integers(1, 40, size=SAMPLES)],
+            random.integers(0, VOCABULARY, size=SAMPLES),
+        )
+
+    def build_model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return TiedModel().double()
+
+
+class Naive(Strategy):
+    """Every parameter's gradient by itself, once all are there."""
+
+    equal_gradients: ClassVar[bool] = True
+    columns: ClassVar[tuple[Column, ...]] = (Column("sent_tensors", "integer", "", "Gradients averaged."),)
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return model
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        yield
+
+    def finish(self) -> None:
+        self.on_ready()
+        self._average()
+
+    def _average(self) -> None:
+        mine = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
+        futures = [self.wire.mean(p.grad.view(-1), lay_out([(name, p.shape)])) for name, p in mine]
+        for future in futures:
+            future.wait()
+        self._sent = len(mine)
+
+    def row(self) -> Mapping[str, object]:
+        return {"sent_tensors": self._sent}
+
+
+class Sharding(Strategy):
+    """Every rank keeps a part of the parameters and frees the rest between forward passes, as FSDP does."""
+
+    equal_gradients: ClassVar[bool] = False
+    collective_forward: ClassVar[bool] = True
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._parameters = [parameter for _, parameter in named]
+        self._segments = lay_out((name, p.shape) for name, p in named)
+        flat = self._flat([p.detach() for p in self._parameters])
+        self._shard = nn.Parameter(flat.chunk(self.wire.world_size)[self.wire.rank].clone())
+        self._release()
+        model.register_forward_pre_hook(lambda module, _: self._collect())
+        return model
+
+    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        """All of them in one, filled up to equal shards."""
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return nn.functional.pad(flat, (0, -len(flat) % self.wire.world_size))
+
+    def _collect(self) -> None:
+        full = torch.empty(len(self._shard) * self.wire.world_size, dtype=self._shard.dtype)
+        self.wire.gather(full, self._shard.detach()).wait()
+        for parameter, segment in zip(self._parameters, self._segments, strict=True):
+            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+            parameter.data.copy_(segment.of(full))
+
+    def _release(self) -> None:
+        for parameter in self._parameters:
+            parameter.untyped_storage().resize_(0)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        yield
+        self._release()
+
+    def finish(self) -> None:
+        self.on_ready()
+        gradients = [p.grad for p in self._parameters]
+        self._shard.grad = torch.empty_like(self._shard)
+        self.wire.mean_shard(self._flat(gradients), self._segments, self._shard.grad).wait()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._release()
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
+        return factory([self._shard])
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        yield self.module
+        self._release()
+
+    def full_state(self) -> dict[str, Tensor] | None:
+        self._collect()
+        state = state_on_cpu(self.model) if self.wire.rank == 0 else None
+        self._release()
+        return state
+
+
+class ReadyLate(Naive):
+    """Fault: communication counts as compute."""
+
+    def finish(self) -> None:
+        self._average()
+        self.on_ready()
+
+
+class ReadyEarly(Ddp):
+    """Fault: the last gradients' computation counts as communication."""
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        module = super()._wrapped(model)
+        module.register_forward_hook(lambda *_: self.on_ready())
+        return module
+
+
+class ForgetsMicroBatches(Naive):
+    """Fault: only the last micro-batch's gradient is left."""
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        yield
+        self.model.zero_grad()
+
+
+class Bf16(Compressor):
+    """Gathers everyone's gradient in bfloat16."""
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        theirs = torch.empty(channel.world_size * len(flat), dtype=torch.bfloat16)
+        channel.all_gather(theirs, flat.bfloat16()).wait()
+        flat.copy_(theirs.view(channel.world_size, -1).to(flat.dtype).mean(0))
+
+
+class TwoStages(Compressor):
+    """Every rank averages its part and gathers those of the others; keeps the number of calls."""
+
+    calls: int = 0
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        assert segments[-1].offset + segments[-1].numel <= len(flat)
+        assert threading.current_thread().name == "dynbench-wire"
+        self.calls += 1
+        ranks = channel.world_size
+        given = nn.functional.pad(flat, (0, -len(flat) % ranks))
+        parts = torch.empty_like(given)
+        channel.all_to_all(parts, given).wait()
+        channel.all_gather(given, self.average(parts.view(ranks, -1))).wait()
+        flat.copy_(given[: len(flat)])
+
+    def average(self, parts: Tensor) -> Tensor:
+        return parts.mean(0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"calls": torch.tensor(self.calls)}
+
+
+class ForgetsToDivide(TwoStages):
+    """Fault: sums."""
+
+    def average(self, parts: Tensor) -> Tensor:
+        return parts.sum(0)
+
+
+class Fails(TwoStages):
+    """Fault: raises on rank 0, between two collectives."""
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        super().mean(channel, flat, segments)
+        if channel.rank == 0 and self.calls == 3:
+            raise ArithmeticError(f"cannot compress {segments[0].name}")
+
+
+STRATEGIES: dict[str, type[Strategy]] = {"naive": Naive, "sharding": Sharding}
+BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
+    "ready_late": ReadyLate,
+    "ready_early": ReadyEarly,
+    "forgets_micro_batches": ForgetsMicroBatches,
+}
+COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
+BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}

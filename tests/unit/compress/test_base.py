@@ -1,0 +1,37 @@
+"""What a compressor does that keeps nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import Bf16, TwoStages
+
+from dynbench.compress.registry import REGISTRY, build_compressor
+from dynbench.config.schema import Compress
+from dynbench.errors import RecordError
+
+
+def test_nothing_is_compressed_without_a_queue() -> None:
+    assert build_compressor(Compress()) is None
+    assert REGISTRY["none"] is None
+
+
+def test_a_state_of_another_compressor_is_refused() -> None:
+    plain = Bf16(Compress())
+    assert plain.state_dict() == {}
+    plain.load_state_dict({})
+    with pytest.raises(RecordError, match=r"compress\.name: 'none' keeps nothing between steps.* holds calls"):
+        plain.load_state_dict(TwoStages(Compress()).state_dict())
+
+
+def test_the_shard_is_that_of_the_mean() -> None:
+    class Channel:
+        rank, world_size = 1, 2
+
+    class Doubles(Bf16):
+        def mean(self, channel: object, flat: torch.Tensor, segments: object) -> None:
+            flat.mul_(2)
+
+    shard = torch.empty(2)
+    Doubles(Compress()).mean_shard(Channel(), torch.arange(4.0), (), shard)  # type: ignore[arg-type]
+    assert shard.tolist() == [4, 6]
