@@ -17,6 +17,7 @@ from dynbench.compress.base import Compressor
 from dynbench.runs.columns import Column
 from dynbench.sync.base import OptimizerFactory, Strategy, state_on_cpu
 from dynbench.sync.ddp import Ddp
+from dynbench.sync.local import Local
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.workloads.data import TokenisedData
@@ -227,3 +228,10 @@ BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
 }
 COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
 BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}
+
+
+class InDouble(Local):
+    """A rank alone in float64, so that only other arithmetic differs and not its rounding."""
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return model.double()

@@ -31,6 +31,13 @@ def field_of(dotted: str) -> tuple[FieldInfo, tuple[str, ...]] | None:
     return None
 
 
+def default_of(dotted: str) -> object:
+    """The default of the field that a dotted key names."""
+    found = field_of(dotted)
+    assert found is not None, f"{dotted} is a field"
+    return found[0].get_default(call_default_factory=True)
+
+
 def section_of(dotted: str) -> type[BaseModel] | None:
     """The section class that a dotted key names; the empty key is the whole configuration."""
     section: type[BaseModel] = Config

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dynbench.config.describe import field_of
+from dynbench.config.describe import default_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import CAPPED_POLICIES, GENERATED_DATASETS, SYNC_READS, TEXT_FILE_DATASETS, Situation
 
@@ -260,7 +260,7 @@ def unread(situations: Sequence[Situation]) -> list[str]:
     """
     lines, beyond = [], []
     for key, effect in EFFECTS.items():
-        default = _default(key)
+        default = default_of(key)
         for value in _distinct([_value(s.given, key) for s in situations]):
             having = [s for s in situations if _value(s.given, key) == value]
             if value == default or any(effect.is_read(s) for s in having):
@@ -287,15 +287,9 @@ def _instead(situation: Situation, key: str) -> str:
 def _value(config: Config, key: str) -> object:
     """What was asked for; a mode that only follows from a policy was not."""
     if key == "schedule.mode" and config.schedule.policy is not None:
-        return _default(key)
+        return default_of(key)
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)
-
-
-def _default(key: str) -> object:
-    found = field_of(key)
-    assert found is not None, "every line of EFFECTS is a field"
-    return found[0].get_default(call_default_factory=True)
 
 
 def _distinct(values: Sequence[object]) -> list[object]:

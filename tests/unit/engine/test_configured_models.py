@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import CONFIGS, write_config
+from toys import InDouble
 
 from dynbench.config.load import load_config
 from dynbench.engine.failure import lasting_fault
@@ -19,7 +20,6 @@ from dynbench.errors import UsageError
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
-from dynbench.sync.local import Local
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
@@ -35,13 +35,7 @@ def test_static_and_partition_give_the_same_gradient(architecture: str, tmp_path
         config = resolve(asked, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path)).config
         workload = build_workload(config)
         problem = build_problem(config, workload.train.lengths, 2, 1, positions=workload.positions)
-        replica = Replica(
-            config,
-            workload,
-            CPU,
-            StepTimer(CPU),
-            lambda model, on_ready, config=config: Local(model.double(), config.sync, on_ready),
-        )
+        replica = Replica(config, workload, CPU, StepTimer(CPU), InDouble())
         plan = Planner(policy, problem).plan(0)
         for share in plan.shares:
             replica.compute(replica.load(share), lambda: 1 / 12)

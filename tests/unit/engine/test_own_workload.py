@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from own import NAME
+from toys import InDouble
 
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.load import load_config
@@ -41,13 +42,7 @@ def resolved(*overrides: str) -> Config:
 
 
 def in_double(config: Config) -> Replica:
-    replica = Replica(
-        config,
-        build_workload(config),
-        CPU,
-        StepTimer(CPU),
-        lambda model, on_ready: Local(model.double(), config.sync, on_ready),
-    )
+    replica = Replica(config, build_workload(config), CPU, StepTimer(CPU), InDouble())
     load = replica.load
 
     def doubled(share):
@@ -95,7 +90,9 @@ def test_it_is_evaluated_without_an_accuracy(tmp_path: Path) -> None:
     model, file = workload.build_model(0), tmp_path / EVAL_FILE
     for rank in (0, 1):
         evaluator = Evaluator(config, workload, CPU, shard=(rank, 2), sum_over_ranks=list, file=file)
-        evaluator.evaluate(7 + rank, model, Precision("fp32", CPU))
+        strategy = Local()
+        strategy.wrap(model, CPU)
+        evaluator.evaluate(7 + rank, strategy, Precision("fp32", CPU))
     with file.open("a", encoding="utf-8") as torn:
         torn.write("9,0.1,")
 
