@@ -21,6 +21,7 @@ from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches, training
 from dynbench.probe import prober
 from dynbench.runs.atomic import write_text
+from dynbench.runs.columns import COMM_COLUMNS, write_columns
 from dynbench.runs.store import RunStore
 
 ROW = {"rank": 0, "length": 64, "peak_mem_mb": 90.5}
@@ -90,7 +91,8 @@ def take_tour(folder: Path) -> Tour:
 def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("train", *TINY, "--name", "t", document="train --json")
     tour.run("train", *TINY, "--dry-run", document="train --dry-run --json")
-    build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
+    made = build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
+    write_columns(made.ranks_dir, COMM_COLUMNS)
     said = {"say": "comm_model.none", "text": "none", "values": {}}
     chosen = {"decisions": {"launch.comm_model": {"value": "none", "reason": "launch.comm_model", "said": said}}}
     build_run(store, Fake(overrides=("launch.launcher=virtual", "launch.world_size=2"), env=chosen), "virtual")
