@@ -123,7 +123,7 @@ def _reduced(children: Children, replies: Sequence[Reply | None]) -> bool:
     """Whether every rank answered, and then met in an all-reduce with its buckets still in place."""
     if any(reply is None for reply in replies):
         return False
-    return all(reply is not None for reply in children.ask_all({"op": "reduce", "repeats": 1}))
+    return all(reply is not None for reply in children.ask_all({"op": "reduce", "repeats": 1}, together=True))
 
 
 def _give_up_after(tries: int, indeterminate: int, length: int, asked: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -38,9 +39,11 @@ def main() -> None:
     try:
         _serve(spec, run.config(), replies)
     except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
         if message := lasting_fault(error, run):
             _send(replies, {"fault": message})
-        raise
+        os._exit(1)  # the interpreter's own end may wait for a collective of ranks that are still in it
     os._exit(0)
 
 

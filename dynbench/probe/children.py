@@ -115,8 +115,14 @@ class Children:
                 )
             self.gradient_bytes = int(str(reply["gradient_bytes"]))
 
-    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply | None]:
-        """Send each rank its request, at once, and wait for all answers; None where a child ended without one."""
+    def ask(self, requests: Sequence[Mapping[str, object]], *, together: bool = False) -> list[Reply | None]:
+        """Send each rank its request, at once, and wait for all answers; None where a child ended without one.
+
+        Args:
+            requests: by rank.
+            together: the ranks wait for each other on the way. When one has ended, the others' answers may never come:
+                theirs are None too, and the group is of no more use.
+        """
         for process, request in zip(self._processes, requests, strict=True):
             assert process.stdin is not None
             try:
@@ -124,18 +130,18 @@ class Children:
                 process.stdin.flush()
             except BrokenPipeError:
                 log.debug("probe: a trial process was gone before it was asked")
-        return self._collect(range(self.world_size))
+        return self._collect(range(self.world_size), together=together)
 
-    def ask_all(self, request: Mapping[str, object]) -> list[Reply | None]:
-        """The same request to every rank."""
-        return self.ask([request] * self.world_size)
+    def ask_all(self, request: Mapping[str, object], *, together: bool = False) -> list[Reply | None]:
+        """The same request to every rank, as `ask`."""
+        return self.ask([request] * self.world_size, together=together)
 
     @property
     def pids(self) -> list[int]:
         """Process ids by rank."""
         return [process.pid for process in self._processes]
 
-    def _collect(self, ranks: Sequence[int]) -> list[Reply | None]:
+    def _collect(self, ranks: Sequence[int], *, together: bool = False) -> list[Reply | None]:
         """One line from each child; a rank that closed its pipe, or is silent beyond the limit, answers None."""
         replies: list[Reply | None] = [None] * self.world_size
         pending: dict[int, bytes] = dict.fromkeys(ranks, b"")
@@ -154,6 +160,8 @@ class Children:
                         selector.unregister(key.fd)
                         line = pending.pop(rank)
                         replies[rank] = self._understood(rank, line) if line.endswith(b"\n") else None
+                        if together and replies[rank] is None:
+                            return replies
         return replies
 
     def _understood(self, rank: int, line: bytes) -> Reply:

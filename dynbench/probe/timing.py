@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from dynbench.runs.probe_record import AccuracyRow, AllReduce, CostFit, TimingRo
 from dynbench.schedule.plan import FloatArray
 from dynbench.units import mb
 
+log = logging.getLogger(__name__)
+
 REDUCE_REPEATS = 7
 FURTHER_REPEATS = 15
 
@@ -28,7 +31,7 @@ class Timings(NamedTuple):
     """Median step time, by rank."""
     further: list[float] | None
     """What every micro-batch of a step after its first costs beside its samples, ms, shape [G]; None where too few
-    samples fit to tell."""
+    samples fit to tell, or a rank ended while it was timed."""
     allreduce: AllReduce
 
 
@@ -78,7 +81,7 @@ def time_grid(
             ):
                 ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
-        replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS})
+        replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True)
         further = _time_further(children, points, share, report, slowdown)
     reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
     allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
@@ -97,7 +100,15 @@ def _time_further(
     if n == 0:
         return None
     report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
-    replies = children.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS})
+    replies = children.ask_all(
+        {"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True
+    )
+    if any(reply is None for reply in replies):
+        log.warning(
+            "probe: what a further micro-batch costs is unknown: a trial process ended while steps of two were timed; "
+            "the ranks' logs in the run folder's logs/ say why, schedule.further_ms sets the price"
+        )
+        return None
     return [_numbers(reply, rank)[0] * slowdown.get(rank, 1.0) for rank, reply in enumerate(replies)]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ from dynbench.config.load import load_config
 from dynbench.engine.planning import build_cost
 from dynbench.engine.replica import LossPart, MicroBatch
 from dynbench.errors import UsageError
+from dynbench.probe.children import Children
 from dynbench.probe.split_price import SplitStep
 from dynbench.probe.timing import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
 from dynbench.runs.store import RunStore
@@ -98,18 +102,24 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
         torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
 
 
-def timed(points: Sequence[tuple[int, int]], slowdown: Mapping[int, float], asked: list[tuple[int, int]]) -> Timings:
+def timed(
+    points: Sequence[tuple[int, int]],
+    slowdown: Mapping[int, float],
+    asked: list[tuple[int, int]],
+    further: Sequence[dict[str, object] | None] = ({"ms": FURTHER}, {"ms": FURTHER}),
+) -> Timings:
     """`time_grid` on two ranks of planted times; `asked` takes the shape that splitting is timed at."""
 
     class Children:
         gradient_bytes, world_size = 10**6, 2
 
-        def ask_all(self, request: Mapping[str, int]) -> list[dict[str, object]]:
+        def ask_all(self, request: Mapping[str, int], *, together: bool = False) -> list[dict[str, object] | None]:
+            assert together == (request["op"] != "time")
             if request["op"] == "time":
                 return [{"ms": [step_ms(request["n"], request["length"])]}] * 2
             if request["op"] == "further":
                 asked.append((request["n"], request["length"]))
-                return [{"ms": FURTHER}] * 2
+                return list(further)
             return [{"ms": 1.0}] * 2
 
     @contextmanager
@@ -142,6 +152,27 @@ def test_where_too_little_fits_the_price_is_unknown() -> None:
     assert timings.further is None
     assert further_at_full_speed(timings.further, np.array([1.0, 0.5])) is None
     assert timed([], {}, []).further is None
+
+
+@pytest.mark.parametrize("replies", [(None, None), (None, {"ms": FURTHER}), ({"ms": FURTHER}, None)])
+def test_where_a_rank_ends_while_splitting_is_timed_the_probe_goes_on_without_the_price(
+    replies: Sequence[dict[str, object] | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    timings = timed([(n, length) for n in (1, 8) for length in (32, 64)], {}, [], replies)
+    assert timings.further is None
+    assert len(timings.points) == 8
+    assert "a further micro-batch costs is unknown" in caplog.text
+
+
+def test_ranks_that_wait_for_one_that_ended_are_not_waited_for(tmp_path: Path) -> None:
+    with closing(Children({}, 2, 1, tmp_path, timeout_s=60.0, tidy=False)) as group:
+        for code in ("import sys; sys.stdin.readline()", "import sys; sys.stdin.read()"):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            group._processes.append(subprocess.Popen([sys.executable, "-c", code], **pipes))
+        start = time.monotonic()
+        assert group.ask_all({"op": "further"}, together=True) == [None, None]
+        assert time.monotonic() - start < 60
+        assert group._processes[1].poll() is None
 
 
 def stored_probe(root: Path, **cost: float) -> None:

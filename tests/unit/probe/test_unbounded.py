@@ -36,7 +36,7 @@ class FakeRanks:
     def ask(self, requests: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         return [self._answer(rank, **request) for rank, request in enumerate(requests)]
 
-    def ask_all(self, request: Mapping[str, object]) -> list[dict[str, object]]:
+    def ask_all(self, request: Mapping[str, object], *, together: bool = False) -> list[dict[str, object]]:
         return self.ask([request, request])
 
     def _answer(self, rank: int, op: str, **asked: object) -> dict[str, object]:
