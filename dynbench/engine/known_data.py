@@ -9,27 +9,40 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from dynbench.config import schema
 from dynbench.config.situation import GENERATED_DATASETS
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.base import Workload
+from dynbench.workloads.datasets.base import LengthSplit
+from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.registry import build_workload
 
 _SMALL_MB = 4
 """Text that is tokenised in about a second."""
+_SMALL_TOKENS = 2**23
+"""Tokens that are generated in about a second; a small trace may stand for a hundred times as many."""
 
 
 def data_at_hand(config: schema.Config) -> bool:
-    """Whether the data can be had without the network and without a wait."""
+    """Whether the data can be had without the network and without a wait.
+
+    Raises:
+        DataError: a trace of lengths that cannot be used.
+    """
     workload = config.workload
-    if workload.is_own or (workload.weights == "pretrained" and not _is_local(workload.model)):
+    reads_model = workload.weights == "pretrained" or workload.shape == "model"
+    if workload.is_own or (reads_model and not _is_local(workload.model)):
         return False
     generated = workload.dataset in GENERATED_DATASETS
     if generated and workload.data_path is None:
         return True
     paths = [Path(path).expanduser() for path in (workload.data_path, workload.eval_path) if path is not None]
     small = sum(path.stat().st_size for path in paths if path.is_file()) <= _SMALL_MB * BYTES_PER_MB
-    return bool(paths) and small and (generated or _is_local(workload.tokenizer or workload.model))
+    if not paths or not small:
+        return False
+    return _few_tokens(workload) if generated else _is_local(workload.tokenizer or workload.model)
 
 
 def known_workload(config: schema.Config) -> Workload | None:
@@ -51,6 +64,13 @@ def _build(settings: schema.Workload, seed: int) -> Workload:
         workload = settings.model_copy(update={"cache_dir": cache})
         train = schema.Train(seed=seed)
         return build_workload(schema.Config().model_copy(update={"workload": workload, "train": train}))
+
+
+def _few_tokens(settings: schema.Workload) -> bool:
+    """Whether a data set of which only lengths are stored is generated at once."""
+    splits = load_dataset(settings)
+    lengths = [split.lengths for split in (splits.train, splits.eval) if isinstance(split, LengthSplit)]
+    return sum(int(np.minimum(each, settings.max_length).sum()) for each in lengths) <= _SMALL_TOKENS
 
 
 def _is_local(name: str) -> bool:

@@ -12,6 +12,7 @@ from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.known_data import data_at_hand, known_workload
 from dynbench.engine.planning import build_problem
 from dynbench.engine.run_check import check_steps
+from dynbench.errors import NothingFits
 from dynbench.schedule.policy import Problem, make_policy
 
 
@@ -50,7 +51,11 @@ def check_plan(config: Config, world_size: int, root: Path, launches: int = 1) -
         seeded = config.model_copy(
             update={"train": config.train.model_copy(update={"seed": config.train.seed + launch})}
         )
-        check_steps(seeded, _on_known_data(seeded, world_size, multiple, root))
+        try:
+            check_steps(seeded, _on_known_data(seeded, world_size, multiple, root))
+        except NothingFits as error:
+            where = f"launch with train.seed {seeded.train.seed}: " if launches > 1 else ""
+            raise NothingFits(f"{where}{error.message}", error.hint) from error
 
 
 def check_steps_of_rank(config: Config, problem: Problem) -> None:

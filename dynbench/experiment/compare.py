@@ -20,7 +20,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.attach import started_as_rank
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.resolve import resolve, this_machine
-from dynbench.errors import ConfigError, DynbenchError, NotComparable, UsageError
+from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.order import abba_order
 from dynbench.experiment.probing import probe_identity, using_probe, wants_probe, with_probe
@@ -218,6 +218,8 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
             hint = error.hint
+        except NothingFits as error:
+            raise NothingFits(f"arm {name}: {error.message}", error.hint) from error
     if problems:
         raise ConfigError(list(problems), hint)
     return arms

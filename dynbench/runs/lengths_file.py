@@ -6,6 +6,7 @@ Reading a run must never run code that its folder names.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ def read_lengths(run: Run) -> KeptLengths:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             lengths, positions = np.asarray(arrays["lengths"], dtype=np.int64), int(arrays["positions"])
-    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         reason = "it ended before its data was known" if isinstance(error, FileNotFoundError) else str(error)
         raise RecordError(
             f"{path}: the lengths that {run.label} trained on cannot be read: {reason}",

@@ -112,7 +112,7 @@ def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
     first = next(seed for seed, message in enumerate(seeds) if message)
     assert refused(config_of(batch=batch), store.root, launches=first) is None
     error = refused(config_of(batch=batch), store.root, launches=first + 1)
-    assert error is not None and error.message == seeds[first]
+    assert error is not None and error.message == f"launch with train.seed {first}: {seeds[first]}"
 
 
 def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +134,21 @@ def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, mo
         (("workload.dataset=lognormal",), True),
         (("workload.dataset=sst2",), False),
         (("workload.weights=pretrained",), False),
+        (("workload.size=model", "workload.model=some/hub-name"), False),
+        (("workload.dataset=lengths", "workload.data_path={trace}"), True),
+        (("workload.dataset=lengths", "workload.data_path={long}"), False),
+        (("workload.dataset=lengths", "workload.data_path={long}", "workload.max_length=16"), True),
+        (("workload.dataset=lengths", "workload.data_path={trace}", "workload.eval_path={long}"), False),
         (("workload.dataset=tsv", "workload.data_path={path}", "workload.tokenizer=some/hub-name"), False),
         (("workload.dataset=tsv", "workload.data_path={path}", "workload.tokenizer={path}"), True),
     ],
 )
-def test_data_at_hand_cost_no_network(tmp_path: Path, overrides: tuple[str, ...], expected: bool) -> None:
+def test_data_at_hand_cost_no_network_and_no_wait(tmp_path: Path, overrides: tuple[str, ...], expected: bool) -> None:
     (tmp_path / "data.tsv").write_text("a text\t0\n")
-    config = load_config(None, [text.format(path=tmp_path / "data.tsv") for text in overrides])
+    (tmp_path / "trace.txt").write_text("40\n" * 1000)
+    (tmp_path / "long.txt").write_text("250\n" * 40_000)
+    paths = {"path": tmp_path / "data.tsv", "trace": tmp_path / "trace.txt", "long": tmp_path / "long.txt"}
+    config = load_config(None, [text.format(**paths) for text in overrides])
     assert data_at_hand(config) is expected
 
 
