@@ -9,7 +9,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
 from dynbench.engine.resolve import resolve, this_machine
 from dynbench.engine.run_check import fitting_batch, may_split, total_steps
-from dynbench.errors import BatchTooLarge
+from dynbench.errors import BatchTooLarge, DynbenchError
 from dynbench.experiment.probing import using_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -24,7 +24,7 @@ class NextTraining:
     Attributes:
         global_batch: as asked for.
         steps: of the run, warm-up included.
-        stopped_by: the first step that does not fit, in words; None where all fit.
+        stopped_by: the first step that does not fit, or why there is none, in words; None where all fit.
         fitting_batch: the global batch asked for, or the largest one found below it with which all steps fit; None
             where there is none.
         split_fits: whether all steps fit with as many micro-batches as they need.
@@ -49,9 +49,15 @@ class NextTraining:
 def next_training(config: Config, probe: Run, store: RunStore) -> NextTraining:
     """What `train --mode dynamic --probe PROBE` would meet with the settings of the probe.
 
-    Raises:
-        DynbenchError: as `resolve` and `build_workload`.
+    Settings that training would refuse stop it too: what was probed is worth showing nevertheless.
     """
+    try:
+        return _planned(config, probe, store)
+    except DynbenchError as error:
+        return NextTraining(config.train.global_batch, total_steps(config), error.message, None, split_fits=False)
+
+
+def _planned(config: Config, probe: Run, store: RunStore) -> NextTraining:
     dynamic = config.schedule.model_copy(update={"mode": "dynamic", "capacity": None})
     resolved = resolve(using_probe(config.model_copy(update={"schedule": dynamic}), probe.id), this_machine(), store)
     config, workload = resolved.config, build_workload(resolved.config)

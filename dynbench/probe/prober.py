@@ -78,6 +78,9 @@ def run_probe(
     """
     check_inputs(config)
     resolved = resolve(_to_be_probed(config), this_machine(), store)
+    if (nodes := resolved.config.launch.nnodes) > 1:
+        one = "Probe one rank, which stands for all: --nproc 1 --set launch.nnodes=1."
+        raise UsageError(f"launch.nnodes: {nodes}, but a probe starts the ranks of one machine only", one)
     prober = Prober(resolved, _length_grid(resolved.config), memory_limit_bytes(resolved))
     if prober.virtual:
         build_comm_model(resolved.config.launch.comm_model, store.root)

@@ -100,9 +100,7 @@ def _time_further(
     if n == 0:
         return None
     report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
-    replies = children.ask_all(
-        {"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True
-    )
+    replies = children.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
     if any(reply is None for reply in replies):
         log.warning(
             "probe: what a further micro-batch costs is unknown: a trial process ended while steps of two were timed; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from probes import make_probe
+from probes import COST, make_probe
 
 from dynbench.cli.options import Settings
 from dynbench.cli.probe import _next_lines, _show
@@ -116,3 +116,11 @@ def test_what_is_advised_after_a_probe_is_what_training_takes(
     if instead != set():
         with pytest.raises(NothingFits):
             plan_launch(load_config(None, (*fixed, "schedule.mode=dynamic", f"probe.run={probe.id}")), store)
+
+
+def test_what_was_probed_is_shown_also_where_training_would_refuse_it(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    flat = make_probe(store, cost_model={**COST, "beta_ms_per_token": 0.0})
+    coming = next_training(load_config(None, ("launch.device=cpu", "launch.nproc=2")), flat, store)
+    assert coming.stopped_by is not None and "same step time at every length" in coming.stopped_by
+    assert coming.instead is None

@@ -15,12 +15,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from probes import make_probe
 
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
-from dynbench.errors import DataError, Interrupted, NotComparable, RecordError, Terminated, UsageError, WorkerFailed
+from dynbench.errors import (
+    DataError,
+    Interrupted,
+    NotComparable,
+    NothingFits,
+    RecordError,
+    Terminated,
+    UsageError,
+    WorkerFailed,
+)
 from dynbench.experiment import launches
 from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.launches import Clock, CompareProgress
@@ -253,6 +263,16 @@ def test_a_running_comparison_is_left_alone(store: RunStore, recipe: Callable[..
 
     with pytest.raises(UsageError, match="is running in process"):
         run_comparison(comparison, store)
+
+
+def test_steps_that_do_not_fit_are_told_with_their_arm_and_launch(
+    store: RunStore, recipe: Callable[..., Recipe]
+) -> None:
+    probe = make_probe(store, "workload.dropout=0.0", tables=[[(12, 8), (256, 1)]] * 2)
+    limited = recipe("schedule.policy: partition}", "schedule.policy: partition, schedule.capacity: probed}")
+    with pytest.raises(NothingFits, match=r"^arm partition: launch with train\.seed \d: step \d+: 8 samples"):
+        start_comparison(limited, store)
+    assert store.list() == [probe]
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_runs(

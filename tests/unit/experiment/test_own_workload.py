@@ -130,11 +130,13 @@ def test_plans_are_made_offline_from_the_lengths_that_the_run_kept(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn"])
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn", b"spoilt"])
 def test_a_run_without_its_lengths_says_so(store: RunStore, content: bytes | None) -> None:
     run = finished(store, "static")
     file = run.ranks_dir / LENGTHS_FILE
-    file.unlink() if content is None else file.write_bytes(content)
+    whole = file.read_bytes()
+    spoilt = whole[:60] + b"\xff" * 40 + whole[100:]
+    file.unlink() if content is None else file.write_bytes(spoilt if content == b"spoilt" else content)
     with pytest.raises(RecordError, match="cannot be read") as caught:
         trained_trace(run)
     assert "--workload" in caught.value.hint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.errors import Terminated, WorkerFailed
+from dynbench.errors import Terminated, UsageError, WorkerFailed
 from dynbench.probe import prober
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -39,3 +39,11 @@ def test_every_end_is_recorded(
     (run,) = store.list()
     assert (run.status, run.record().exit_code) == (status, exit_code)
     assert run.record().failure is not None
+
+
+def test_several_nodes_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober.Prober, "probe", lambda *_: pytest.fail("measured"))
+    nodes = ["launch.device=cpu", "launch.nproc=2", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:1"]
+    with pytest.raises(UsageError, match=r"launch\.nnodes: 2"):
+        prober.run_probe(load_config(None, nodes), RunStore(tmp_path), report=lambda text: None)
+    assert not RunStore(tmp_path).list()
