@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
+from dynbench.runs.export import EXPORT_FILE, RUNS
 from dynbench.runs.lookup import Entries
 from dynbench.runs.names import ids_in
 from dynbench.runs.run import Run
@@ -87,7 +89,8 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
             run_id: folder
             for folder, ids in reads.items()
             if folder not in taken and folder not in members
-            for run_id in ids & set(members)
+            for run_id in members
+            if run_id in ids
         }
         if not used:
             return Removal(chosen, list(members.values()), kept)
@@ -95,12 +98,21 @@ def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], 
 
 
 def _reads_of(root: Path, wanted: Iterable[str]) -> dict[str, set[str]]:
-    """Name of every folder in the results folder to which of the ids its files name, its own left out."""
+    """Name of every folder in the results folder to which of the ids its files name, less its own and its copies."""
     ids = set(wanted)
     if not ids:
         return {}
     folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-    return {path.name: (_named_in(path, _READS) & ids) - {path.name} for path in folders}
+    return {path.name: (_named_in(path, _READS) & ids) - {path.name} - _copies_in(path) for path in folders}
+
+
+def _copies_in(folder: Path) -> set[str]:
+    """Ids of the runs that an analysis against an exported file has in its copy of the file, and reads there."""
+    try:
+        with ZipFile(folder / EXPORT_FILE) as file:
+            return {name.split("/")[1] for name in file.namelist() if name.startswith(f"{RUNS}/")}
+    except (OSError, BadZipFile):
+        return set()
 
 
 def _named_in(folder: Path, names: Iterable[str]) -> set[str]:

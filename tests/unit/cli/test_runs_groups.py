@@ -16,6 +16,7 @@ from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.export import EXPORT_FILE, write_export
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -321,3 +322,21 @@ def test_cells_go_with_their_comparisons_and_launches(store: RunStore, capsys: p
     assert [line.split()[0] for line in ls(capsys)[1:]] == [together.id]
     assert [len(line) - len(line.lstrip()) for line in ls(capsys, "--launches")[1:]] == [0, 2, 4, 4, 4, 2, 4, 4, 4]
     assert len(rm(capsys, "together", "--with-launches", "--yes")["removed"]) == 9
+
+
+@pytest.mark.parametrize("content", [None, "copy", "torn"])
+def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
+    store: RunStore, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    comparison, runs = compare(store, "cmp")
+    analysis = make(store, "analyze")
+    write_json(analysis.path / "comparison.json", {"arms": [{"name": "base", "runs": ids(runs[:2]), "stored": True}]})
+    if content is not None:
+        files = {run.id: {"run.json": run.record_file} for run in runs[:2]}
+        write_export(analysis.path / EXPORT_FILE, files, {}, None)
+    if content == "torn":
+        (analysis.path / EXPORT_FILE).write_bytes(b"PK")
+    found = rm(capsys, "cmp", "--with-launches", "--yes")
+    kept = [] if content == "copy" else ids(runs[:2])
+    assert found["kept"] == [{"id": run_id, "used_by": analysis.id} for run_id in kept]
+    assert set(found["removed"]) == {comparison.id, *ids(runs)} - set(kept)
