@@ -272,7 +272,7 @@ def recorded(comparison: Run) -> Iterator[None]:
             yield
     except DynbenchError as error:
         advice = error.hint.partition(_GO_ON)[0].strip()
-        anew = f"; {_ANEW}" if isinstance(error, UsageError) else ""
+        anew = f"; {_ANEW}" if isinstance(error, UsageError | NothingFits) else ""
         error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}{anew}".strip()
         raise
     except OSError as error:

@@ -23,6 +23,7 @@ from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.errors import (
     DataError,
+    DynbenchError,
     Interrupted,
     NotComparable,
     NothingFits,
@@ -182,14 +183,19 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     assert failed.run not in outcome.state.arms["partition"]
 
 
+@pytest.mark.parametrize("kind", [DataError, NothingFits])
 def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
-    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+    store: RunStore,
+    training: FakeTraining,
+    recipe: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[DynbenchError],
 ) -> None:
     def gone(*_: object, **__: object) -> object:
-        raise DataError("train.tsv: is gone", "Bring it back.")
+        raise kind("train.tsv: is gone", "Bring it back.")
 
     comparison = start_comparison(recipe(), store, name="demo")
-    with monkeypatch.context() as patched, pytest.raises(DataError) as caught:
+    with monkeypatch.context() as patched, pytest.raises(kind) as caught:
         patched.setattr(launches, "run_training", gone)
         run_comparison(comparison, store)
 
