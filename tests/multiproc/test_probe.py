@@ -100,12 +100,12 @@ class KilledAtSecondTrial(Children):
 
     asked = 0
 
-    def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply | None]:
+    def ask(self, requests: Sequence[Mapping[str, object]], *, together: bool = False) -> list[Reply | None]:
         if requests[0]["op"] == "trial":
             KilledAtSecondTrial.asked += 1
             if KilledAtSecondTrial.asked == 2:
                 os.kill(self.pids[0], signal.SIGKILL)
-        return super().ask(requests)
+        return super().ask(requests, together=together)
 
 
 def test_a_killed_trial_process_does_not_change_the_answer(run: Run, found: Findings) -> None:
@@ -125,9 +125,9 @@ def test_a_killed_trial_process_does_not_change_the_answer(run: Run, found: Find
 
 def test_a_process_that_always_dies_is_an_error_not_an_answer(run: Run) -> None:
     class AlwaysKilled(Children):
-        def ask(self, requests: Sequence[Mapping[str, object]]) -> list[Reply | None]:
+        def ask(self, requests: Sequence[Mapping[str, object]], *, together: bool = False) -> list[Reply | None]:
             os.kill(self.pids[1], signal.SIGKILL)
-            return super().ask(requests)
+            return super().ask(requests, together=together)
 
     spec = children(run)._spec
     with pytest.raises(WorkerFailed, match="without an answer"):
