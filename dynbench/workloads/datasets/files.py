@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynbench.config.schema import Workload
-from dynbench.errors import DataError, did_you_mean
+from dynbench.errors import DataError, nearest
 from dynbench.workloads.datasets.base import Splits, TextSplit
 from dynbench.workloads.datasets.labels import Label, class_indices, class_names, classes_of, read_label
 from dynbench.workloads.datasets.lines import is_unicode, quoted
 
 SHOWN_COLUMNS = 8
+USUAL_NAMES = {
+    "text_column": ("sentence", "text", "review", "content", "body", "comment", "document", "tweet"),
+    "label_column": ("label", "labels", "sentiment", "class", "category", "target", "rating", "stars", "polarity"),
+}
+"""What files call the columns of either setting, in lower case."""
 
 
 @dataclass
@@ -96,7 +102,24 @@ def check_columns(where: str, settings: Workload, found: Sequence[str], advice: 
         return
     said = " and ".join(f"no column {column!r} (workload.{key})" for key, column in missing.items())
     shown = ", ".join(quoted(name) for name in found[:SHOWN_COLUMNS]) + (", …" if len(found) > SHOWN_COLUMNS else "")
-    options = " and ".join(f"--{key.replace('_', '-')}" for key in missing)
-    near = [did_you_mean(column, filter(str.isprintable, found)) for column in missing.values()]
-    hint = f"{' '.join(text for text in near if text)} Name {'it' if len(missing) == 1 else 'them'} with {options}."
-    raise DataError(f"{where}: {said}; found {shown or 'none'}", advice or hint.strip())
+    raise DataError(f"{where}: {said}; found {shown or 'none'}", advice or _meant(missing, found))
+
+
+def _meant(missing: Mapping[str, str], found: Sequence[str]) -> str:
+    """The flags to give; what else is usual for a text is no label, and the other way round."""
+    free = list(filter(str.isprintable, found))
+    said, open_ = [], []
+    for key, column in missing.items():
+        flag = f"--{key.replace('_', '-')}"
+        other = {name for names in USUAL_NAMES if names != key for name in USUAL_NAMES[names]}
+        own = [name for name in free if name.casefold() not in other]
+        usual = (name for known in USUAL_NAMES[key] for name in own if name.casefold() == known)
+        near = nearest(column, own) or next(usual, "")
+        if near:
+            free.remove(near)
+            said.append(f"{flag} {shlex.quote(near)}")
+        else:
+            open_.append(flag)
+    asked = f"Did you mean {' '.join(said)}?" if said else ""
+    rest = f"Name {('the other' if said else 'it') if len(open_) == 1 else 'them'} with {' and '.join(open_)}."
+    return f"{asked} {rest if open_ else ''}".strip()

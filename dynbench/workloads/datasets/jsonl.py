@@ -13,6 +13,7 @@ from dynbench.workloads.datasets.formats import looks_like
 from dynbench.workloads.datasets.lines import numbered, quoted, read_lines
 
 EXPECTED = "expected one JSON object per line"
+ODD_LINE = "The lines before it have what is missing: correct this line, or leave it out."
 
 
 def load(settings: Workload) -> Splits:
@@ -34,7 +35,7 @@ def parse(path: Path, key: str, settings: Workload) -> FileRows:
     for number, line in numbered(read_lines(path, key, EXPECTED)):
         where = f"{path}:{number}"
         row = _object(where, line, looks_like(line, "jsonl") if not found.texts else "")
-        check_columns(where, settings, list(row))
+        check_columns(where, settings, list(row), ODD_LINE if found.texts else "")
         found.add(number, row[settings.text_column], row[settings.label_column], settings.text_column)
     return found
 

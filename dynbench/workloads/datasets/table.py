@@ -38,8 +38,9 @@ def table_rows(
     found = FileRows(path)
     for number, fields in rows:
         if len(fields) != len(columns):
+            seen = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             raise DataError(
-                f"{path}:{number}: {len(fields)} fields; expected {len(columns)}, as in the header",
+                f"{path}:{number}: {seen}; expected {len(columns)}, as in the header",
                 "A text with the separator or a line break in it must be in quotes, which --dataset csv reads.",
             )
         found.add(number, fields[text_index], fields[label_index], settings.text_column)

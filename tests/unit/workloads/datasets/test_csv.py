@@ -30,7 +30,7 @@ def test_quotes_hold_separators_quotes_and_line_breaks(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "where", "said"),
     [
-        ('sentence,label\n"a\nb",1\nc\n', "a.csv:4:", "1 fields; expected 2"),
+        ('sentence,label\n"a\nb",1\nc\n', "a.csv:4:", "1 field; expected 2"),
         ('sentence,label\na,1\n"b,1\nc,0\n', "a.csv:3:", "unexpected end of data"),
         ('sentence,label\na,1\n"b"c,1\n', "a.csv:3:", "',' expected after '\"'"),
         ("sentence,label\na,1\nb\rc,1\n", "a.csv:3:", "new-line character seen"),

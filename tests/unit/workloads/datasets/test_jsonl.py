@@ -50,3 +50,11 @@ def test_bad_lines_are_named(tmp_path, line, what):
 def test_empty_file(tmp_path):
     with pytest.raises(DataError, match=":1: the file is empty; expected one JSON object per line"):
         load(tmp_path, "")
+
+
+def test_a_single_line_without_a_column_is_not_a_matter_of_its_name(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sentence": "a", "label": 1}\n{"sentence": "b"}\n')
+    with pytest.raises(DataError, match=r"a.jsonl:2: no column 'label'") as caught:
+        jsonl.load(Workload(dataset="jsonl", data_path=str(path)))
+    assert "correct this line" in caught.value.hint and "--label-column" not in caught.value.hint

@@ -99,8 +99,8 @@ def test_what_is_no_text_is_recognised(tmp_path, dataset, make, hint) -> None:
         ("jsonl", "sentence,label\na,1\n", "'sentence,label'", "comma-separated: use --dataset csv"),
         ("jsonl", '[{"sentence": "a", "label": 1}]\n', "list", "one JSON document over all lines"),
         ("jsonl", '{\n"sentence": "a"\n}\n', "'{'", "one JSON document over all lines"),
-        ("tsv", "text\ttarget\na\t1\n", "'text', 'target'", "Name them with --text-column and --label-column."),
-        ("csv", "text,label\na,1\n", "'text', 'label'", "Name it with --text-column."),
+        ("tsv", "text\ttarget\na\t1\n", "'text', 'target'", "Did you mean --text-column text --label-column target?"),
+        ("csv", "text,label\na,1\n", "'text', 'label'", "Did you mean --text-column text?"),
         ("tsv", "a good film\t1\nbad\t0\n", "'a good film', '1'", "The first line must name the columns"),
     ],
 )

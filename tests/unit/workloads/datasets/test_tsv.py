@@ -52,7 +52,7 @@ def test_other_columns_and_an_evaluation_file(tmp_path):
         ("sentence\tgold\nx\t1\n", "a.tsv:1:", "no column 'label' (workload.label_column)"),
         ("sentence\tlabel\tlabel\nx\t1\t1\n", "a.tsv:1:", "'label' occurs 2 times"),
         ("sentence\tlabel\nx\t1\nx\t1\t1\n", "a.tsv:3:", "3 fields; expected 2"),
-        ("sentence\tlabel\nx\t1\n\ny 1\n", "a.tsv:4:", "1 fields; expected 2"),
+        ("sentence\tlabel\nx\t1\n\ny 1\n", "a.tsv:4:", "1 field; expected 2"),
         ("sentence\tlabel\nx\t1\ny\t\n", "a.tsv:3:", "no label; expected an integer or a word"),
         ("sentence\tlabel\nx\t" + "9" * 5000 + "\n", "a.tsv:2:", "..."),
         (b"sentence\tlabel\nx\t1\ncaf\xe9\t1\n", "a.tsv:3:", "byte 0xe9 is not UTF-8"),
@@ -66,14 +66,27 @@ def test_bad_files_name_file_line_and_what_was_expected(tmp_path, content, where
     assert "\n" not in caught.value.message
 
 
-def test_nearest_spelling_of_a_column_is_offered(tmp_path):
-    with pytest.raises(DataError) as caught:
-        load(tmp_path / "a.tsv", "sentense\tlabel\nx\t1\n")
-    assert caught.value.hint == "Did you mean 'sentense'? Name it with --text-column."
-
-
 def test_missing_file_folder_and_setting(tmp_path):
     with pytest.raises(DataError, match=r"workload.data_path: .*absent.tsv: No such file"):
         tsv.load(Workload(dataset="tsv", data_path=str(tmp_path / "absent.tsv")))
     with pytest.raises(DataError, match="Is a directory"):
         tsv.load(Workload(dataset="tsv", data_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "hint"),
+    [
+        ("text\tlabel", {}, "Did you mean --text-column text?"),
+        ("text\tsentiment", {}, "Did you mean --text-column text --label-column sentiment?"),
+        ("id\tReview\tClass", {}, "Did you mean --text-column Review --label-column Class?"),
+        ("sentiment\tphrase", {}, "Did you mean --label-column sentiment? Name the other with --text-column."),
+        ("sentense\tlabel", {}, "Did you mean --text-column sentense?"),
+        ("my text\tlabel", {"text_column": "mytext"}, "Did you mean --text-column 'my text'?"),
+        ("a\tb", {}, "Name them with --text-column and --label-column."),
+        ("sentence\tb", {}, "Name it with --label-column."),
+    ],
+)
+def test_columns_of_other_names_are_proposed_for_what_they_are_usual_for(tmp_path, header, settings, hint):
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "a.tsv", f"{header}\nx\t1\n", **settings)
+    assert caught.value.hint == hint
