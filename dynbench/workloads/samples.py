@@ -131,9 +131,9 @@ def _tell_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
 
 def _check_labels(samples: Samples, splits: Splits) -> None:
     if len(np.unique(samples.train.labels)) == 1:
-        logger.warning(
-            "every sample of %s has the label %d: nothing to learn", splits.train.source, samples.train.labels[0]
-        )
+        only = int(samples.train.labels[0])
+        label = splits.train.classes[only] if isinstance(splits.train, TextSplit) and splits.train.classes else only
+        logger.warning("every sample of %s has the label %s: nothing to learn", splits.train.source, label)
     if samples.eval is None or splits.eval is None:
         return
     unknown = np.flatnonzero(samples.eval.labels >= samples.num_labels)

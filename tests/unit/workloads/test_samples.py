@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -107,6 +109,11 @@ def test_labels_that_training_never_shows_are_refused(settings):
 def test_one_label_only_warns_and_still_makes_two_classes(settings, caplog):
     assert prepare_samples(Splits(split(40, labels=(0,))), settings, seed=0).num_labels == 2
     assert "nothing to learn" in caplog.text
+
+
+def test_the_one_label_is_named_as_the_file_writes_it(settings, caplog):
+    prepare_samples(Splits(replace(split(40, labels=(0,)), classes=("pos",))), settings, seed=0)
+    assert "has the label pos: nothing to learn" in caplog.text
 
 
 def test_gaps_between_labels_count_as_classes(settings):
