@@ -105,7 +105,7 @@ def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
     from dynbench.experiment.trace_sources import run_trace, training_trace
 
     if run is None:
-        config = settings.config()
+        config = settings.config(trains=False)
         return training_trace(config), config.workload.max_length
     if settings.flags or settings.overrides or settings.config_path:
         raise UsageError(

@@ -56,18 +56,19 @@ class Settings:
     debug: bool = False
     form: Form = "table"
 
-    def config(self, *, paths: bool = False) -> Config:
+    def config(self, *, paths: bool = False, trains: bool = True) -> Config:
         """The configuration: flags over `--set` over the file over the defaults.
 
         Args:
             paths: also look up the files and folders that training reads.
+            trains: ranks are to train with it; False leaves out the rules on their batches.
 
         Raises:
             ConfigError: every mistake found.
         """
         from dynbench.config.load import load_config
 
-        return load_config(self.config_path, self.overrides, self.flags, paths=paths)
+        return load_config(self.config_path, self.overrides, self.flags, paths=paths, trains=trains)
 
     def store(self) -> RunStore:
         """The run registry."""

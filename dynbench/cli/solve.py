@@ -104,7 +104,7 @@ def command(
     from dynbench.experiment.solving import SolveOptions, run_solve
     from dynbench.schedule.solve import DEFAULT_WINDOW
 
-    config = settings.config()
+    config = settings.config(trains=False)
     if windows is None and "window" in config.schedule.model_fields_set:
         windows = (config.schedule.window,)
     if max_length is None and "max_length" in config.workload.model_fields_set:
@@ -175,7 +175,7 @@ def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) 
     """Whether a flag describes the data set to plan, or -c or --set names one and nothing else is named."""
     if any(key.startswith("workload.") for key in settings.flags):
         return True
-    return not specs and from_run is None and "dataset" in settings.config().workload.model_fields_set
+    return not specs and from_run is None and "dataset" in settings.config(trains=False).workload.model_fields_set
 
 
 def _unread(
@@ -211,7 +211,7 @@ def _dataset(settings: Settings, flags: Mapping[str, object]) -> Trace:
     """A data set as `train` would load it, not cut."""
     from dynbench.experiment.trace_sources import dataset_trace
 
-    return dataset_trace(replace(settings, flags={**settings.flags, **flags}).config(paths=True))
+    return dataset_trace(replace(settings, flags={**settings.flags, **flags}).config(paths=True, trains=False))
 
 
 def _write_trace(traces: Sequence[Trace], path: Path) -> None:

@@ -58,12 +58,13 @@ class Layers:
         """Lay a copy of a value over what is there as it is: text that looks like a number stays text."""
         self._put(key, _copy(value), "")
 
-    def config(self, *, rules: bool = True, paths: bool = False) -> Config:
+    def config(self, *, rules: bool = True, paths: bool = False, trains: bool = True) -> Config:
         """The validated configuration.
 
         Args:
             rules: also check the rules over several fields.
             paths: also look up the files and folders that training reads.
+            trains: ranks are to train with it; False leaves out the rules on their batches.
 
         Raises:
             ConfigError: every mistake found in any layer.
@@ -75,7 +76,7 @@ class Layers:
             self.problems.extend(explain(error, self.values, self._where))
         else:
             if not self.problems:
-                found = check_rules(config, known_world_size(config)) if rules else []
+                found = check_rules(config, known_world_size(config), trains=trains) if rules else []
                 found += path_problems(config) if paths else []
                 self.problems.extend(self._located(problem) for problem in found)
         if self.problems:

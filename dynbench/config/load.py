@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def load_config(
     flags: Mapping[str, object] | None = None,
     *,
     paths: bool = False,
+    trains: bool = True,
 ) -> Config:
     """The configuration of a command: flags over `--set` over the file over the defaults.
 
@@ -26,19 +28,26 @@ def load_config(
         overrides: texts like `train.steps=200`; the value is read as in a YAML file.
         flags: dotted key to value, typed or as typed by the user; None values count as not given.
         paths: also look up the files and folders that training reads.
+        trains: ranks are to train with it; False leaves out the rules on their batches.
 
     Raises:
         ConfigError: every mistake found, each opening with `file:line` where it has one, and its dotted key.
         UsageError: the file cannot be read.
     """
     document = Document("") if path is None else read_document(path)
+    if "arms" in document.mapping:
+        raise ConfigError(
+            [f"{document.place('arms')}: arms: a recipe, which compares arms; expected a single configuration"],
+            f"Run it with `dynbench compare {shlex.quote(str(path))}`. For one of its arms, give -c a file of what "
+            "stands under `settings`, and what the arm sets with --set.",
+        )
     layers = Layers(document)
     for text in overrides:
         layers.override(text)
     for key, value in (flags or {}).items():
         if value is not None:
             layers.flag(key, value)
-    return layers.config(paths=paths)
+    return layers.config(paths=paths, trains=trains)
 
 
 def load_mapping(path: Path) -> Document:

@@ -25,15 +25,16 @@ Rule = Callable[[Config], Iterator[str]]
 RankRule = Callable[[Config, int], Iterator[str]]
 
 
-def check_rules(config: Config, world_size: int | None) -> list[str]:
+def check_rules(config: Config, world_size: int | None, *, trains: bool = True) -> list[str]:
     """Every broken rule, one line each; empty when the configuration can run.
 
     Args:
         config: a configuration whose fields are valid one by one.
         world_size: ranks (G); None leaves out the rules that need it.
+        trains: ranks are to train with it; False leaves out the rules on their batches.
     """
-    problems = [problem for rule in RULES for problem in rule(config)]
-    if world_size is not None:
+    problems = [problem for rule in RULES if trains or rule is not _subset_holds_a_batch for problem in rule(config)]
+    if trains and world_size is not None:
         problems += [problem for rank_rule in RANK_RULES for problem in rank_rule(config, world_size)]
     return problems
 

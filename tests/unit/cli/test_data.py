@@ -114,3 +114,21 @@ def test_a_solve_of_a_configuration_plans_the_lengths_that_train_takes(store: Ru
     assert [line[:2] for line in expected] == [(300, "static"), (300, "partition")]
     assert planned("-c", "my.yaml") == planned("--dataset", "lengths", "--data-path", "mine.npy") == expected
     assert [line[0] for line in planned("gsm8k", "-c", "my.yaml")] == [7473, 7473]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--set", "train.global_batch=64"],
+        ["--set", "train.global_batch=13", "--set", "launch.launcher=virtual", "--set", "launch.world_size=3"],
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [["data", "lengths", "-o", "x.csv"], ["solve", "embedded", "--policy", "static", "--steps", "1", "--no-figures"]],
+)
+def test_lengths_need_no_batch_that_ranks_could_train_on(
+    store: RunStore, capsys: Output, command: list[str], given: list[str]
+) -> None:
+    sizes = ["--world-size", "2", "--global-batch", "8"] if command[0] == "solve" else []
+    assert main([*command, *sizes, "--subset", "50", *given]) == 0, capsys.readouterr().err

@@ -91,3 +91,16 @@ def test_solve_names_the_path_too(results: Path, capsys: Output) -> None:
     assert main(["solve", "--dataset", "tsv", "--data-path", "trian.tsv", "--tokenizer", "vocab.txt", "--json"]) == 2
     assert "Did you mean 'train.tsv'?" in json.loads(capsys.readouterr().out)["error"]["message"]
     assert not results.exists()
+
+
+@pytest.mark.parametrize("command", [["train"], ["probe"], ["solve"], ["data", "lengths"]])
+def test_a_recipe_given_as_configuration_is_told_from_one(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text("description: two\narms:\n  - {name: a}\n  - {name: b, set: {schedule.mode: dynamic}}\n")
+    assert main([*command, "-c", str(recipe), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["message"].startswith(f"{recipe}:2: arms: a recipe") and "unknown key" not in error["message"]
+    assert f"dynbench compare '{recipe}'" in error["hint"] and "--set" in error["hint"]
