@@ -124,6 +124,8 @@ def _row(run: Run, record: RunRecord) -> Row:
         "global_batch": None,
         "path": run.path,
     }
+    if record.command == "solve":  # plans traces of its own with several policies, ranks and batches
+        return row
     try:
         config = run.config()
     except RecordError:

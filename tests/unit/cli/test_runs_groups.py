@@ -340,3 +340,15 @@ def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
     kept = [] if content == "copy" else ids(runs[:2])
     assert found["kept"] == [{"id": run_id, "used_by": analysis.id} for run_id in kept]
     assert set(found["removed"]) == {comparison.id, *ids(runs)} - set(kept)
+
+
+def test_a_solve_is_listed_without_a_policy_or_batch_that_it_did_not_plan(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make(store, "solve", "plans")
+    make(store, "train", "one")
+    assert main(["runs", "ls", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
+    assert rows["plans"]["id"] == run.id
+    assert [rows["plans"][key] for key in ("policy", "dataset", "world_size", "global_batch")] == [None] * 4
+    assert (rows["one"]["policy"], rows["one"]["global_batch"]) == ("static", 64)
