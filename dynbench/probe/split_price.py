@@ -21,6 +21,9 @@ from dynbench.engine.wiring import build_strategy
 from dynbench.probe.shapes import shaped
 from dynbench.workloads.base import Workload
 
+SETTLING = 3
+"""Steps of a block before those that count."""
+
 
 class SplitStep:
     """Training steps whose share is one micro-batch, or the same samples in two.
@@ -57,19 +60,25 @@ class SplitStep:
     def price(self, n: int, length: int, repeats: int) -> float:
         """Milliseconds that a step of two micro-batches of `n` samples takes longer than one of `2 * n`.
 
-        The median of pairs that follow each other, so that a drift of the machine falls on both; the first warm up.
-        Lengths change from pair to pair, as they do in training: with shapes that never change the allocator finds
-        every block where it left it, and a further set of gradients is cheaper than it will be.
+        The median of pairs, timed in blocks of one kind in ABBA order: a step pays for what the one before left in the
+        allocator, so that kinds that take turns look alike, and a drift of the machine falls on both. Lengths change
+        within a block, as they do in training.
 
         Args:
             n: samples of one of two micro-batches.
             length: longest that is tried, padded tokens.
-            repeats: pairs.
+            repeats: steps of a block that count.
         """
         known = self._workload.train.lengths
-        lengths = np.minimum(np.random.default_rng(0).choice(known, size=repeats + 2), length).tolist()
-        pairs = [self.ms(n, drawn, 2) - self.ms(2 * n, drawn, 1) for drawn in lengths]
-        return statistics.median(pairs[2:])
+        lengths = np.minimum(np.random.default_rng(0).choice(known, size=repeats), length).tolist()
+
+        def block(micro_batches: int) -> list[float]:
+            size = 2 * n // micro_batches
+            times = [self.ms(size, drawn, micro_batches) for drawn in (*lengths[:SETTLING], *lengths)]
+            return times[SETTLING:]
+
+        one, two, two_again, one_again = (block(micro_batches) for micro_batches in (1, 2, 2, 1))
+        return statistics.median(b - a for a, b in zip(one + one_again, two + two_again, strict=True))
 
 
 def split_price_ms(config: Config, workload: Workload, device: torch.device, shape: tuple[int, int, int]) -> float:

@@ -21,7 +21,7 @@ from dynbench.units import mb
 log = logging.getLogger(__name__)
 
 REDUCE_REPEATS = 7
-FURTHER_REPEATS = 15
+FURTHER_REPEATS = 8
 
 
 class Timings(NamedTuple):

@@ -40,21 +40,35 @@ class Planted(SplitStep):
 
     def __init__(self) -> None:
         self.rng, self.done = np.random.default_rng(0), 0
-        self.lengths: list[int] = []
+        self.steps: list[tuple[int, int, int]] = []
         self._workload = SimpleNamespace(train=SimpleNamespace(lengths=np.arange(5, 60)))  # type: ignore[assignment]
 
     def ms(self, n: int, length: int, micro_batches: int) -> float:
         self.done += 1
-        self.lengths.append(length)
+        self.steps.append((n, length, micro_batches))
         stumble = 50.0 if self.rng.random() < 0.1 else 0.0
         return step_ms(n, length, micro_batches) * (1 + 0.001 * self.done) + self.rng.normal(0, 0.2) + stumble
 
 
 def test_the_price_is_found_under_drift_and_outliers() -> None:
     planted = Planted()
-    assert planted.price(4, 32, 15) == pytest.approx(FURTHER, rel=0.1)
-    assert planted.lengths[::2] == planted.lengths[1::2], "both steps of a pair have the same tokens"
-    assert len(set(planted.lengths)) > 5 and max(planted.lengths) == 32
+    assert planted.price(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
+    steps = [planted.steps[start : start + 11] for start in range(0, 44, 11)]
+    assert [{(n, parts) for n, _, parts in block} for block in steps] == [{(8, 1)}, {(4, 2)}, {(4, 2)}, {(8, 1)}]
+    lengths = [[length for _, length, _ in block] for block in steps]
+    assert lengths == lengths[:1] * 4 and len(set(lengths[0])) > 4 and max(lengths[0]) == 32
+
+
+class Remembering(Planted):
+    """A step of another kind than the one before pays half of what the other kind pays more, and gets half back."""
+
+    def ms(self, n: int, length: int, micro_batches: int) -> float:
+        before = self.steps[-1][2] if self.steps else micro_batches
+        return super().ms(n, length, micro_batches) + (before - micro_batches) * FURTHER / 2
+
+
+def test_what_a_step_leaves_to_the_next_is_no_part_of_the_price() -> None:
+    assert Remembering().price(4, 32, 8) == pytest.approx(FURTHER, rel=0.1)
 
 
 @pytest.fixture
