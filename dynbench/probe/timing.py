@@ -12,7 +12,7 @@ import numpy as np
 
 from dynbench.errors import WorkerFailed
 from dynbench.probe.capacity import StartChildren
-from dynbench.probe.children import Children, Reply
+from dynbench.probe.children import Reply
 from dynbench.probe.fit import Accuracy, GridPoint, fit_measured, judge, split
 from dynbench.runs.probe_record import AccuracyRow, AllReduce, CostFit, TimingRow
 from dynbench.schedule.plan import FloatArray
@@ -82,14 +82,14 @@ def time_grid(
                 ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
         replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True)
-        further = _time_further(children, points, share, report, slowdown)
+    further = _time_further(start, points, share, report, slowdown)
     reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
     allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
     return Timings(measured, further, allreduce)
 
 
 def _time_further(
-    children: Children,
+    start: StartChildren,
     points: Sequence[tuple[int, int]],
     share: int,
     report: Callable[[str], None],
@@ -100,7 +100,9 @@ def _time_further(
     if n == 0:
         return None
     report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
-    replies = children.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
+    # Processes of their own: after large trials gradients find their memory in the allocator, in training they do not.
+    with start() as fresh:
+        replies = fresh.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
     if any(reply is None for reply in replies):
         log.warning(
             "probe: what a further micro-batch costs is unknown: a trial process ended while steps of two were timed; "

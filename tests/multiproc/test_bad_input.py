@@ -16,7 +16,7 @@ pytestmark = pytest.mark.multiproc
 
 def test_a_tokenizer_folder_that_holds_none(tmp_path: Path) -> None:
     data = tmp_path / "data.tsv"
-    data.write_text("sentence\tlabel\na fine film\t1\n")
+    data.write_text("sentence\tlabel\n" + "a fine film\t1\na poor one\t0\n" * 20)
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text("{}")
