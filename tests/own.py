@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,10 +28,15 @@ def write_own(folder: Path, body: str = "    pass\n", file: str = "mine.py") -> 
 
 @contextmanager
 def imports_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of the user's own are imported anew afterwards: tests have files of their own under the same names."""
+    """Modules of the user's own are imported anew, here and afterwards: tests have other files under the same names."""
+    _forget(sys.modules)
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for name in set(sys.modules) - before:
-        if name.startswith(("mine", "pkg", "length_regression", "dynbench_own")):
+    _forget(set(sys.modules) - before)
+
+
+def _forget(names: Iterable[str]) -> None:
+    for name in list(names):
+        if name.partition(".")[0] in ("mine", "pkg", "length_regression") or name.startswith("dynbench_own"):
             del sys.modules[name]
