@@ -14,9 +14,12 @@ pytestmark = pytest.mark.multiproc
 RANK_PROGRAM = Path(__file__).with_name("gradient_rank.py")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[4])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    """Of random uneven splits over 2 and 4 ranks: ratio and relative error against the full batch in one process."""
+    """Of random uneven splits over 4 ranks: ratio and relative error against the full batch in one process.
+
+    Over 2 ranks, tests/contract/test_strategies.py says the same of every strategy.
+    """
     file = tmp_path_factory.mktemp("rendezvous") / "file"
     world_size = request.param
     ranks = [
