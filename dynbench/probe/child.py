@@ -38,7 +38,7 @@ def main() -> None:
     run = Run(Path(spec["run"]))
     try:
         _serve(spec, run.config(), replies)
-    except Exception as error:
+    except Exception as error:  # whatever it is, its cause is told and the process ends without waiting for others
         traceback.print_exc()
         sys.stderr.flush()
         if message := lasting_fault(error, run):
@@ -59,6 +59,14 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
         world_size=spec["world_size"],
         timeout=timedelta(seconds=spec["timeout_s"]),
     )
+    if spec.get("splits"):
+        _limit(spec, device)
+        _send(replies, {"ready": True, "gradient_bytes": 0})
+        for line in sys.stdin:
+            request = json.loads(line)
+            shape = request["n"], request["length"], request["repeats"]
+            _send(replies, {"ms": split_price_ms(config, workload, device, shape)})
+        return
     step, message = None, ""
     try:
         _limit(spec, device)
@@ -72,14 +80,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     else:
         _send(replies, {"ready": True, "gradient_bytes": step.buckets.numel() * step.buckets.element_size()})
         for line in sys.stdin:
-            request = json.loads(line)
-            if request["op"] == "further":
-                step = None  # the memory is needed for a model under its synchronisation
-                shape = request["n"], request["length"], request["repeats"]
-                _send(replies, {"ms": split_price_ms(config, workload, device, shape)})
-            else:
-                assert step is not None, "no trial follows the price of a split"
-                _send(replies, _answer(step, request))
+            _send(replies, _answer(step, json.loads(line)))
 
 
 def _limit(spec: Mapping[str, Any], device: torch.device) -> None:

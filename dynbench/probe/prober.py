@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dynbench.config.dump import dump_config
@@ -153,19 +154,13 @@ class Prober:
         workload = build_workload(config)
         lengths = _within(self.lengths, workload.positions)
 
-        def for_search() -> Children:
-            return self._children(run, tidy=True)
-
-        def for_timing() -> Children:
-            return self._children(run, limited=False)
-
-        def for_soak() -> Children:
-            return self._children(run)
-
-        found = find_capacities(for_search, lengths, self.processes, ceiling, settings, report)
+        found = find_capacities(
+            partial(self._children, run, tidy=True), lengths, self.processes, ceiling, settings, report
+        )
         memory = memory_model_of(found.trials)
         timings = time_grid(
-            for_timing,
+            partial(self._children, run, limited=False),
+            partial(self._children, run, limited=False, splits=True),
             grid(found.tables(self.processes), ceiling),
             settings.repeats,
             seed,
@@ -183,7 +178,13 @@ class Prober:
         soaked = None
         if settings.soak_steps and all(row.max_batch for row in found.rows):
             soaked, found.rows = soak(
-                for_soak, problem, found.rows, memory, settings.soak_steps, report, self.memory_limit_mb
+                partial(self._children, run),
+                problem,
+                found.rows,
+                memory,
+                settings.soak_steps,
+                report,
+                self.memory_limit_mb,
             )
         report("predicting what scheduling gains")
         problem = self._problem(workload, cost, speeds, found)
@@ -222,7 +223,7 @@ class Prober:
         comm_model = self.resolved.config.launch.comm_model
         return charged_ms(comm_model, allreduce.megabytes, self.resolved.world_size, root)
 
-    def _children(self, run: Run, *, tidy: bool = False, limited: bool = True) -> Children:
+    def _children(self, run: Run, *, tidy: bool = False, limited: bool = True, splits: bool = False) -> Children:
         config = self.resolved.config
         assert isinstance(config.launch.threads, int), "resolved"
         spec = {
@@ -231,6 +232,7 @@ class Prober:
             "memory_fraction": config.probe.memory_fraction,
             "memory_limit_bytes": self.memory_limit_bytes if limited else None,
             "timeout_s": config.launch.timeout_s,
+            "splits": splits,
         }
         return Children(spec, self.processes, config.launch.threads, run.logs_dir, config.launch.timeout_s, tidy=tidy)
 

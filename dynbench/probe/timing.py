@@ -48,6 +48,7 @@ def grid(tables: Sequence[Sequence[tuple[int, int]]], ceiling: int) -> list[tupl
 
 def time_grid(
     start: StartChildren,
+    start_splits: StartChildren,
     points: Sequence[tuple[int, int]],
     repeats: int,
     seed: int,
@@ -61,6 +62,8 @@ def time_grid(
 
     Args:
         start: starts the trial processes.
+        start_splits: starts processes that time splits only: after trials gradients find their memory in the allocator,
+            in training they do not.
         points: (samples, length) of the micro-batches.
         repeats: times per point.
         seed: of the order.
@@ -82,7 +85,7 @@ def time_grid(
                 ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
         replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True)
-    further = _time_further(start, points, share, report, slowdown)
+    further = _time_further(start_splits, points, share, report, slowdown)
     reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
     allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
     return Timings(measured, further, allreduce)
@@ -100,7 +103,6 @@ def _time_further(
     if n == 0:
         return None
     report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
-    # Processes of their own: after large trials gradients find their memory in the allocator, in training they do not.
     with start() as fresh:
         replies = fresh.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
     if any(reply is None for reply in replies):

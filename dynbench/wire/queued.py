@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
 from dynbench.wire.base import Averager, new_future
-from dynbench.wire.channel import Channel, nbytes
+from dynbench.wire.channel import Channel
+from dynbench.wire.plain import PlainWire
 from dynbench.wire.segment import Segment
-from dynbench.wire.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class _Job:
     """When the tensors are ready, on CUDA."""
 
 
-class QueuedWire:
+class QueuedWire(PlainWire):
     """Gradients travel as a compressor sends them, and everything else in turn with them.
 
     What a job raises comes out of its future, and of every later one: after it the ranks no longer agree on whose turn
@@ -43,31 +42,14 @@ class QueuedWire:
         averager: how gradients are averaged.
     """
 
-    failure: BaseException | None = None
-
     def __init__(self, channel: Channel, averager: Averager) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._averager = averager
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stream = _stream_of(channel.device)
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="dynbench-wire")
         self._thread.start()
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._channel.rank
-
-    @property
-    def world_size(self) -> int:
-        """Their number (G)."""
-        return self._channel.world_size
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The channel's process group."""
-        return self._channel.group
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """The compressor's mean."""
@@ -93,10 +75,6 @@ class QueuedWire:
         """What rank `source` sends."""
         return self._queue(lambda: self._channel.receive(tensor, source).wait(), tensor)
 
-    def take(self) -> Traffic:
-        """What was sent since the last call."""
-        return self._channel.ledger.take()
-
     def close(self) -> None:
         """Finish the job in progress, give up the others, and close the channel."""
         self._closed = True
@@ -108,7 +86,7 @@ class QueuedWire:
         self, work: Callable[[], object], result: Tensor, handed_in: Tensor | None = None, other: Tensor | None = None
     ) -> Future[Tensor]:
         if handed_in is not None:
-            self._channel.ledger.hand_in(nbytes(handed_in))
+            self._hand_in(handed_in)
         queued = None
         if self._stream is not None:
             queued = torch.cuda.current_stream(self._channel.device).record_event()
@@ -133,7 +111,7 @@ class QueuedWire:
                     job.work()
                     job.future.set_result(job.result)
                 return
-            except BaseException as error:
+            except BaseException as error:  # whatever it is, the rank that waits for the future must be told
                 self.failure = error
         job.future.set_exception(self.failure)  # type: ignore[arg-type]  # torch's annotation is wrong
 
@@ -145,4 +123,4 @@ class QueuedWire:
 
 
 def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch's

@@ -140,7 +140,7 @@ def timed(
     def start() -> Iterator[Children]:
         yield Children()
 
-    return time_grid(start, points, 1, 0, lambda text: None, slowdown, share=12)
+    return time_grid(start, start, points, 1, 0, lambda text: None, slowdown, share=12)
 
 
 @pytest.mark.parametrize(("largest", "half"), [(64, 6), (8, 4), (7, 3), (2, 1)])
