@@ -18,15 +18,15 @@ from toys import BROKEN_COMPRESSORS, BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES,
 from dynbench.compress import registry as compressors
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
-from dynbench.engine import evaluation, replica, wiring
-from dynbench.engine.exchange import GlobalBatch, max_over_ranks
-from dynbench.engine.hearsay import tell_failure
 from dynbench.engine.planning import ReplicatedPlans
-from dynbench.engine.precision import Precision
-from dynbench.engine.process import RankContext, StopFlag
-from dynbench.engine.replica import Replica, evened_out
-from dynbench.engine.timers import StepTimer
-from dynbench.engine.worker import train
+from dynbench.engine.rank import evaluation, replica, wiring
+from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
+from dynbench.engine.rank.hearsay import tell_failure
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.replica import Replica, evened_out
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.worker import train
 from dynbench.runs.run import Run
 from dynbench.sync import registry as strategies
 from dynbench.wire.null import NullWire

@@ -15,8 +15,8 @@ from pathlib import Path
 import polars as pl
 
 from dynbench.analysis.blocks import block_times, number_blocks
-from dynbench.analysis.facts import RunFacts, read_facts, status_phrase
 from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_file
+from dynbench.analysis.run_facts import RunFacts, read_facts, status_phrase
 from dynbench.analysis.steps import MERGED_COLUMNS, step_table
 from dynbench.errors import RecordError
 from dynbench.runs.phrase import Phrase

@@ -1,6 +1,6 @@
 """The checks of `dynbench doctor`: what would go wrong on this machine, and what to do about it.
 
-Adding one: a function from a `Settings` to a `Finding`, and one line in `CHECKS`.
+Adding one: a function from a `Settings` to a `Diagnosis`, and one line in `CHECKS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUSY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What a check saw.
 
     Args:
@@ -41,98 +41,99 @@ class Finding:
     hint: str = ""
 
 
-def torch_works(settings: Settings) -> Finding:
+def torch_works(settings: Settings) -> Diagnosis:
     """Torch can be imported, and its kind of build."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Finding(False, f"torch cannot be imported: {error}", "Install it: pip install torch.")
-    return Finding(True, f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+        return Diagnosis(False, f"torch cannot be imported: {error}", "Install it: pip install torch.")
+    return Diagnosis(True, f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
 
 
-def devices(settings: Settings) -> Finding:
+def devices(settings: Settings) -> Diagnosis:
     """GPUs that torch sees."""
     if find_spec("torch") is None:
-        return Finding(False, "unknown without torch", "Install it: pip install torch.")
+        return Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
     import torch
 
     if not torch.cuda.is_available():
         if torch.cuda.device_count():
-            return Finding(
+            return Diagnosis(
                 False,
                 "the driver lists GPUs, but CUDA does not start",
                 "Update the driver, or train with --device cpu.",
             )
-        return Finding(True, "no GPU: ranks run on the CPU with gloo")
+        return Diagnosis(True, "no GPU: ranks run on the CPU with gloo")
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     seen = ", ".join(f"{item.name} {format_bytes(item.total_memory)}" for item in found)
     if len(found) == 1:
-        return Finding(True, f"{seen}; one GPU: ranks are virtual unless --launcher torchrun is given")
-    return Finding(True, seen)
+        return Diagnosis(True, f"{seen}; one GPU: ranks are virtual unless --launcher torchrun is given")
+    return Diagnosis(True, seen)
 
 
-def launcher(settings: Settings) -> Finding:
+def launcher(settings: Settings) -> Diagnosis:
     """Torchrun and the communication backends are there."""
     if find_spec("torch") is None:
-        return Finding(False, "unknown without torch", "Install it: pip install torch.")
+        return Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
     import torch.distributed as distributed
 
     if not distributed.is_available() or find_spec("torch.distributed.run") is None:
-        return Finding(
+        return Diagnosis(
             False, "torch has no torch.distributed", "Install a torch build with it; only virtual ranks run."
         )
     backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
     seen = f"torchrun; backends: {', '.join(name for name, present in backends.items() if present) or 'none'}"
     if not backends["gloo"]:
-        return Finding(False, seen, "Ranks on the CPU need gloo; install a torch build with it.")
-    return Finding(True, seen)
+        return Diagnosis(False, seen, "Ranks on the CPU need gloo; install a torch build with it.")
+    return Diagnosis(True, seen)
 
 
-def cores(settings: Settings) -> Finding:
+def cores(settings: Settings) -> Diagnosis:
     """Enough cores for the ranks that `train` starts on a CPU."""
     usable = provenance.usable_cores()
     ranks = max(LEAST_RANKS, min(4, usable))
     seen = f"{usable} usable, {ranks} ranks by default on a CPU"
     if usable < ranks:
-        return Finding(False, seen, "Ranks will take turns and their times mean little; use more cores.")
-    return Finding(True, seen)
+        return Diagnosis(False, seen, "Ranks will take turns and their times mean little; use more cores.")
+    return Diagnosis(True, seen)
 
 
-def load(settings: Settings) -> Finding:
+def load(settings: Settings) -> Diagnosis:
     """Nothing else computes."""
     usable, average = provenance.usable_cores(), os.getloadavg()[0]
     seen = f"load average {average:.2f} on {usable} cores, limit {BUSY_SHARE * usable:.1f}"
     if average > BUSY_SHARE * usable:
-        return Finding(False, seen, "Something else is running and will disturb timings; wait, or stop it.")
-    return Finding(True, seen)
+        return Diagnosis(False, seen, "Something else is running and will disturb timings; wait, or stop it.")
+    return Diagnosis(True, seen)
 
 
-def governor(settings: Settings) -> Finding:
+def governor(settings: Settings) -> Diagnosis:
     """The clock does not follow the load."""
     try:
         name = provenance.cpu_governor()
     except OSError:
-        return Finding(True, "the system does not say")
+        return Diagnosis(True, "the system does not say")
     if name != "performance":
-        return Finding(False, f"{name}, best is performance", "cpupower frequency-set -g performance steadies timings.")
-    return Finding(True, name)
+        hint = "cpupower frequency-set -g performance steadies timings."
+        return Diagnosis(False, f"{name}, best is performance", hint)
+    return Diagnosis(True, name)
 
 
-def memory(settings: Settings) -> Finding:
+def memory(settings: Settings) -> Diagnosis:
     """Enough memory for two ranks of the default model."""
     try:
         facts = provenance.memory_mb()
     except (OSError, provenance.UnknownFactError) as reason:
-        return Finding(True, f"the system does not say: {reason}")
+        return Diagnosis(True, f"the system does not say: {reason}")
     available, limit = facts["available"] or 0.0, facts["limit"]
     within = "" if limit is None else f" within the container's {format_bytes(limit * 1e6)}"
     seen = f"{format_bytes(available * 1e6)} available{within}, {format_bytes(LEAST_MEMORY_MB * 1e6)} needed"
     if available < LEAST_MEMORY_MB:
-        return Finding(False, seen, "Free some, or use fewer ranks (--nproc 2).")
-    return Finding(True, seen)
+        return Diagnosis(False, seen, "Free some, or use fewer ranks (--nproc 2).")
+    return Diagnosis(True, seen)
 
 
-def results_folder(settings: Settings) -> Finding:
+def results_folder(settings: Settings) -> Diagnosis:
     """The results folder can be written; nothing is left behind."""
     store = settings.store()
     try:
@@ -142,57 +143,57 @@ def results_folder(settings: Settings) -> Finding:
             with tempfile.TemporaryFile(dir=_nearest_folder(store.root)):
                 pass
     except UsageError as error:
-        return Finding(False, error.message, error.hint)
+        return Diagnosis(False, error.message, error.hint)
     except OSError as error:
-        return Finding(
+        return Diagnosis(
             False, f"{store.root}: cannot be made: {error.strerror}", "Name another with --results or DYNBENCH_RESULTS."
         )
-    return Finding(True, f"{store.root} can be written")
+    return Diagnosis(True, f"{store.root} can be written")
 
 
-def disk(settings: Settings) -> Finding:
+def disk(settings: Settings) -> Diagnosis:
     """Room for results."""
     root = settings.store().root
     free = shutil.disk_usage(_nearest_folder(root)).free
     seen = f"{format_bytes(free)} free, {format_bytes(LEAST_DISK_BYTES)} wanted"
     if free < LEAST_DISK_BYTES:
-        return Finding(False, seen, "Remove runs (dynbench runs rm --failed), or name another --results folder.")
-    return Finding(True, seen)
+        return Diagnosis(False, seen, "Remove runs (dynbench runs rm --failed), or name another --results folder.")
+    return Diagnosis(True, seen)
 
 
-def hub_cache(settings: Settings) -> Finding:
+def hub_cache(settings: Settings) -> Diagnosis:
     """What of the model hub is on this machine."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     models = sorted(path.name for path in folder.glob("models--*")) if folder.is_dir() else []
     if not models:
-        return Finding(
+        return Diagnosis(
             True,
             f"no model in {folder}",
             "The embedded default needs none; pretrained weights need the network, or --model FOLDER.",
         )
     names = ", ".join(name.removeprefix("models--").replace("--", "/") for name in models)
-    return Finding(True, f"{folder}: {names}")
+    return Diagnosis(True, f"{folder}: {names}")
 
 
-def text_encoding(settings: Settings) -> Finding:
+def text_encoding(settings: Settings) -> Diagnosis:
     """Text files and the terminal are UTF-8."""
     encoding = locale.getpreferredencoding(do_setlocale=False)
     if encoding.lower().replace("-", "") != "utf8":
-        return Finding(False, f"{encoding}, expected UTF-8", "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1.")
-    return Finding(True, encoding)
+        return Diagnosis(False, f"{encoding}, expected UTF-8", "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1.")
+    return Diagnosis(True, encoding)
 
 
-def packages(settings: Settings) -> Finding:
+def packages(settings: Settings) -> Diagnosis:
     """Everything that dynbench needs is installed."""
     optional = {"triton"}
     missing = [name for name, found in provenance.package_versions().items() if found is None and name not in optional]
     if missing:
-        return Finding(False, f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Finding(True, "all installed")
+        return Diagnosis(False, f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Diagnosis(True, "all installed")
 
 
-CHECKS: dict[str, Callable[[Settings], Finding]] = {
+CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
     "packages": packages,
     "torch": torch_works,
     "devices": devices,

@@ -169,7 +169,7 @@ def run_process() -> NoReturn:
             signal.signal(signum, _terminate)
     code = main()
     if "RANK" in os.environ and "torch" in sys.modules:
-        from dynbench.engine.process import exit_now
+        from dynbench.engine.rank.rank_process import exit_now
 
         exit_now(code)
     sys.exit(code)

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from dynbench.cli.output import stderr
 
 if TYPE_CHECKING:
-    from dynbench.engine.progress import OnProgress, Progress
+    from dynbench.engine.launching.progress import OnProgress, Progress
 
 LINES = 10
 """Lines printed in all where there is no terminal."""

@@ -51,7 +51,7 @@ def command(
     subject = find_subject(store, ref)
     chosen = _format(form, output)
     if solve:
-        from dynbench.experiment.solved import plan_subject
+        from dynbench.experiment.offline_plans import plan_subject
 
         plan_subject(subject, store)
         subject = read_subject(store, subject.run)

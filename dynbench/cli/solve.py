@@ -13,7 +13,7 @@ from dynbench.cli.options import Settings, common_options, config_options, name_
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
-    from dynbench.experiment.solving import Solution
+    from dynbench.experiment.solve_run import Solution
     from dynbench.schedule.traces import Trace
 
 DATASETS = ("embedded",)
@@ -101,7 +101,7 @@ def command(
     if list_only:
         return _list_policies(settings)
     from dynbench.cli.output import show_warnings
-    from dynbench.experiment.solving import SolveOptions, run_solve
+    from dynbench.experiment.solve_run import SolveOptions, run_solve
     from dynbench.schedule.solve import DEFAULT_WINDOW
 
     config = settings.config(trains=False)
@@ -225,7 +225,7 @@ def _write_trace(traces: Sequence[Trace], path: Path) -> None:
 
 def _write_csv(solution: Solution, path: Path) -> None:
     from dynbench.errors import UsageError
-    from dynbench.experiment.solving import flat, write_csv
+    from dynbench.experiment.solve_run import flat, write_csv
 
     try:
         write_csv(path, [flat(line.result) for line in solution.lines])

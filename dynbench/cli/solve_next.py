@@ -15,7 +15,7 @@ from dynbench.schedule.traces import Trace
 if TYPE_CHECKING:
     from dynbench.cli.options import Settings
     from dynbench.config.schema import Config, Launch
-    from dynbench.experiment.solving import Solution
+    from dynbench.experiment.solve_run import Solution
 
 SHORTEST, LONGEST = 2, 512
 """What `workload.max_length` takes, tokens."""

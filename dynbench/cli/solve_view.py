@@ -16,7 +16,7 @@ from dynbench.schedule.traces import Trace, describe
 from dynbench.units import format_count
 
 if TYPE_CHECKING:
-    from dynbench.experiment.solving import Solution
+    from dynbench.experiment.solve_run import Solution
 
 PATIENCE_S = 2.0
 """Progress is shown once a solve takes longer than this."""
@@ -78,7 +78,7 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
         figures: files drawn.
         following: the lines on what comes next.
     """
-    from dynbench.experiment.solving import flat
+    from dynbench.experiment.solve_run import flat
 
     for trace in solution.traces:
         output.print_line(_describe(trace))

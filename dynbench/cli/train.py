@@ -11,7 +11,7 @@ from dynbench.cli.options import Settings, common_options, config_options, name_
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
-    from dynbench.engine.launch import LaunchPlan
+    from dynbench.engine.launching.run_launch import LaunchPlan
     from dynbench.experiment.training import TrainingResult
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
@@ -33,7 +33,7 @@ def command(settings: Settings, name: str | None, replace: bool, dry_run: bool, 
     """Train a model on several ranks and record where every step's time goes."""
     config, store = settings.config(paths=True), settings.store()
     if dry_run:
-        from dynbench.engine.launch import plan_launch
+        from dynbench.engine.launching.run_launch import plan_launch
 
         _show_plan(plan_launch(config, store, name=name, replace=replace, asked=config), settings)
         return

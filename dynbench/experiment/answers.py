@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynbench.experiment.formats import interval, number, percent, speedup
+from dynbench.experiment.offline_plans import Solved
 from dynbench.experiment.report_settings import cost_of
-from dynbench.experiment.solved import Solved
 from dynbench.experiment.subject import Json, Subject, mean_of
 from dynbench.report import Template, substitute, table
 

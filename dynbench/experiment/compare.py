@@ -17,15 +17,15 @@ from dynbench.config.digest import differences
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
-from dynbench.engine.attach import started_as_rank
+from dynbench.engine.launching.attach import started_as_rank
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.plan_check import check_plan
-from dynbench.engine.resolve import resolve, this_machine
 from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
+from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.order import abba_order
 from dynbench.experiment.probing import probe_identity, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
-from dynbench.experiment.solved import plan_offline
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text

@@ -9,7 +9,7 @@ from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.config.digest import config_digest
 from dynbench.config.recipes import Recipe
 from dynbench.config.schema import Config
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError
 from dynbench.experiment.probing import wants_probe
 from dynbench.runs.run import duration_s

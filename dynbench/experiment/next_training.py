@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynbench.config.schema import Config
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem
-from dynbench.engine.resolve import resolve, this_machine
 from dynbench.engine.run_check import fitting_batch, may_split, total_steps
 from dynbench.errors import BatchTooLarge, DynbenchError
 from dynbench.experiment.probing import using_probe

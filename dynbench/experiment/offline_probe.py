@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.config.schema import Config
+from dynbench.engine.launching.probe_use import PROBE_AGAIN
 from dynbench.engine.planning import (
     build_capacity,
     build_speeds,
@@ -16,7 +17,6 @@ from dynbench.engine.planning import (
     probe_capacity,
     probe_speeds,
 )
-from dynbench.engine.probe_use import PROBE_AGAIN
 from dynbench.errors import ConfigError
 from dynbench.padding import padded_lengths
 from dynbench.runs.probe_record import ProbeRecord

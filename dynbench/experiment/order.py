@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PlannedLaunch:
     """One launch of a comparison.
 
     Attributes:
@@ -20,11 +20,11 @@ class Launch:
     block: int
 
 
-def abba_order(arms: Sequence[str], launches: int) -> list[Launch]:
+def abba_order(arms: Sequence[str], launches: int) -> list[PlannedLaunch]:
     """The arms in order, then reversed, repeated: a drift that is linear in time meets every arm alike.
 
     Args:
         arms: names.
         launches: launches per arm; even, or the drift does not cancel.
     """
-    return [Launch(arm, block) for block in range(launches) for arm in (arms if block % 2 == 0 else arms[::-1])]
+    return [PlannedLaunch(arm, block) for block in range(launches) for arm in (arms if block % 2 == 0 else arms[::-1])]

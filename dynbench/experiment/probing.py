@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dynbench.config.digest import NOT_IDENTITY, config_digest
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.probe.prober import run_probe
 from dynbench.runs.store import RunStore
 

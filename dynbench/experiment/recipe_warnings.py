@@ -9,9 +9,9 @@ from dynbench.config.digest import config_digest
 from dynbench.config.effects import unread
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
-from dynbench.engine.asked import situation
-from dynbench.engine.probe_use import probe_warnings
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.asked import situation
+from dynbench.engine.launching.probe_use import probe_warnings
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.runs.store import RunStore
 
 

@@ -19,8 +19,8 @@ from dynbench.experiment.answers import Speaker
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, saved_hours, saved_interval, speedup
+from dynbench.experiment.offline_plans import Solved
 from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
-from dynbench.experiment.solved import Solved
 from dynbench.experiment.subject import Json, Subject, mean_of
 from dynbench.report import Template, substitute
 from dynbench.runs.store import results_option

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from dynbench.experiment.html_page import to_html
+from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_values import Sources, report_values
-from dynbench.experiment.solved import read_solved
 from dynbench.experiment.subject import Subject
 from dynbench.report import LANGUAGES, fill, load_template
 from dynbench.runs.atomic import write_text

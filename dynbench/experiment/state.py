@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from dynbench.errors import RecordError
-from dynbench.experiment.order import Launch
+from dynbench.experiment.order import PlannedLaunch
 from dynbench.runs.atomic import write_json
 from dynbench.runs.records import SCHEMA_VERSION
 
@@ -77,7 +77,7 @@ class CompareState:
         write_json(folder / STATE_FILE, self)
 
 
-def plan_state(recipe: str, baseline: str, order: Sequence[Launch], seeds: dict[str, int]) -> CompareState:
+def plan_state(recipe: str, baseline: str, order: Sequence[PlannedLaunch], seeds: dict[str, int]) -> CompareState:
     """A state with nothing done; block r of an arm gets the arm's seed plus r, so that a pair shares its seed."""
     launches = tuple(LaunchState(launch.arm, launch.block, seeds[launch.arm] + launch.block) for launch in order)
     return CompareState(recipe, baseline, launches)

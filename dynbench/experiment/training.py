@@ -12,9 +12,9 @@ from pathlib import Path
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summarise, write_summary
 from dynbench.config.schema import Config
-from dynbench.engine.attach import join_training, started_as_rank
-from dynbench.engine.launch import launch_training, plan_launch
-from dynbench.engine.progress import OnProgress
+from dynbench.engine.launching.attach import join_training, started_as_rank
+from dynbench.engine.launching.progress import OnProgress
+from dynbench.engine.launching.run_launch import launch_training, plan_launch
 from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError, interruption
 from dynbench.experiment.probing import wants_probe, with_probe
 from dynbench.runs.run import Run

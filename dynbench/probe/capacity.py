@@ -20,7 +20,7 @@ Report = Callable[[str], None]
 
 
 @dataclass
-class Findings:
+class ProbedCapacities:
     """What the searches found."""
 
     rows: list[CapacityRow] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Findings:
 
 def find_capacities(
     start: StartChildren, lengths: Sequence[int], world_size: int, ceiling: int, settings: Probe, report: Report
-) -> Findings:
+) -> ProbedCapacities:
     """The largest micro-batch of every rank at every length.
 
     Args:
@@ -50,7 +50,7 @@ def find_capacities(
     Raises:
         WorkerFailed: a trial kept ending without an answer.
     """
-    found = Findings()
+    found = ProbedCapacities()
     begin = [1] * world_size
     tested: list[dict[int, CapacitySearch]] = [{} for _ in range(world_size)]
     for length in sorted(lengths, reverse=True):

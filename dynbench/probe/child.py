@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
-from dynbench.engine.process import die_with_parent
+from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep

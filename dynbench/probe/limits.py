@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from dynbench.engine.resolve import Resolved
+from dynbench.engine.launching.resolve import Resolved
 from dynbench.errors import UsageError
 from dynbench.runs.cgroup import ROOT
 from dynbench.runs.provenance import memory_mb

@@ -11,13 +11,13 @@ from pathlib import Path
 from dynbench.config.dump import dump_config
 from dynbench.config.effects import unread
 from dynbench.config.schema import Config
-from dynbench.engine.asked import situation
 from dynbench.engine.comm_model import build_comm_model, charged_ms
-from dynbench.engine.probe_use import measured_settings
-from dynbench.engine.resolve import Resolved, resolve, this_machine
+from dynbench.engine.launching.asked import situation
+from dynbench.engine.launching.probe_use import measured_settings
+from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
 from dynbench.errors import NothingFits, UsageError
 from dynbench.padding import padded_lengths
-from dynbench.probe.capacity import Findings, Report, find_capacities
+from dynbench.probe.capacity import ProbedCapacities, Report, find_capacities
 from dynbench.probe.children import Children
 from dynbench.probe.limits import memory_limit_bytes
 from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
@@ -237,7 +237,7 @@ class Prober:
         return Children(spec, self.processes, config.launch.threads, run.logs_dir, config.launch.timeout_s, tidy=tidy)
 
     def _problem(
-        self, workload: Workload, cost: CostFit, speeds: Sequence[float], found: Findings | None = None
+        self, workload: Workload, cost: CostFit, speeds: Sequence[float], found: ProbedCapacities | None = None
     ) -> Problem:
         config = self.resolved.config
         multiple = config.workload.pad_to_multiple_of

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from dynbench.config.schema import Config
-from dynbench.engine.replica import MicroBatch, Replica
-from dynbench.engine.timers import StepTimer
-from dynbench.engine.wiring import build_strategy
+from dynbench.engine.rank.replica import MicroBatch, Replica
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.wiring import build_strategy
 from dynbench.probe.shapes import shaped
 from dynbench.workloads.base import Workload
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory
-from dynbench.engine.memory import memory_meter
-from dynbench.engine.precision import Precision
-from dynbench.engine.replica import build_optimizer
+from dynbench.engine.rank.memory import memory_meter
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.replica import build_optimizer
 from dynbench.probe.limits import limit_process
 from dynbench.probe.shapes import shaped
 from dynbench.units import mb

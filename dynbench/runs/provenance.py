@@ -19,7 +19,7 @@ from dynbench import __version__
 from dynbench.config.digest import config_digest
 from dynbench.config.schema import Config
 from dynbench.runs.cgroup import ROOT, cpu_quota, memory_available_bytes, memory_limit_bytes
-from dynbench.runs.process import host_name
+from dynbench.runs.owner import host_name
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run_record import now
 from dynbench.units import mb

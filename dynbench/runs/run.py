@@ -13,7 +13,7 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.runs.atomic import write_json
 from dynbench.runs.lock import locked
-from dynbench.runs.process import host_name, is_gone, start_mark
+from dynbench.runs.owner import host_name, is_gone, start_mark
 from dynbench.runs.reserve import release, reserve
 from dynbench.runs.run_record import RunRecord, changed, now, read_record
 from dynbench.runs.status import Status, check_transition

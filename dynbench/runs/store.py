@@ -19,7 +19,7 @@ from dynbench.runs.foreign import why_foreign
 from dynbench.runs.lock import locked
 from dynbench.runs.lookup import Entries, Runs, resolve_ref
 from dynbench.runs.names import check_spelling, new_id
-from dynbench.runs.process import host_name, start_mark
+from dynbench.runs.owner import host_name, start_mark
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, now
 from dynbench.runs.status import Status

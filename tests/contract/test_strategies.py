@@ -18,8 +18,8 @@ from dynbench.config import situation
 from dynbench.config.load import load_config
 from dynbench.config.schema import Sync
 from dynbench.engine.failure import root_cause
-from dynbench.engine.launch import create_run
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run
 from dynbench.errors import WorkerFailed
 from dynbench.runs.columns import COMM_COLUMNS, read_columns
 from dynbench.runs.run import Run

@@ -6,7 +6,7 @@ import pytest
 from multiproc.launches import TINY, Launch
 
 from dynbench.config.load import load_config
-from dynbench.engine.launch import launch_training
+from dynbench.engine.launching.run_launch import launch_training
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

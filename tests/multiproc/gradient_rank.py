@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dynbench.config.load import load_config
-from dynbench.engine.exchange import GlobalBatch
-from dynbench.engine.replica import Replica
-from dynbench.engine.timers import StepTimer
-from dynbench.engine.wiring import build_strategy
+from dynbench.engine.rank.exchange import GlobalBatch
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.wiring import build_strategy
 from dynbench.workloads.data import TokenisedData
 
 SAMPLES, VOCABULARY, WIDTH, CLASSES = 60, 50, 16, 3

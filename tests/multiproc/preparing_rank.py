@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from dynbench.config.load import load_config
-from dynbench.engine import worker
-from dynbench.engine.process import RankContext
+from dynbench.engine.rank import worker
+from dynbench.engine.rank.rank_process import RankContext
 
 TIMEOUT_S = 1.0
 

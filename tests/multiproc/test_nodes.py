@@ -14,7 +14,7 @@ from multiproc.launches import TINY, rows_of, start, wait_until
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
-from dynbench.engine.leftovers import worker_pids
+from dynbench.engine.launching.leftovers import worker_pids
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
@@ -75,7 +75,7 @@ def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
 
 FAULT = """
 import os, sys
-if "dynbench.engine.worker" in sys.orig_argv:
+if "dynbench.engine.rank.worker" in sys.orig_argv:
     import torch
     from dynbench.workloads.text_classification import TextClassification
     loss, calls = TextClassification.loss, []

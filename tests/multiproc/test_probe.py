@@ -13,10 +13,10 @@ import pytest
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem
-from dynbench.engine.resolve import resolve, this_machine
 from dynbench.errors import NothingFits, UsageError, WorkerFailed
-from dynbench.probe.capacity import Findings, find_capacities
+from dynbench.probe.capacity import ProbedCapacities, find_capacities
 from dynbench.probe.children import Children, Reply
 from dynbench.probe.prober import refuse_if_nothing_fits, run_probe
 from dynbench.runs.probe_record import ProbeRecord, read_probe
@@ -61,17 +61,17 @@ def children(run: Run, limit_mb: int = 700) -> Children:
     return Children(spec, RANKS, 1, run.logs_dir, timeout_s=120, tidy=True)
 
 
-def search(start: Callable[[], Children], lengths: Sequence[int] = LENGTHS, tries: int = 3) -> Findings:
+def search(start: Callable[[], Children], lengths: Sequence[int] = LENGTHS, tries: int = 3) -> ProbedCapacities:
     return find_capacities(start, lengths, RANKS, CEILING, settings(**{"probe.trials": tries}).probe, lambda text: None)
 
 
 @pytest.fixture(scope="module")
-def found(run: Run) -> Findings:
+def found(run: Run) -> ProbedCapacities:
     """A whole search on real memory."""
     return search(lambda: children(run))
 
 
-def test_what_passed_passes_again_and_a_fifth_more_fails(run: Run, found: Findings) -> None:
+def test_what_passed_passes_again_and_a_fifth_more_fails(run: Run, found: ProbedCapacities) -> None:
     for length in LENGTHS:
         rows = [row for row in found.rows if row.length == length]
         assert [row.rank for row in rows] == list(range(RANKS))
@@ -85,7 +85,7 @@ def test_what_passed_passes_again_and_a_fifth_more_fails(run: Run, found: Findin
             assert [reply and reply["fits"] for reply in after] == [True] * RANKS
 
 
-def test_capacity_falls_with_length_and_leaves_a_margin(found: Findings) -> None:
+def test_capacity_falls_with_length_and_leaves_a_margin(found: ProbedCapacities) -> None:
     for rank in range(RANKS):
         rows = {row.length: row for row in found.rows if row.rank == rank}
         assert rows[64].max_batch >= rows[128].max_batch >= rows[256].max_batch >= 1
@@ -108,7 +108,7 @@ class KilledAtSecondTrial(Children):
         return super().ask(requests, together=together)
 
 
-def test_a_killed_trial_process_does_not_change_the_answer(run: Run, found: Findings) -> None:
+def test_a_killed_trial_process_does_not_change_the_answer(run: Run, found: ProbedCapacities) -> None:
     KilledAtSecondTrial.asked = 0
     spec = children(run)._spec
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from multiproc.launches import TINY, command, environment, rows_of, start, wait_until
 
-from dynbench.engine.leftovers import worker_pids
+from dynbench.engine.launching.leftovers import worker_pids
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore

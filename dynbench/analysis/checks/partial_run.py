@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dynbench.analysis.checks.finding import Evidence, Finding
-from dynbench.analysis.facts import status_phrase
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.run_facts import status_phrase
 
 
 def check(evidence: Evidence) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.rows import RowWriter
+from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 

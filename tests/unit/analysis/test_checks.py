@@ -20,7 +20,7 @@ from dynbench.analysis.merge import merge_run
 from dynbench.config.schema import Analysis
 from dynbench.errors import ChecksFailed, RecordError
 from dynbench.runs.atomic import write_json
-from dynbench.runs.process import host_name, start_mark
+from dynbench.runs.owner import host_name, start_mark
 
 
 @pytest.fixture

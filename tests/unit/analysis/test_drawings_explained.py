@@ -18,7 +18,7 @@ from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
-from dynbench.experiment.solving import SolveOptions, run_solve
+from dynbench.experiment.solve_run import SolveOptions, run_solve
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template
 from dynbench.runs.atomic import write_json

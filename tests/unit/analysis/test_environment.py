@@ -11,7 +11,7 @@ from dynbench.analysis.checks.environment import check
 from dynbench.analysis.comparability import environment_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.config.load import load_config
-from dynbench.engine.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.runs.atomic import jsonable
 from dynbench.runs.provenance import collect
 

@@ -8,7 +8,7 @@ from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.summary import summarise
 from dynbench.runs.atomic import write_json
 from dynbench.runs.records import StepRow
-from dynbench.runs.rows import RowWriter
+from dynbench.runs.row_writer import RowWriter
 
 OPTIMIZER_MS, DATA_MS = 1.25, 0.5
 

@@ -18,7 +18,7 @@ from dynbench.analysis.figures import (
 from dynbench.analysis.figures.solve_lines import line_look, solve_lines
 from dynbench.config.load import load_config
 from dynbench.errors import RecordError
-from dynbench.experiment.solving import SolveOptions, run_solve
+from dynbench.experiment.solve_run import SolveOptions, run_solve
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.traces import Trace

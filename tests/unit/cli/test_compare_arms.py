@@ -12,7 +12,7 @@ from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.config.recipes import RECIPE_FILE, load_cells
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.experiment.cells import read_cells
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynbench.cli import health
-from dynbench.cli.health import CHECKS, Finding
+from dynbench.cli.health import CHECKS, Diagnosis
 from dynbench.cli.main import main
 from dynbench.cli.options import Settings
 from dynbench.runs import provenance
@@ -33,7 +33,7 @@ def test_doctor_prints_each_check_with_its_next_step(
     monkeypatch.setattr(
         health,
         "CHECKS",
-        {"fine": lambda s: Finding(True, "seen 1"), "poor": lambda s: Finding(False, "seen 2", "do it")},
+        {"fine": lambda s: Diagnosis(True, "seen 1"), "poor": lambda s: Diagnosis(False, "seen 2", "do it")},
     )
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
@@ -42,14 +42,14 @@ def test_doctor_prints_each_check_with_its_next_step(
 
 
 def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CHECKS", {"poor": lambda s: Finding(False, "seen", "do it")})
+    monkeypatch.setattr(health, "CHECKS", {"poor": lambda s: Diagnosis(False, "seen", "do it")})
     assert main(["doctor", "--strict", "--json"]) == 6
     out, err = capsys.readouterr()
     shown = json.loads(out)
     assert shown["error"]["exit_code"] == 6
     assert shown["checks"][0]["hint"] == "do it"
     assert err == "error: checks that warn: poor\nhint: The next steps are in the checks.\n"
-    monkeypatch.setattr(health, "CHECKS", {"fine": lambda s: Finding(True, "seen")})
+    monkeypatch.setattr(health, "CHECKS", {"fine": lambda s: Diagnosis(True, "seen")})
     assert main(["doctor", "--strict"]) == 0
 
 

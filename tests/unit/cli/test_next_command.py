@@ -27,7 +27,7 @@ from dynbench.config.effects import EFFECTS
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
-from dynbench.engine.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.experiment import next_training, training
 from dynbench.experiment.next_training import NextTraining
 from dynbench.experiment.training import TrainingResult

@@ -9,7 +9,7 @@ import pytest
 
 from dynbench.analysis import figures
 from dynbench.cli import health
-from dynbench.cli.health import Finding
+from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
 from dynbench.experiment import next_training, training
@@ -55,7 +55,9 @@ def test_quiet_prints_the_result_only(
     monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
     monkeypatch.setattr(next_training, "next_training", lambda *_: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
-    monkeypatch.setattr(health, "CHECKS", {"poor": lambda _: Finding(False, "x"), "fine": lambda _: Finding(True, "x")})
+    monkeypatch.setattr(
+        health, "CHECKS", {"poor": lambda _: Diagnosis(False, "x"), "fine": lambda _: Diagnosis(True, "x")}
+    )
     arguments, expected = LINES[case]
     arguments = [word.format(tmp=tmp_path) for word in arguments]
     assert main([*arguments, "-q", "--results", str(store.root)]) == 0

@@ -12,7 +12,7 @@ from dynbench.cli.progress import describe, progress_display
 from dynbench.cli.train import analysis_command
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
-from dynbench.engine.progress import Progress
+from dynbench.engine.launching.progress import Progress
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -33,14 +33,14 @@ def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(*_: object) -> None:
         raise AssertionError("ranks were launched")
 
-    monkeypatch.setattr("dynbench.engine.launch.run_torchrun", launched)
+    monkeypatch.setattr("dynbench.engine.launching.run_launch.run_torchrun", launched)
 
 
 def test_dry_run_shows_everything_and_touches_nothing(results: Path, capsys: Output) -> None:
     assert main(["train", "--mode", "dynamic", "--nproc", "2", "--name", "b", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "policy: partition" in shown and "nproc: 2" in shown
-    assert "torchrun" in shown and "--standalone" in shown and "-m dynbench.engine.worker" in shown
+    assert "torchrun" in shown and "--standalone" in shown and "-m dynbench.engine.rank.worker" in shown
     assert "run " in shown and "partition-<random>" in shown
     assert list(results.parent.iterdir()) == []
 
@@ -103,7 +103,7 @@ def test_what_no_plan_can_meet_is_found_before_anything_is_made(
         raise AssertionError("ranks have met")
 
     refuse_launches(monkeypatch)
-    monkeypatch.setattr("dynbench.engine.attach.process_group", met)
+    monkeypatch.setattr("dynbench.engine.launching.attach.process_group", met)
     ranks = ["--set", "launch.launcher=virtual", "--world-size", "8"] if "virtual" in start else ["--nproc", "8"]
     if start == "attached":
         ranks = []

@@ -11,13 +11,13 @@ import pytest
 from dynbench.analysis import figures
 from dynbench.cli.main import main
 from dynbench.config.schema import Config
-from dynbench.engine.asked import launch_warnings
-from dynbench.engine.launch import create_run
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.asked import launch_warnings
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run
 from dynbench.experiment import training
 from dynbench.experiment.training import run_training
 from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.rows import RowWriter
+from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore

@@ -10,7 +10,7 @@ from probes import make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.comm_model import build_comm_model, decide_comm_model
-from dynbench.engine.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import UsageError
 from dynbench.runs.store import RunStore
 

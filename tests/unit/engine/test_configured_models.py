@@ -11,11 +11,11 @@ from toys import InDouble
 
 from dynbench.config.load import load_config
 from dynbench.engine.failure import lasting_fault
+from dynbench.engine.launching.probe_use import measured_settings
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
-from dynbench.engine.probe_use import measured_settings
-from dynbench.engine.replica import Replica
-from dynbench.engine.resolve import Machine, resolve
-from dynbench.engine.timers import StepTimer
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.timers import StepTimer
 from dynbench.errors import UsageError
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -21,7 +21,7 @@ from dynbench.engine.failure import (
     record_failure,
     root_cause,
 )
-from dynbench.engine.hearsay import exchange_cause
+from dynbench.engine.rank.hearsay import exchange_cause
 from dynbench.errors import ConfigError, DataError, NothingFits, UsageError, WorkerFailed
 from dynbench.runs.reserve import reserve
 from dynbench.runs.run import Run

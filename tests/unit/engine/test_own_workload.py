@@ -13,14 +13,14 @@ from toys import InDouble
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.failure import record_failure
+from dynbench.engine.launching.probe_use import measured_settings
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
-from dynbench.engine.precision import Precision
-from dynbench.engine.probe_use import measured_settings
-from dynbench.engine.replica import Replica
-from dynbench.engine.resolve import Machine, resolve
-from dynbench.engine.timers import StepTimer
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.timers import StepTimer
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -9,7 +9,7 @@ import pytest
 
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_problem
-from dynbench.engine.rows import RowBuilder
+from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.probe.prober import _length_grid, _within
 from dynbench.probe.soak import planned_shapes
 from dynbench.schedule.evaluate import step_facts

@@ -35,13 +35,13 @@ from dynbench.errors import (
 from dynbench.experiment import launches
 from dynbench.experiment.compare import run_comparison, start_comparison
 from dynbench.experiment.launches import Clock, CompareProgress
-from dynbench.experiment.solved import read_solved
+from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.state import read_state
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.training import TrainingResult
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.rows import RowWriter
+from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 

@@ -11,7 +11,7 @@ from probes import make_probe
 
 from dynbench.config.recipes import Recipe, load_cells, load_recipe
 from dynbench.config.schema import Config
-from dynbench.engine.resolve import Machine
+from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
 from dynbench.experiment import compare, launches, probing
 from dynbench.experiment.cells import start_cells

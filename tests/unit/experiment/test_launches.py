@@ -12,8 +12,8 @@ from dynbench.cli import compare
 from dynbench.cli.main import main
 from dynbench.config.load import load_config
 from dynbench.config.recipes import find_recipe, load_cells
-from dynbench.engine.launch import plan_launch
-from dynbench.engine.resolve import Machine
+from dynbench.engine.launching.resolve import Machine
+from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches
 from dynbench.experiment.recipe_warnings import recipe_warnings

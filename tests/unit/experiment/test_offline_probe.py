@@ -11,7 +11,7 @@ from probes import make_probe
 from dynbench.config.load import load_config
 from dynbench.errors import ConfigError
 from dynbench.experiment.offline_probe import OfflineRanks
-from dynbench.experiment.solving import Solution, SolveOptions, run_solve
+from dynbench.experiment.solve_run import Solution, SolveOptions, run_solve
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import REGISTRY, missing_package, policy_class
 from dynbench.schedule.traces import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.experiment.order import Launch, abba_order
+from dynbench.experiment.order import PlannedLaunch, abba_order
 
 
 def test_three_arms_twice() -> None:
@@ -27,7 +27,7 @@ def test_every_arm_is_launched_once_per_block_at_the_same_mean_position(n_arms: 
 def test_an_odd_number_of_launches_lets_drift_through() -> None:
     order = abba_order(["a", "b"], 3)
 
-    assert order[-1] == Launch("b", 2)
+    assert order[-1] == PlannedLaunch("b", 2)
     assert sum(i for i, launch in enumerate(order) if launch.arm == "a") != sum(
         i for i, launch in enumerate(order) if launch.arm == "b"
     )

@@ -14,18 +14,18 @@ from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.config.recipes import RECIPE_FILE, load_recipe
 from dynbench.config.schema import Config
-from dynbench.engine.resolve import resolve, this_machine
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError, UsageError
 from dynbench.experiment.compare import start_comparison
+from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.solved import plan_offline
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
 from dynbench.runs.records import StepRow, work_hash
-from dynbench.runs.rows import RowWriter
+from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.engine.resolve import Machine
+from dynbench.engine.launching.resolve import Machine
 from dynbench.experiment import probing
 
 TWO_NODES = ("launch.nnodes=2", "launch.rdzv_endpoint=a:1")

@@ -9,8 +9,8 @@ import pytest
 
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.answers import QUESTIONS, change, planned_speedup
+from dynbench.experiment.offline_plans import Solved
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.solved import Solved
 from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json

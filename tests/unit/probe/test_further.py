@@ -18,7 +18,7 @@ from probes import COST, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_cost
-from dynbench.engine.replica import LossPart, MicroBatch
+from dynbench.engine.rank.replica import LossPart, MicroBatch
 from dynbench.errors import UsageError
 from dynbench.probe.children import Children
 from dynbench.probe.split_price import SplitStep

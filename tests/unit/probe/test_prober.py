@@ -13,9 +13,9 @@ from probes import make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.comm_model import charged_ms
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
-from dynbench.engine.resolve import Machine, resolve
-from dynbench.engine.virtual import gradient_megabytes
+from dynbench.engine.rank.virtual import gradient_megabytes
 from dynbench.errors import UsageError
 from dynbench.probe.prober import Prober, run_probe
 from dynbench.probe.trial import TrialStep

@@ -12,7 +12,7 @@ import torch
 from architectures import CONFIGS, TABLE, write_config
 
 from dynbench.config.load import load_config
-from dynbench.engine.resolve import Machine, resolve
+from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.workloads.configured_model import ConfiguredModel

@@ -1,0 +1,162 @@
+"""`train` started inside torchrun or srun: this process is a rank, and launches nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as changed
+
+from dynbench.config.schema import Config
+from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, root_cause
+from dynbench.engine.launching.asked import launch_warnings
+from dynbench.engine.launching.ranks_given import ranks_from_environment
+from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run, finish
+from dynbench.engine.plan_check import check_plan
+from dynbench.engine.rank.exchange import broadcast_text, wait_for_all
+from dynbench.engine.rank.hearsay import tell_failure
+from dynbench.engine.rank.rank_process import RankContext, StopFlag, process_group, set_threads
+from dynbench.engine.rank.rank_warnings import keep_warnings
+from dynbench.engine.rank.worker import train
+from dynbench.errors import DynbenchError, Interrupted, NothingFits, UsageError, WorkerFailed, interruption
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+_BASE_PORT = 29500
+_PORTS = 10_000
+
+
+def started_as_rank(config: Config) -> bool:
+    """Whether torchrun or srun has started this process as one of several ranks.
+
+    Rendezvous settings mean that srun starts one launcher per node instead.
+    """
+    wants_launcher = config.launch.nnodes > 1 or config.launch.rdzv_endpoint is not None
+    return ranks_from_environment() is not None and ("RANK" in os.environ or not wants_launcher)
+
+
+def join_training(
+    config: Config,
+    store: RunStore,
+    *,
+    name: str | None = None,
+    replace: bool = False,
+    argv: Sequence[str] | None = None,
+    asked: Config | None = None,
+) -> Run | None:
+    """Train as the rank that the environment names; rank 0 makes the run folder and finishes it.
+
+    Returns:
+        The run on rank 0, None on the others.
+
+    Raises:
+        DynbenchError: as `launch.launch_training`; on every rank that sees the failure.
+    """
+    os.environ.update(slurm_as_torchrun(os.environ))
+    try:
+        return _join(config, store, name, replace, argv, asked)
+    except RuntimeError as error:
+        if not is_aftermath(error):
+            raise
+        raise WorkerFailed(
+            f"rank {os.environ['RANK']} ended because another one did", "The message of that rank says why."
+        ) from error
+
+
+def _join(
+    config: Config,
+    store: RunStore,
+    name: str | None,
+    replace: bool,
+    argv: Sequence[str] | None,
+    asked: Config | None,
+) -> Run | None:
+    stop = StopFlag()
+    resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
+    check_plan(resolved.config, resolved.world_size, store.root)
+    context = RankContext.from_environment(resolved.config.launch.device)
+    if not context.is_first:
+        logging.getLogger("dynbench").setLevel(logging.WARNING)
+    set_threads(resolved.config.launch)
+    with process_group(context, resolved.config.launch):
+        run = _agree_on_run(resolved, context, store, name, replace, argv, asked)
+        try:
+            keep_warnings(run, context)
+            train(run, resolved.config, context, stop)
+            wait_for_all()
+        except BaseException as error:
+            tell_failure(run, context.rank, error)
+            if not context.is_first:
+                if is_out_of_memory(error):
+                    *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing
+                    raise NothingFits(f"rank {context.rank}: {reason}", MEMORY_HINT) from error
+                raise
+            reported = _reported(run, error)
+            reported.run_path = run.path
+            finish(run, reported)
+            raise reported from error
+    if not context.is_first:
+        return None
+    finish(run, None)
+    return run
+
+
+def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
+    """Torchrun's variables from srun's; empty where torchrun has set them.
+
+    Raises:
+        UsageError: the first node cannot be found out.
+    """
+    if "RANK" in environment:
+        return {}
+    job = int(environment.get("SLURM_JOB_ID", "0"))
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_node(environment),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(_BASE_PORT + job % _PORTS),
+    }
+
+
+def _first_node(environment: Mapping[str, str]) -> str:
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    if nodes and "[" not in nodes:
+        return nodes.partition(",")[0]
+    try:
+        hosts = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(
+            f"srun: the first of the nodes {nodes!r} cannot be found out ({error})", "Set MASTER_ADDR to its name."
+        ) from None
+    return hosts.stdout.split()[0]
+
+
+def _agree_on_run(
+    resolved: Resolved,
+    context: RankContext,
+    store: RunStore,
+    name: str | None,
+    replace: bool,
+    argv: Sequence[str] | None,
+    asked: Config | None,
+) -> Run:
+    run = None
+    if context.is_first:
+        warnings = launch_warnings(asked, resolved, store.root, attached=True)
+        run = create_run(resolved, store, name=name, replace=replace, argv=argv, warnings=warnings)
+        run.update(status=Status.RUNNING)
+    return Run(store.root / broadcast_text(run.id if run else None))
+
+
+def _reported(run: Run, error: BaseException) -> DynbenchError:
+    """What ended the run, as seen by rank 0."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        signum = error.code - 128
+        return Interrupted(f"stopped by signal {signum}", signum=signum)
+    if isinstance(error, KeyboardInterrupt):
+        return interruption(error)
+    return root_cause(run, {})

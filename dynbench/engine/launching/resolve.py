@@ -1,0 +1,297 @@
+"""Every `auto` of a configuration decided for this machine, each with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
+from dynbench.config.schema import Config
+from dynbench.engine.comm_model import decide_comm_model
+from dynbench.engine.launching.learning_rate import decide_learning_rate
+from dynbench.engine.launching.model_shape import decide_shape
+from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
+from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
+from dynbench.errors import ConfigError, UsageError
+from dynbench.runs.provenance import usable_cores
+from dynbench.runs.store import RunStore
+from dynbench.schedule.policy import check_trainable, policy_class
+from dynbench.workloads.own_code import own_code_settings
+
+MOST_CPU_RANKS = 4
+LEAST_CPU_RANKS = 2
+GPU_PAD_MULTIPLE = 8
+_BF16_CAPABILITY = 8
+"""Compute capability from which NVIDIA GPUs multiply bf16 matrices natively (Ampere)."""
+
+_ASK_GPUS = (
+    "import json, torch; print(json.dumps([[p.name, p.major] for p in"
+    " map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]))"
+)
+Decision = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decisions depend on."""
+
+    cores: int
+    """Cores that this process may use at once."""
+    gpus: int
+    bf16: bool
+    """Whether all GPUs multiply bf16 natively."""
+    ranks_given: tuple[int, int] | None = None
+    """(ranks on this node, ranks in all) where torchrun or srun has started the ranks already."""
+    gpu_fault: str | None = None
+    """Why the GPUs that the driver lists cannot be used."""
+    gpu_names: tuple[str, ...] = ()
+    """One per GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration without `auto`, and why it is so."""
+
+    config: Config
+    world_size: int
+    """Ranks (G), virtual ones counted."""
+    decisions: Mapping[str, Decision]
+    """Dotted key to value and reason, of every `auto` or null that was decided."""
+    device_name: str | None = None
+    """The accelerators, or the processor of a run on the CPU."""
+
+
+def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
+    """Decide what the configuration leaves open, then check the rules that need the number of ranks.
+
+    Raises:
+        ConfigError: every broken rule, and every setting that differs from those of a probe that is named.
+        UsageError: a GPU is asked for where there is none, a policy that cannot train, or a workload of the user's own
+            that cannot be used.
+        RunLookupError: a probe run that is not in the registry.
+        RecordError: a run that is named as a probe and is none.
+    """
+    check_trainable(config.schedule.policy_name)
+    decisions: dict[str, Decision] = {}
+    device = _device(config, machine, decisions)
+    launcher = _launcher(config, machine, device, decisions)
+    nproc, world_size = _ranks(config, machine, device, launcher, decisions)
+    launch: dict[str, object] = {
+        "device": device,
+        "launcher": launcher,
+        "nproc": nproc,
+        "nnodes": max(1, world_size // nproc) if launcher == "torchrun" else 1,
+        "world_size": world_size if launcher == "virtual" else None,
+        "threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
+    }
+    if launcher == "virtual":
+        launch["comm_model"] = decide_comm_model(config.launch.comm_model, store, decisions)
+    train = {
+        "precision": _precision(config, machine, device, decisions),
+        "learning_rate": decide_learning_rate(config, decisions),
+    }
+    multiple = _pad_multiple(config, device, decisions)
+    workload = {"pad_to_multiple_of": multiple, **decide_shape(config, decisions), **own_code_settings(config.workload)}
+    probe = _probe(config, store)
+    schedule = _schedule(config, world_size, store, decisions)
+    resolved = config.model_copy(
+        update={
+            "launch": config.launch.model_copy(update=launch),
+            "train": config.train.model_copy(update=train),
+            "workload": config.workload.model_copy(update=workload),
+            "schedule": config.schedule.model_copy(update=schedule),
+            "probe": config.probe.model_copy(update=probe),
+        }
+    )
+    problems = check_rules(resolved if machine.ranks_given is None else _without_nodes(resolved), world_size)
+    hardware = device_name(device, machine.gpu_names)
+    mismatches = probe_problems(resolved, config, world_size, hardware, store.root)
+    if config.probe.run == "auto" and machine.ranks_given is not None:
+        problems.append(
+            "probe.run: auto, but torchrun or srun has started the ranks already; probe once, name that run"
+        )
+    if problems or mismatches:
+        raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
+    return Resolved(resolved, world_size, decisions, hardware)
+
+
+@cache
+def this_machine() -> Machine:
+    """Cores and GPUs of this machine.
+
+    GPUs are asked by a process of its own: a CUDA context in the launcher would hold memory that is measured.
+    """
+    cores = usable_cores()
+    if torch.cuda.device_count() == 0:
+        return Machine(cores=cores, gpus=0, bf16=False)
+    answer = subprocess.run([sys.executable, "-c", _ASK_GPUS], capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        *_, reason = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        return Machine(cores=cores, gpus=0, bf16=False, gpu_fault=reason)
+    gpus = json.loads(answer.stdout)
+    names = tuple(name for name, _ in gpus)
+    return Machine(cores, len(gpus), bf16=all(major >= _BF16_CAPABILITY for _, major in gpus), gpu_names=names)
+
+
+def _decide(decisions: dict[str, Decision], key: str, value: object, reason: str) -> None:
+    decisions[key] = {"value": value, "reason": reason}
+
+
+def _device(config: Config, machine: Machine, decisions: dict[str, Decision]) -> str:
+    wanted = config.launch.device
+    if machine.gpu_fault is not None and wanted != "cpu":
+        raise UsageError(
+            f"the GPUs cannot be used: {machine.gpu_fault}", "Mend the driver, or set launch.device=cpu (--device cpu)."
+        )
+    if wanted == "cuda" and machine.gpus == 0:
+        raise UsageError("launch.device: cuda, but torch sees no GPU", "Set launch.device=cpu.")
+    if wanted != "auto":
+        return wanted
+    device = "cuda" if machine.gpus else "cpu"
+    _decide(decisions, "launch.device", device, f"torch sees {machine.gpus} GPUs")
+    return device
+
+
+def _launcher(config: Config, machine: Machine, device: str, decisions: dict[str, Decision]) -> str:
+    launch = config.launch
+    if machine.ranks_given is not None:
+        if launch.launcher == "virtual":
+            raise UsageError(
+                "launch.launcher: virtual inside torchrun or srun, which have started real ranks",
+                "Start dynbench by itself.",
+            )
+        _decide(decisions, "launch.launcher", "torchrun", "started by torchrun or srun")
+        return "torchrun"
+    if launch.launcher != "auto":
+        return launch.launcher
+    open_ranks = launch.nproc == "auto" or launch.world_size is not None
+    if device == "cuda" and machine.gpus == 1 and launch.nproc != 1 and open_ranks and launch.nnodes == 1:
+        _decide(decisions, "launch.launcher", "virtual", "one GPU cannot hold several real ranks")
+        return "virtual"
+    if launch.world_size is not None and launch.nnodes == 1 and launch.nproc == "auto":
+        _decide(decisions, "launch.launcher", "virtual", "launch.world_size asks for virtual ranks")
+        return "virtual"
+    _decide(decisions, "launch.launcher", "torchrun", "real ranks")
+    return "torchrun"
+
+
+def _ranks(
+    config: Config, machine: Machine, device: str, launcher: str, decisions: dict[str, Decision]
+) -> tuple[int, int]:
+    """Processes on this node, and ranks in all."""
+    launch = config.launch
+    if machine.ranks_given is not None:
+        here = machine.ranks_given[0]
+        one_each = "SLURM_LOCALID" in os.environ and machine.gpus == 1  # srun shows each task its own GPU only
+        if device == "cuda" and here > machine.gpus and not one_each:
+            raise UsageError(
+                f"{here} ranks were started on this node, which has {machine.gpus} GPUs",
+                "Start one rank per GPU, or set launch.device=cpu.",
+            )
+        return machine.ranks_given
+    if launcher == "virtual":
+        if launch.world_size is None:
+            _decide(decisions, "launch.world_size", DEFAULT_VIRTUAL_RANKS, "the default number of virtual ranks")
+        return 1, launch.world_size or DEFAULT_VIRTUAL_RANKS
+    if launch.nproc != "auto":
+        if device == "cuda" and launch.nproc > machine.gpus:
+            raise UsageError(
+                f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
+                f"Use at most {machine.gpus}, or launch.launcher=virtual.",
+            )
+        nproc = launch.nproc
+    elif device == "cuda":
+        nproc = machine.gpus
+        _decide(decisions, "launch.nproc", nproc, "one rank per GPU")
+    else:
+        nproc = max(LEAST_CPU_RANKS, min(MOST_CPU_RANKS, machine.cores))
+        _decide(decisions, "launch.nproc", nproc, f"{machine.cores} usable cores; from 2 to 4 ranks on a CPU")
+    return nproc, nproc * launch.nnodes
+
+
+def _threads(config: Config, machine: Machine, device: str, sharing: int, decisions: dict[str, Decision]) -> int:
+    if config.launch.threads != "auto":
+        return config.launch.threads
+    threads = max(1, machine.cores // sharing)
+    what = "virtual or real ranks on this node"
+    _decide(decisions, "launch.threads", threads, f"{machine.cores} usable cores over {sharing} {what}")
+    return threads
+
+
+def _precision(config: Config, machine: Machine, device: str, decisions: dict[str, Decision]) -> str:
+    wanted = config.train.precision
+    if wanted != "auto":
+        if device == "cpu" and wanted != "fp32":
+            raise UsageError(
+                f"train.precision: {wanted} needs a GPU, this run is on the CPU", "Set train.precision=fp32."
+            )
+        return wanted
+    if device == "cpu":
+        precision, reason = "fp32", "on a CPU"
+    elif machine.bf16:
+        precision, reason = "bf16", "the GPUs multiply bf16 natively"
+    else:
+        precision, reason = "fp16", "the GPUs do not multiply bf16 natively"
+    _decide(decisions, "train.precision", precision, reason)
+    return precision
+
+
+def _pad_multiple(config: Config, device: str, decisions: dict[str, Decision]) -> int:
+    if config.workload.pad_to_multiple_of != "auto":
+        return config.workload.pad_to_multiple_of
+    multiple = GPU_PAD_MULTIPLE if device == "cuda" else 1
+    reason = "matrix units want multiples of 8" if device == "cuda" else "on a CPU"
+    _decide(decisions, "workload.pad_to_multiple_of", multiple, reason)
+    return multiple
+
+
+def _schedule(config: Config, world_size: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
+    schedule = config.schedule
+    changes: dict[str, object] = {}
+    if schedule.policy is None:
+        changes["policy"] = schedule.policy_name
+        _decide(decisions, "schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
+    if schedule.policy_name == "prefix" and schedule.buffer == "auto":
+        changes["buffer"] = buffer_size(config, world_size)
+        _decide(decisions, "schedule.buffer", changes["buffer"], "max(32, B - G + 1)")
+    if schedule.cost_type == "auto":
+        changes["cost_type"], reason = default_cost_type(config)
+        _decide(decisions, "schedule.cost_type", changes["cost_type"], reason)
+    if isinstance(schedule.capacity, str):
+        changes["capacity"] = find_run(store, "schedule.capacity", schedule.capacity).id
+        _decide(decisions, "schedule.capacity", changes["capacity"], f"run meant by {schedule.capacity!r}")
+    if names_a_probe(config):
+        changes |= _from_probe(config, world_size, store, decisions)
+    return changes
+
+
+def _from_probe(config: Config, world_size: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
+    """What the probe that `probe.run` names knows and the configuration leaves open."""
+    schedule, run = config.schedule, find_run(store, "probe.run", str(config.probe.run))
+    changes: dict[str, object] = {}
+    if schedule.capacity is None and policy_class(schedule.policy_name).capped:
+        changes["capacity"] = run.id
+    if schedule.speeds is None:
+        probe = load_probe(run.id, "probe.run", store.root)
+        found = probe_speeds(probe, world_size)
+        if found is not None and same_slowdown(config, probe):
+            changes["speeds"] = tuple(round(speed, 4) for speed in found.tolist())
+    for key, value in changes.items():
+        _decide(decisions, f"schedule.{key}", value, f"measured by probe.run, {config.probe.run}")
+    return changes
+
+
+def _probe(config: Config, store: RunStore) -> dict[str, object]:
+    return {"run": find_run(store, "probe.run", str(config.probe.run)).id} if names_a_probe(config) else {}
+
+
+def _without_nodes(config: Config) -> Config:
+    """For the rules on rendezvous flags, which torchrun or srun have seen to already."""
+    return config.model_copy(update={"launch": config.launch.model_copy(update={"nnodes": 1, "node_rank": 0})})

@@ -1,0 +1,113 @@
+"""torchrun, run inside this process: its argument line, its environment, and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.run import get_args_parser, run
+
+from dynbench.config.schema import Config, Launch
+from dynbench.errors import WorkerFailed
+
+WORKER_MODULE = "dynbench.engine.rank.worker"
+SHUTDOWN_TIMEOUT_S = 10
+"""How long ranks that were asked to stop may take, before they are killed."""
+
+
+def torchrun_argv(config: Config, run_path: Path) -> list[str]:
+    """The arguments of torchrun for a resolved configuration.
+
+    Everything is said on torchrun's public command line, never through its internal objects. Restarts are off: a
+    benchmark that lost a rank is over.
+    """
+    launch = config.launch
+    argv = ["--nproc-per-node", str(launch.nproc), *rendezvous_argv(launch)]
+    argv += ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(torchrun_log_dir(run_path))]
+    if "--shutdown-timeout" in get_args_parser().format_usage():
+        argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
+    return [*argv, "-m", WORKER_MODULE, str(run_path)]
+
+
+def rendezvous_argv(launch: Launch) -> list[str]:
+    """How the nodes meet; a single node that was told nothing needs no meeting point."""
+    if launch.nnodes == 1 and launch.rdzv_endpoint is None:
+        return ["--standalone"]
+    argv = ["--nnodes", str(launch.nnodes), "--node-rank", str(launch.node_rank)]
+    if launch.rdzv_endpoint is not None:
+        argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", launch.rdzv_endpoint]
+    return argv if launch.rdzv_id is None else [*argv, "--rdzv-id", launch.rdzv_id]
+
+
+def torchrun_log_dir(run_path: Path) -> Path:
+    """Where torchrun keeps what a rank prints before it knows its rank."""
+    return run_path / "logs" / "torchrun"
+
+
+def worker_environment(launch: Launch) -> dict[str, str]:
+    """Variables that the ranks start with."""
+    return {"OMP_NUM_THREADS": str(launch.threads), "MKL_NUM_THREADS": str(launch.threads)}
+
+
+def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> dict[int, int]:
+    """Run all ranks of this node to their end.
+
+    Returns:
+        Rank to exit code of the ranks that failed, negative for a signal; empty when all went well.
+
+    Raises:
+        SignalException: a signal reached this process; the ranks were told to stop and have been waited for.
+        WorkerFailed: the nodes did not meet, or lost each other.
+    """
+    with _changed_environment(environment), _quiet_elastic_logs():
+        try:
+            run(get_args_parser().parse_args(list(argv)))  # type: ignore[no-untyped-call]  # torch's is untyped
+        except ChildFailedError as error:
+            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+        except json.JSONDecodeError as error:
+            raise WorkerFailed(
+                "a rank failed and could not say why: the file for its reason is torn", "Is the disk full?"
+            ) from error
+        except (RendezvousError, DistError) as error:
+            raise WorkerFailed(
+                f"the nodes did not meet, or lost each other: {error}",
+                "Check --rdzv-endpoint, and that every node was started with the same --nnodes and --rdzv-id.",
+            ) from error
+    return {}
+
+
+@contextmanager
+def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """The given variables, undone afterwards together with those that torchrun sets."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _quiet_elastic_logs() -> Iterator[None]:
+    """Torchrun's own report of failures is replaced by ours, unless details were asked for.
+
+    Its loggers have levels of their own, so that one above them does not decide.
+    """
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    levels = {name: logging.getLogger(name).level for name in names}
+    quiet = logging.root.getEffectiveLevel() > logging.DEBUG
+    for name in names if quiet else ():
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,111 @@
+"""Evaluation on held-out samples, sharded over ranks, outside the measured time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from dynbench.config.schema import Config
+from dynbench.engine.rank.precision import Precision
+from dynbench.schedule.plan import IntArray
+from dynbench.sync.base import Strategy
+from dynbench.workloads.base import Workload
+
+EVAL_BATCH = 64
+EVAL_FILE = "eval.csv"
+_COLUMNS = "step,loss,accuracy,samples\n"
+
+
+class Evaluator:
+    """Evaluates one model on this rank's part of a fixed random sample of the held-out data.
+
+    Args:
+        config: resolved configuration; `train.eval_samples` samples over all ranks.
+        workload: data and loss.
+        device: where the model is.
+        shard: this rank and the number of ranks that share the work.
+        sum_over_ranks: adds up vectors over those ranks.
+        file: where results are appended; None on ranks that do not write.
+        equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
+            runs for this alone does not count.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        device: torch.device,
+        *,
+        shard: tuple[int, int],
+        sum_over_ranks: Callable[[Sequence[float]], list[float]],
+        file: Path | None,
+        equal_batches: bool = False,
+    ) -> None:
+        assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
+        self._workload = workload
+        self._device = device
+        self._pad_to_multiple_of = config.workload.pad_to_multiple_of
+        self._every = config.train.eval_every
+        self._last_step = config.train.warmup_steps + config.train.steps - 1
+        self._sum_over_ranks = sum_over_ranks
+        self._file = file
+        self._equal_batches = equal_batches
+        self._idle: list[IntArray] = []
+        self._batches = self._choose(config, *shard)
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate after `step`: every `train.eval_every` steps, and after the last one."""
+        if self._batches is None:
+            return False
+        return step == self._last_step or (self._every > 0 and (step + 1) % self._every == 0)
+
+    def evaluate_if_due(self, step: int, strategy: Strategy, precision: Precision) -> bool:
+        """Evaluate after `step` if that is due, and say whether it was; the same answer on every rank."""
+        if not self.due(step):
+            return False
+        self.evaluate(step, strategy, precision)
+        return True
+
+    def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> None:
+        """Mean loss and, where the workload counts it, accuracy over all ranks' samples, appended to the file."""
+        with strategy.evaluating() as model:
+            sums = self._local_sums(model, precision)
+        loss_sum, correct, samples = self._sum_over_ranks(sums)
+        if self._file is not None and samples > 0:
+            with self._file.open("a", encoding="utf-8") as file:
+                if file.tell() == 0:
+                    file.write(_COLUMNS)
+                accuracy = "" if math.isnan(correct) else repr(correct / samples)
+                file.write(f"{step},{loss_sum / samples!r},{accuracy},{samples:.0f}\n")
+
+    def _choose(self, config: Config, rank: int, world_size: int) -> list[IntArray] | None:
+        data = self._workload.eval
+        if data is None or len(data) == 0 or config.train.eval_samples == 0:
+            return None
+        chosen = np.random.default_rng(config.train.seed).permutation(len(data))[: config.train.eval_samples]
+        mine = chosen[rank::world_size].astype(np.int64)
+        mine = mine[np.argsort(data.lengths[mine], kind="stable")]
+        batches = [mine[start : start + EVAL_BATCH] for start in range(0, len(mine), EVAL_BATCH)]
+        if self._equal_batches:
+            most = math.ceil(len(chosen[::world_size]) / EVAL_BATCH)
+            self._idle = [chosen[:1].astype(np.int64)] * (most - len(batches))
+        return batches
+
+    def _local_sums(self, model: nn.Module, precision: Precision) -> list[float]:
+        assert self._workload.eval is not None and self._batches is not None
+        sums = np.zeros(3)
+        model.eval()
+        # Not in inference mode: what a strategy gathers in a forward pass would stay of no use to the next step.
+        with torch.no_grad(), precision.autocast():
+            for number, ids in enumerate((*self._batches, *self._idle)):
+                inputs = self._workload.collate(self._workload.eval, ids, self._pad_to_multiple_of)
+                part = self._workload.eval_sums(model, {key: value.to(self._device) for key, value in inputs.items()})
+                if number < len(self._batches):
+                    sums += (part["loss_sum"], part.get("correct", math.nan), part["n"])
+        model.train()
+        return [float(value) for value in sums]

@@ -1,0 +1,79 @@
+"""The loop of a real rank, put together from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from dynbench.config.schema import Config
+from dynbench.engine.plan_check import check_steps_of_rank
+from dynbench.engine.planning import PlanSource, ReplicatedPlans, build_problem
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.exchange import all_floats, sum_over_ranks
+from dynbench.engine.rank.gather import GatheredPlans
+from dynbench.engine.rank.loop import Loop
+from dynbench.engine.rank.memory import MemoryMeter
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.engine.speeds import SPEEDS_FILE, step_plans
+from dynbench.runs.columns import write_columns
+from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.run import Run
+from dynbench.schedule.policy import Problem, policy_class
+from dynbench.workloads.base import Workload
+
+
+@contextmanager
+def real_loop(
+    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter, stop: StopFlag
+) -> Iterator[Loop]:
+    """The loop of this process's rank; its row file is closed on the way out."""
+    multiple = config.workload.pad_to_multiple_of
+    assert isinstance(multiple, int), "resolved before the launch"
+    lengths = workload.train.lengths
+    problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent, workload.positions)
+    check_steps_of_rank(config, problem)
+    timer = StepTimer(context.device)
+    policy = config.schedule.policy_name
+    with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
+        replica = Replica(
+            config, workload, context.device, timer, strategy, slowdown=config.launch.slowdown.get(context.rank, 1.0)
+        )
+        columns = extra_columns(strategy)
+        if context.local_rank == 0:
+            write_columns(run.ranks_dir, columns)
+        writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns])
+        files.enter_context(writer)
+        yield Loop(
+            config=config,
+            context=context,
+            plans=plan_source(config, problem, context, run),
+            replica=replica,
+            timer=timer,
+            memory=memory,
+            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths, problem.padded_lengths),
+            writer=writer,
+            evaluator=Evaluator(
+                config,
+                workload,
+                context.device,
+                shard=(context.rank, context.world_size),
+                sum_over_ranks=sum_over_ranks,
+                file=run.path / EVAL_FILE if context.is_first else None,
+                equal_batches=strategy.collective_forward,
+            ),
+            stop=stop,
+            fixed_batch=policy_class(policy).fixed_batch,
+        )
+
+
+def plan_source(config: Config, problem: Problem, context: RankContext, run: Run) -> PlanSource:
+    """Plans made on every rank, or on rank 0 from gathered costs."""
+    if config.schedule.exchange == "gather":
+        return GatheredPlans(problem, context.rank)
+    speeds_file = run.path / SPEEDS_FILE if context.is_first else None
+    plans = step_plans(config, problem, lambda paces: all_floats(paces[context.rank]), speeds_file)
+    return ReplicatedPlans(plans, context.rank)

@@ -1,0 +1,86 @@
+"""From a measured step to the row that a rank writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynbench.engine.rank.replica import padded_tokens
+from dynbench.engine.rank.timers import Phase
+from dynbench.runs.columns import COMM_COLUMNS, REPEATED, Column
+from dynbench.runs.records import StepRow, work_hash
+from dynbench.schedule.plan import IntArray, Share
+from dynbench.sync.base import Strategy
+from dynbench.wire.traffic import Traffic
+
+
+def extra_columns(strategy: Strategy) -> tuple[Column, ...]:
+    """The columns of a real rank beyond those of every run."""
+    return (*COMM_COLUMNS, *((REPEATED,) if strategy.collective_forward else ()), *strategy.columns)
+
+
+def traffic_values(traffic: Traffic) -> dict[str, object]:
+    """The values of `COMM_COLUMNS`."""
+    return {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuilder:
+    """What is the same in all rows of a rank.
+
+    Args:
+        rank: the rank.
+        policy: name of the policy.
+        warmup_steps: steps before measuring.
+        lengths: tokens of every training sample, shape [N].
+        padded_lengths: tokens of every training sample padded by itself, shape [N].
+    """
+
+    rank: int
+    policy: str
+    warmup_steps: int
+    lengths: IntArray
+    padded_lengths: IntArray
+
+    def row(
+        self,
+        step: int,
+        share: Share,
+        phases: Mapping[Phase, float],
+        *,
+        step_ms: float,
+        peak_mem_mb: float,
+        reserved_mem_mb: float,
+        loss: float,
+        skipped: bool,
+    ) -> StepRow:
+        """The row of one step; `phases` and `step_ms` in milliseconds, `loss` the mean over the share's samples."""
+        ids = np.concatenate(share)
+        lengths = self.lengths[ids]
+        padded, longest = padded_tokens(share, self.padded_lengths)
+        return StepRow(
+            step=step,
+            rank=self.rank,
+            warmup=int(step < self.warmup_steps),
+            policy=self.policy,
+            local_batch=len(ids),
+            micro_batches=len(share),
+            max_seq_len_in_batch=longest,
+            real_tokens=int(lengths.sum()),
+            padded_tokens=padded,
+            plan_ms=phases["plan"],
+            data_ms=phases["data"],
+            forward_ms=phases["forward"],
+            backward_ms=phases["backward"],
+            sync_ms=phases["sync"],
+            optimizer_ms=phases["optimizer"],
+            compute_ms=phases["forward"] + phases["backward"],
+            step_time_ms=step_ms,
+            peak_mem_mb=peak_mem_mb,
+            reserved_mem_mb=reserved_mem_mb,
+            loss=loss,
+            work_hash=work_hash(ids, lengths),
+            skipped=int(skipped),
+        )

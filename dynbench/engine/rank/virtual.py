@@ -1,0 +1,179 @@
+"""One process plays every rank in turn: compute is measured, waiting follows from it, communication is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from dynbench.config.schema import Config
+from dynbench.engine.comm_model import charged_ms
+from dynbench.engine.plan_check import check_steps_of_rank
+from dynbench.engine.planning import build_problem
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.loop import run_steps
+from dynbench.engine.rank.memory import MemoryMeter
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.replica import Replica, mean_loss, seed_dropout
+from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.timers import Phase, StepTimer
+from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.engine.speeds import SPEEDS_FILE, StepPlans, step_plans
+from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.run import Run
+from dynbench.schedule.plan import FloatArray, Share
+from dynbench.units import mb
+from dynbench.workloads.base import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one virtual rank did in one step; times in ms as that rank would have needed them."""
+
+    share: Share
+    phases: Mapping[Phase, float]
+    loss: float
+    peak_mem_mb: float
+    reserved_mem_mb: float
+
+    @property
+    def compute_ms(self) -> float:
+        """Forward and backward."""
+        return self.phases["forward"] + self.phases["backward"]
+
+    @property
+    def busy_ms(self) -> float:
+        """Time before its gradients are ready, planning left out."""
+        return self.phases["data"] + self.compute_ms
+
+
+@dataclass(frozen=True)
+class VirtualLoop:
+    """The steps of all virtual ranks.
+
+    Gradients are those of the real run: there a sample weighs G / B_t before the mean over G ranks, here 1 / B_t in a
+    sum. Every rank has its own random stream per step, as a real one has.
+    """
+
+    config: Config
+    plans: StepPlans
+    replica: Replica
+    timer: StepTimer
+    memory: MemoryMeter
+    rows: Sequence[RowBuilder]
+    writers: Sequence[RowWriter]
+    evaluator: Evaluator
+    comm_ms: float
+    stop: StopFlag
+
+    def run(self) -> None:
+        """Warm-up and measured steps."""
+        run_steps(self.config.train, self.step, self.evaluate, self.timer.restart, self.stop)
+
+    def evaluate(self, step: int) -> bool:
+        """Evaluate after `step` if that is due."""
+        return self.evaluator.evaluate_if_due(step, self.replica.strategy, self.replica.precision)
+
+    def step(self, step: int) -> None:
+        """One optimizer step: every rank's turn, then one update."""
+        with self.timer.host("plan"):
+            plan = self.plans.plan(step)
+        plan_ms = self.timer.take_phases()["plan"]
+        weight = 1 / sum(plan.local_batches)
+        turns = [self.turn(step, rank, share, weight) for rank, share in enumerate(plan.shares)]
+        with self.timer.device("optimizer"):
+            self.replica.update()
+        phases, _ = self.timer.end_step()
+        for rank, turn in enumerate(turns):
+            self.plans.observe(rank, turn.share, turn.compute_ms)
+        self.record(step, turns, plan_ms, phases["optimizer"])
+
+    def turn(self, step: int, rank: int, share: Share, weight: float) -> Turn:
+        """Forward and backward of one rank, every sample of this weight, the device synchronised around them."""
+        self.memory.reset()
+        with self.timer.host("data"):
+            batches = self.replica.load(share)
+        seed_dropout(self.config.train.seed, rank, step, self.replica.device)
+        self.timer.clock.synchronise()
+        parts = self.replica.compute(batches, lambda: weight)
+        self.timer.clock.synchronise()
+        phases = self.timer.take_phases()
+        factor = self.config.launch.slowdown.get(rank, 1.0)
+        stretched = {**phases, "forward": phases["forward"] * factor, "backward": phases["backward"] * factor}
+        return Turn(share, stretched, mean_loss(parts), self.memory.peak_mb(), self.memory.reserved_mb())
+
+    def record(self, step: int, turns: Sequence[Turn], plan_ms: float, optimizer_ms: float) -> None:
+        """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
+        skipped = self.replica.precision.take_skipped()
+        slowest_ms = max(turn.busy_ms for turn in turns)
+        for turn, rows, writer in zip(turns, self.rows, self.writers, strict=True):
+            phases: dict[Phase, float] = {
+                **turn.phases,
+                "plan": plan_ms,
+                "sync": slowest_ms - turn.busy_ms + self.comm_ms,
+                "optimizer": optimizer_ms,
+            }
+            row = rows.row(
+                step,
+                turn.share,
+                phases,
+                step_ms=plan_ms + slowest_ms + self.comm_ms + optimizer_ms,
+                peak_mem_mb=turn.peak_mem_mb,
+                reserved_mem_mb=turn.reserved_mem_mb,
+                loss=turn.loss,
+                skipped=skipped,
+            )
+            writer.write(row)
+
+
+@contextmanager
+def virtual_loop(
+    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter, stop: StopFlag
+) -> Iterator[VirtualLoop]:
+    """The loop of all virtual ranks; their row files are closed on the way out."""
+    multiple, world_size = config.workload.pad_to_multiple_of, config.launch.world_size
+    assert isinstance(multiple, int) and world_size is not None, "resolved before the launch"
+    lengths, policy = workload.train.lengths, config.schedule.policy_name
+    problem = build_problem(config, lengths, world_size, multiple, run.path.parent, workload.positions)
+    check_steps_of_rank(config, problem)
+    timer = StepTimer(context.device)
+    with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
+        replica = Replica(config, workload, context.device, timer, strategy)
+        yield VirtualLoop(
+            config=config,
+            plans=step_plans(config, problem, paces_in_order, run.path / SPEEDS_FILE),
+            replica=replica,
+            timer=timer,
+            memory=memory,
+            rows=[
+                RowBuilder(rank, policy, config.train.warmup_steps, lengths, problem.padded_lengths)
+                for rank in range(world_size)
+            ],
+            writers=[files.enter_context(RowWriter(run.rank_file(rank))) for rank in range(world_size)],
+            evaluator=Evaluator(
+                config,
+                workload,
+                context.device,
+                shard=(0, 1),
+                sum_over_ranks=list,
+                file=run.path / EVAL_FILE,
+            ),
+            comm_ms=charged_ms(
+                config.launch.comm_model, gradient_megabytes(replica.model), world_size, run.path.parent
+            ),
+            stop=stop,
+        )
+
+
+def paces_in_order(paces: Mapping[int, float]) -> FloatArray:
+    """The paces of all ranks, shape [G]; this process plays them all."""
+    return np.array([paces[rank] for rank in sorted(paces)])
+
+
+def gradient_megabytes(model: nn.Module) -> float:
+    """Size of all gradients in MB (1e6 bytes)."""
+    parameters = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return mb(sum(parameter.numel() * parameter.element_size() for parameter in parameters))

@@ -1,0 +1,228 @@
+"""The offline plans of a comparison: its own data, ranks, batch and arms, without training; `solve.json`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dynbench.analysis.figures import draw_figures
+from dynbench.analysis.metrics import lookup
+from dynbench.config.schema import Config
+from dynbench.engine.planning import build_cost, build_problem
+from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.experiment.solve_run import keep_solution
+from dynbench.experiment.subject import SOLVE_FIGURES, Subject
+from dynbench.experiment.trace_sources import trained_trace
+from dynbench.runs.atomic import write_json
+from dynbench.runs.records import SCHEMA_VERSION
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.cost import CostModel, CostType
+from dynbench.schedule.cost_types import CostTypeLine, compare_cost_types
+from dynbench.schedule.plan import IntArray
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
+from dynbench.schedule.traces import Trace
+
+SOLVE_FILE = "solve.json"
+ALWAYS = ("static", "prefix", "partition")
+"""Policies planned with the baseline's settings where no arm has them."""
+COST_POLICIES = ("prefix", "partition")
+"""Policies whose plans are compared between cost types."""
+STEPS = 100
+"""Optimizer steps per line at most: enough for a tail, a second or two in all."""
+LEAST_STEPS, WORK = 8, 2**26
+"""Large problems are planned for fewer steps: ranks * samples * steps up to `WORK`, but never below `LEAST_STEPS`."""
+
+_log = logging.getLogger(__name__)
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was planned offline for a comparison.
+
+    Attributes:
+        run: label of the entry that holds it; None where planning failed.
+        results: lines as `solve --json` prints them, each with the `arm` that it stands for, or null.
+        cost_types: lines of `schedule.cost_types`.
+        reason: why nothing could be planned; None where it was.
+        skipped: `arm` (null for a policy that no arm has), `policy` and `reason` of what could not be planned.
+    """
+
+    run: str | None
+    results: Sequence[Json] = ()
+    cost_types: Sequence[Json] = ()
+    reason: str | None = None
+    skipped: Sequence[Json] = ()
+
+
+def plan_offline(
+    folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore, argv: Sequence[str] | None = None
+) -> Solved:
+    """Plan what the arms trained on as they planned it, and keep the result in the folder and as a `solve` run.
+
+    Args:
+        folder: the comparison, or the run.
+        arms: a launch of every arm, the baseline first.
+        world_size: ranks (G).
+        store: registry of the `solve` run.
+        argv: the command line to record.
+
+    Returns:
+        The plans; where the data or a probe is gone or nothing can be planned, the reason, which is logged too. Plans
+        that the folder has already are kept then, and returned.
+    """
+    try:
+        solved = _plan(folder, arms, world_size, store, argv)
+    except DynbenchError as error:
+        _log.warning("exact against greedy was not measured: %s", error.message)
+        kept = read_solved(folder.path)
+        if kept is not None and kept.run is not None:
+            _log.warning("%s: the plans made before stay (%s)", folder.path / SOLVE_FILE, kept.run)
+            return kept
+        solved = Solved(None, reason=error.message)
+    write_json(folder.path / SOLVE_FILE, {"schema_version": SCHEMA_VERSION, **asdict(solved)})
+    return solved
+
+
+def plan_subject(subject: Subject, store: RunStore) -> Solved:
+    """As `plan_offline`, for what a report is about.
+
+    Raises:
+        UsageError: the folders of its runs are not here.
+    """
+    firsts = {
+        name: next((member.run for member in members if member.run is not None), None)
+        for name, members in subject.arms.items()
+    }
+    gone = [name for name, run in firsts.items() if run is None]
+    if gone:
+        raise UsageError(
+            f"--solve: the run folders of {', '.join(gone)} are not here, so their data is not known",
+            "Plan where the comparison was made, or report without --solve.",
+        )
+    ranks = int(lookup(subject.first.summary, "world_size") or 1)
+    if subject.run.record().command != "train":
+        store = store.within(subject.run)
+    return plan_offline(subject.run, {name: run for name, run in firsts.items() if run is not None}, ranks, store)
+
+
+def read_solved(folder: Path) -> Solved | None:
+    """What was planned offline for the comparison or run of a folder; None where nothing was, or it cannot be read."""
+    try:
+        data = json.loads((folder / SOLVE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(data, Mapping):
+        return None
+    run, reason = data.get("run"), data.get("reason")
+    return Solved(
+        None if run is None else str(run),
+        _objects(data.get("results")),
+        _objects(data.get("cost_types")),
+        None if reason is None else str(reason),
+        _objects(data.get("skipped")),
+    )
+
+
+def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore, argv: Sequence[str] | None) -> Solved:
+    baseline = next(iter(arms.values()))
+    root, trace = baseline.path.parent, trained_trace(baseline)
+    configs = {name: run.config() for name, run in arms.items()}
+    planned: list[tuple[str | None, str, Config]] = [
+        (name, config.schedule.policy_name, config) for name, config in configs.items()
+    ]
+    first = configs[next(iter(arms))]
+    present = {policy for _, policy, _ in planned}
+    planned += [(None, policy, _without_arm(first)) for policy in ALWAYS if policy not in present]
+    lines: list[Line] = []
+    skipped: list[Skipped] = []
+    unplanned: list[Json] = []
+    for arm, policy, config in planned:
+        for outcome in _solve(_named(trace, arm, policy, planned), policy, config, world_size, root):
+            if isinstance(outcome, Line):
+                if outcome.result["policy"] == policy:
+                    speeds = config.schedule.speeds
+                    outcome.result["arm"] = arm
+                    outcome.result["speeds"] = list(speeds) if isinstance(speeds, tuple) else speeds
+                    lines.append(outcome)
+            else:
+                skipped.append(outcome)
+                unplanned.append({"arm": arm, "policy": policy, "reason": outcome.reason})
+    if not lines:
+        reasons = "; ".join(f"{item['arm'] or item['policy']}: {item['reason']}" for item in unplanned)
+        raise UsageError(f"nothing could be planned: {reasons}", "Plan with settings that can be met.")
+    costs = list(_cost_types(configs, trace, world_size, root))
+    run = keep_solution(first, trace, lines, skipped, store, argv)
+    draw_figures("solve", run, folder.figures_dir, SOLVE_FIGURES)
+    return Solved(run.label, [line.result for line in lines], [asdict(line) for line in costs], skipped=unplanned)
+
+
+def _named(trace: Trace, arm: str | None, policy: str, planned: Sequence[tuple[str | None, str, Config]]) -> Trace:
+    """The trace, with the arm in its name where several arms have the policy: lines are told apart by both."""
+    rivals = [name for name, other, _ in planned if other == policy]
+    return trace if len(rivals) == 1 else replace(trace, name=f"{trace.name}, {arm}")
+
+
+def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Path) -> Iterator[Line | Skipped]:
+    """The line of one policy on the problem that its runs planned; why not, where it cannot be planned."""
+
+    def make_problem(lengths: IntArray, ranks: int, window: int) -> Problem:
+        return replace(problem_of(config, lengths, ranks, root, trace.positions), window=window)
+
+    request = SolveRequest(
+        traces=[trace],
+        world_sizes=[world_size],
+        make_problem=make_problem,
+        policies=[policy],
+        windows=[config.schedule.window],
+        steps=_steps(config, world_size),
+        max_length=config.workload.max_length,
+    )
+    try:
+        yield from solve(request)
+    except (UsageError, NothingFits) as error:
+        yield Skipped(trace.name, world_size, policy, error.message)
+
+
+def _cost_types(configs: Mapping[str, Config], trace: Trace, world_size: int, root: Path) -> Iterator[CostTypeLine]:
+    """Every cost type on the baseline's problem; `measured` where an arm has its coefficients."""
+    config = next(iter(configs.values()))
+    problem = problem_of(config, trace.lengths, world_size, root, trace.positions)
+    multiple, positions = problem.cost.pad_to_multiple_of, trace.positions
+    unmeasured: tuple[CostType, ...] = ("tokens", "tokens_sq", "attention")
+    costs: dict[str, CostModel] = {
+        name: CostModel(name, config.schedule.attention_a, pad_to_multiple_of=multiple, positions=positions)
+        for name in unmeasured
+    }
+    measured = next((each for each in configs.values() if each.schedule.cost_type == "measured"), None)
+    if measured is not None:
+        costs["measured"] = build_cost(measured, multiple, root, positions)
+    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, world_size))
+
+
+def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path, positions: int | None = None) -> Problem:
+    """The planning problem of a run, from its resolved configuration; `positions` as in `build_problem`."""
+    multiple = config.workload.pad_to_multiple_of
+    return build_problem(config, lengths, world_size, 1 if multiple == "auto" else multiple, root, positions)
+
+
+def _steps(config: Config, world_size: int) -> int:
+    affordable = max(WORK // (world_size * config.train.global_batch), LEAST_STEPS)
+    return min(config.train.warmup_steps + config.train.steps, affordable, STEPS)
+
+
+def _without_arm(config: Config) -> Config:
+    """The baseline's settings for policies that no arm has: one global batch at a time, one micro-batch per rank."""
+    return config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"window": 1, "micro_batches": 1, "solver": "exact"})}
+    )
+
+
+def _objects(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

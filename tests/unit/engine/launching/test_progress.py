@@ -1,0 +1,57 @@
+"""Progress is what all ranks have recorded; a line half written does not count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynbench.engine.launching.progress import Progress, ProgressReader
+from dynbench.runs.run import Run
+
+HEADER = "step,local_batch,real_tokens,compute_ms,step_time_ms,loss\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path)
+    run.ranks_dir.mkdir()
+    return run
+
+
+def append(run: Run, rank: int, text: str) -> None:
+    with run.rank_file(rank).open("a") as file:
+        file.write(text)
+
+
+def test_before_the_first_row(run: Run) -> None:
+    progress = ProgressReader(run, range(2), 10, None).look()
+    assert (progress.steps_done, progress.total_steps, progress.loss) == (0, 10, None)
+
+
+def test_rates_over_ranks(run: Run) -> None:
+    reader = ProgressReader(run, range(2), 10, None)
+    append(run, 0, HEADER + "0,3,30,10,40,1.0\n1,3,30,30,40,2.0\n2,3,3")
+    append(run, 1, HEADER + "0,1,10,20,40,5.0\n1,1,10,10,42,6.0\n")
+    progress = reader.look()
+    assert progress.steps_done == 2
+    assert progress.loss == pytest.approx((3 * 2 + 6) / 4)
+    assert progress.tokens_per_s == pytest.approx(80 / 0.082)
+    assert progress.imbalance == pytest.approx((20 + 30) / (15 + 20))
+    append(run, 0, "0,10,40,2.5\n")
+    append(run, 1, "2,1,10,10,40,1.0\n")
+    assert reader.look().steps_done == 3
+
+
+def test_ranks_that_are_apart_use_common_steps(run: Run) -> None:
+    append(run, 0, HEADER + "".join(f"{step},1,10,10,40,1.0\n" for step in range(40)))
+    append(run, 1, HEADER + "0,1,10,10,40,1.0\n")
+    progress = ProgressReader(run, range(2), 50, None).look()
+    assert progress.steps_done == 1 and progress.loss is None
+
+
+def test_the_end_is_always_reported(run: Run) -> None:
+    seen: list[Progress] = []
+    with ProgressReader(run, range(1), 1, seen.append):
+        append(run, 0, HEADER + "0,1,10,10,40,1.0\n")
+    assert seen[-1].steps_done == 1

@@ -1,0 +1,155 @@
+"""Every auto is decided for the machine at hand, with a reason, and the rules are checked with the ranks known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.digest import config_digest, flatten
+from dynbench.config.load import load_config
+from dynbench.engine.launching.ranks_given import ranks_from_environment
+from dynbench.engine.launching.resolve import Machine, Resolved, resolve
+from dynbench.errors import ConfigError, RunLookupError, UsageError
+from dynbench.runs.store import RunStore
+
+LAPTOP = Machine(cores=2, gpus=0, bf16=False)
+SERVER = Machine(cores=64, gpus=0, bf16=False)
+ONE_GPU = Machine(cores=16, gpus=1, bf16=True)
+OLD_GPUS = Machine(cores=16, gpus=4, bf16=False)
+
+
+def decide(machine: Machine, *overrides: str) -> Resolved:
+    return resolve(load_config(None, overrides), machine, RunStore(Path("nowhere")))
+
+
+def test_nothing_is_left_open() -> None:
+    for machine in (LAPTOP, SERVER, ONE_GPU, OLD_GPUS):
+        resolved = decide(machine)
+        decided = {key for key, value in flatten(resolved.config).items() if value == "auto"}
+        assert decided <= {"schedule.buffer"}
+        assert all(decision["reason"] for decision in resolved.decisions.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "launcher", "world_size", "threads", "precision", "multiple"),
+    [
+        (LAPTOP, "torchrun", 2, 1, "fp32", 1),
+        (SERVER, "torchrun", 4, 16, "fp32", 1),
+        (Machine(cores=1, gpus=0, bf16=False), "torchrun", 2, 1, "fp32", 1),
+        (ONE_GPU, "virtual", 4, 4, "bf16", 8),
+        (OLD_GPUS, "torchrun", 4, 4, "fp16", 8),
+    ],
+)
+def test_defaults(
+    machine: Machine, launcher: str, world_size: int, threads: int, precision: str, multiple: int
+) -> None:
+    resolved = decide(machine)
+    config = resolved.config
+    assert (config.launch.launcher, resolved.world_size, config.launch.threads) == (launcher, world_size, threads)
+    assert (config.train.precision, config.workload.pad_to_multiple_of) == (precision, multiple)
+
+
+def test_what_is_given_is_kept() -> None:
+    config = decide(SERVER, "launch.nproc=8", "launch.threads=3", "workload.pad_to_multiple_of=4").config
+    assert (config.launch.nproc, config.launch.threads, config.workload.pad_to_multiple_of) == (8, 3, 4)
+
+
+@pytest.mark.parametrize(("weights", "rate"), [("random", 5e-4), ("pretrained", 2e-5)])
+def test_the_step_size_fits_the_weights_unless_it_is_given(weights: str, rate: float) -> None:
+    decided = decide(LAPTOP, f"workload.weights={weights}")
+    assert decided.config.train.learning_rate == rate
+    assert decided.decisions["train.learning_rate"]["value"] == rate
+    given = decide(LAPTOP, f"workload.weights={weights}", "train.learning_rate=0.01")
+    assert given.config.train.learning_rate == 0.01
+    assert "train.learning_rate" not in given.decisions
+    same = decide(LAPTOP, f"workload.weights={weights}", f"train.learning_rate={rate}")
+    assert config_digest(same.config) == config_digest(decided.config)
+
+
+def test_policy_of_a_mode() -> None:
+    assert decide(LAPTOP, "schedule.mode=dynamic").config.schedule.policy == "partition"
+    prefix = decide(LAPTOP, "schedule.mode=dynamic", "schedule.policy=prefix").config
+    assert prefix.schedule.buffer == 64 - 2 + 1
+
+
+def test_nodes_multiply() -> None:
+    assert decide(LAPTOP, "launch.nnodes=4", "launch.rdzv_endpoint=a:1", "launch.nproc=2").world_size == 8
+
+
+def test_world_size_alone_means_virtual() -> None:
+    resolved = decide(LAPTOP, "launch.world_size=8")
+    assert (resolved.config.launch.launcher, resolved.world_size, resolved.config.launch.nproc) == ("virtual", 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nearest"),
+    [
+        (("train.global_batch=63",), "62 or 64"),
+        (("train.global_batch=1",), "nearest that works: 2"),
+        (("launch.slowdown={5: 2}",), "greatest: 1"),
+        (("schedule.mode=dynamic", "schedule.policy=prefix", "schedule.buffer=3"), "nearest that works: 32"),
+    ],
+)
+def test_rules_are_checked_with_the_ranks_known(overrides: tuple[str, ...], nearest: str) -> None:
+    with pytest.raises(ConfigError, match=nearest):
+        decide(LAPTOP, *overrides)
+
+
+def test_impossible_devices() -> None:
+    with pytest.raises(UsageError, match="sees no GPU"):
+        decide(LAPTOP, "launch.device=cuda")
+    with pytest.raises(UsageError, match="8 ranks for 4 GPUs"):
+        decide(OLD_GPUS, "launch.nproc=8")
+    with pytest.raises(UsageError, match="bf16 needs a GPU"):
+        decide(LAPTOP, "train.precision=bf16")
+
+
+def test_unknown_probe() -> None:
+    with pytest.raises(RunLookupError, match=r"schedule\.capacity: run .p7."):
+        decide(LAPTOP, "schedule.capacity=p7")
+
+
+def test_inside_torchrun() -> None:
+    resolved = decide(Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 8)), "launch.nproc=7")
+    launch = resolved.config.launch
+    assert (resolved.world_size, launch.nproc, launch.nnodes, launch.threads) == (8, 2, 4, 4)
+    with pytest.raises(UsageError, match="virtual inside torchrun"):
+        decide(Machine(cores=8, gpus=0, bf16=False, ranks_given=(2, 2)), "launch.launcher=virtual")
+
+
+def test_rank_variables() -> None:
+    assert ranks_from_environment({}) is None
+    assert ranks_from_environment({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}) == (
+        2,
+        4,
+    )
+    batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert ranks_from_environment(batch_script) is None
+    step = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    assert ranks_from_environment(step) == (2, 4)
+
+
+def test_one_gpu_plays_the_ranks_that_a_recipe_asks_for() -> None:
+    resolved = decide(ONE_GPU, "launch.nproc=4", "launch.world_size=4")
+    assert (resolved.config.launch.launcher, resolved.world_size) == ("virtual", 4)
+    resolved = decide(LAPTOP, "launch.nproc=4", "launch.world_size=4")
+    assert (resolved.config.launch.launcher, resolved.world_size) == ("torchrun", 4)
+    with pytest.raises(UsageError, match="2 ranks for 1 GPUs"):
+        decide(ONE_GPU, "launch.nproc=2")
+
+
+def test_gpus_that_cannot_be_used_are_no_hindrance_on_the_cpu() -> None:
+    broken = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver is too old")
+    with pytest.raises(UsageError, match="the driver is too old"):
+        decide(broken)
+    assert decide(broken, "launch.device=cpu").world_size == 4
+
+
+def test_more_ranks_started_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Machine(cores=16, gpus=1, bf16=True, ranks_given=(4, 4))
+    monkeypatch.delenv("SLURM_LOCALID", raising=False)
+    with pytest.raises(UsageError, match="4 ranks were started on this node, which has 1 GPUs"):
+        decide(given)
+    monkeypatch.setenv("SLURM_LOCALID", "2")
+    assert decide(given).world_size == 4

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dynbench.config.schema import Launch
+from dynbench.engine.rank.rank_process import RankContext, gpu_index, process_group
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+
+
+def test_a_rank_whose_launcher_died_while_it_started_ends_at_once() -> None:
+    code = (
+        "import sys; from dynbench.engine.rank.rank_process import die_with_parent; die_with_parent(int(sys.argv[1]))"
+    )
+
+    def exit_code(launcher: int) -> int:
+        return subprocess.run([sys.executable, "-c", code, str(launcher)], check=False).returncode
+
+    assert exit_code(os.getpid()) == 0
+    assert exit_code(os.getpid() + 1) == 143
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "index"),
+    [({}, 4, 2), ({}, 1, 2), ({"SLURM_LOCALID": "2"}, 4, 2), ({"SLURM_LOCALID": "2"}, 1, 0)],
+)
+def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, index: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert gpu_index(2, environment) == index
+
+
+@pytest.mark.parametrize(("device", "left_open"), [("cpu", False), ("cuda", True)])
+def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(
+    monkeypatch: pytest.MonkeyPatch, device: str, left_open: bool
+) -> None:
+    closed = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: closed.append(device))
+    context = RankContext(rank=0, local_rank=0, world_size=2, device=torch.device(device, 0))
+    with pytest.raises(MemoryError), process_group(context, Launch()):
+        raise MemoryError
+    assert (closed == []) == left_open
+    with process_group(context, Launch()):
+        pass
+    assert closed[-1:] == [device]
+
+
+def test_a_process_ends_at_once_with_its_output_written() -> None:
+    code = (
+        "import atexit, sys; from dynbench.engine.rank.rank_process import exit_now\n"
+        "atexit.register(print, 'shut down'); print('said'); exit_now(7)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (7, "said\n")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str, ignored: bool) -> None:
+    code = (
+        "import os, signal, sys; from dynbench.engine.rank.rank_process import StopFlag\n"
+        "number = getattr(signal, sys.argv[1])\n"
+        "signal.signal(number, signal.SIG_IGN if sys.argv[2] == 'True' else signal.SIG_DFL)\n"
+        "stop = StopFlag()\n"
+        "with stop.defer():\n"
+        "    os.kill(os.getpid(), number)\n"
+        "print(stop.signum == number); sys.stdout.flush()\n"
+        "os.kill(os.getpid(), number)\n"
+    )
+    command = [sys.executable, "-c", code, name, str(ignored)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    kept = name == "SIGHUP" and ignored
+    assert ended.stdout == f"{not kept}\n"
+    assert ended.returncode == (0 if kept else 128 + getattr(signal, name))

@@ -1,0 +1,44 @@
+"""What rank 0 warns about reaches the launcher, each warning once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.rank_warnings import keep_warnings, read_warnings
+from dynbench.runs.run import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    run.ranks_dir.mkdir()
+    before = list(logging.getLogger("dynbench").handlers)
+    yield run
+    logging.getLogger("dynbench").handlers[:] = before
+
+
+def context(rank: int) -> RankContext:
+    return RankContext(rank=rank, local_rank=rank, world_size=2, device=torch.device("cpu"))
+
+
+def test_warnings_are_kept_once_and_on_one_line(run: Run) -> None:
+    keep_warnings(run, context(0))
+    log = logging.getLogger("dynbench.workloads.samples")
+    log.info("nothing to see")
+    for _ in range(2):
+        log.warning("two\nlines of %d", 3)
+    log.error("worse")
+    logging.getLogger("elsewhere").warning("not ours")
+    assert read_warnings(run) == ["two lines of 3", "worse"]
+
+
+def test_other_ranks_keep_nothing(run: Run) -> None:
+    keep_warnings(run, context(1))
+    logging.getLogger("dynbench").warning("seen by rank 0 too")
+    assert read_warnings(run) == []

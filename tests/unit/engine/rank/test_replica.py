@@ -1,0 +1,138 @@
+"""A rank's random stream and token counts; and a strategy that lets go of its process group."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dynbench.config.load import load_config
+from dynbench.config.schema import Sync
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.replica import MicroBatch, Replica, evened_out, padded_tokens, seed_dropout
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.wiring import session
+from dynbench.padding import padded_lengths
+from dynbench.sync.ddp import Ddp
+from dynbench.sync.local import Local
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def drawn(seed: int, rank: int, step: int) -> float:
+    seed_dropout(seed, rank, step, torch.device("cpu"))
+    return float(torch.rand(()))
+
+
+def test_dropout_streams_differ_by_seed_rank_and_step() -> None:
+    keys = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1, 64) for step in (0, 1, 500)]
+    assert len({drawn(*key) for key in keys}) == len(keys)
+    assert drawn(0, 1, 2) == drawn(0, 1, 2)
+
+
+def test_padded_tokens_are_summed_over_micro_batches() -> None:
+    lengths = np.array([3, 9, 5, 1])
+    share = (np.array([0, 1]), np.array([2, 3]))
+    assert padded_tokens(share, padded_lengths(lengths, 1, None)) == (2 * 9 + 2 * 5, 9)
+    assert padded_tokens(share, padded_lengths(lengths, 8, None)) == (2 * 16 + 2 * 8, 16)
+    assert padded_tokens(share, padded_lengths(lengths, 8, 10)) == (2 * 10 + 2 * 8, 10)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_hook_is_called_once_with_the_last_bucket() -> None:
+    calls = []
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
+    strategy = Ddp(Sync(bucket_mb=0.3))
+    strategy.wrap(model, torch.device("cpu"), lambda: calls.append(None))
+    for step in range(3):
+        strategy.module(torch.ones(2, 300)).sum().backward()
+        strategy.finish()
+        assert len(calls) == step + 1
+    with strategy.accumulating():
+        strategy.module(torch.ones(2, 300)).sum().backward()
+    assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_closing_frees_the_wrapped_module() -> None:
+    strategy = Ddp()
+    strategy.wrap(nn.Linear(2, 2), torch.device("cpu"))(torch.ones(1, 2)).sum().backward()
+    wrapped = weakref.ref(strategy.module)
+    gc.collect()
+    assert wrapped() is not None
+    strategy.close()
+    assert wrapped() is None
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_gradients_are_cleared_as_the_strategy_wants(keeps: bool) -> None:
+    model = nn.Linear(2, 1)
+    strategy = Local()
+    strategy.keeps_gradients = keeps  # type: ignore[misc]  # of this one
+    replica = SimpleNamespace(
+        precision=Precision("fp32", torch.device("cpu")),
+        optimizer=torch.optim.SGD(model.parameters()),
+        strategy=strategy,
+    )
+    model(torch.ones(1, 2)).sum().backward()
+    Replica.update(replica)  # type: ignore[arg-type]
+    assert [parameter.grad is not None for parameter in model.parameters()] == [keeps, keeps]
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_virtual_ranks_keep_their_gradients_so_that_all_do_the_same_work() -> None:
+    assert Local.keeps_gradients
+    assert not Ddp.keeps_gradients
+
+
+def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() -> None:
+    entered, finished = [], []
+
+    class Counting(Local):
+        def accumulating(self):  # type: ignore[no-untyped-def]
+            entered.append(None)
+            return super().accumulating()
+
+        def finish(self) -> None:
+            finished.append(None)
+
+    workload = SimpleNamespace(build_model=lambda seed: nn.Linear(2, 1), loss=lambda model, x: model(x["x"]).mean())
+    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
+    device = torch.device("cpu")
+    replica = Replica(config, workload, device, StepTimer(device), Counting())  # type: ignore[arg-type]
+    batch = MicroBatch(1, {"x": torch.ones(1, 2)})
+    parts = replica.compute([batch] * 3, lambda: 1 / 3)
+    assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
+
+
+def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero() -> None:
+    batches = [MicroBatch(n, {"x": torch.ones(n, width)}) for n, width in ((2, 9), (4, 2), (3, 3))]
+    evened = evened_out(batches, 5)
+    assert evened[:3] == batches
+    assert [(batch.n, batch.repeats) for batch in evened[3:]] == [(4, True)] * 2
+    assert evened_out(batches, 3) == batches
+
+
+def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails() -> None:
+    closed = []
+    strategy = SimpleNamespace(close=lambda: closed.append(None))
+    with pytest.raises(ArithmeticError), session(strategy):  # type: ignore[arg-type]
+        raise ArithmeticError
+    assert closed == []
+    with session(strategy):  # type: ignore[arg-type]
+        pass
+    assert closed == [None]

@@ -1,0 +1,54 @@
+"""Rows of virtual ranks follow from what was measured, the slowdowns and the communication model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.virtual import Turn, VirtualLoop, gradient_megabytes
+from dynbench.runs.records import StepRow
+
+
+class Collected:
+    def __init__(self) -> None:
+        self.rows: list[StepRow] = []
+
+    def write(self, row: StepRow) -> None:
+        self.rows.append(row)
+
+
+def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -> Turn:
+    phases = {"plan": 0.0, "data": 1.0, "forward": forward_ms, "backward": backward_ms, "sync": 0.0, "optimizer": 0.0}
+    return Turn(share, phases, 0.5, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
+
+
+def test_everyone_waits_for_the_slowest() -> None:
+    lengths, files = np.arange(1, 9), [Collected(), Collected()]
+    loop = VirtualLoop(  # type: ignore[arg-type]  # only what `record` uses
+        config=None,
+        plans=None,
+        replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False)),
+        timer=None,
+        memory=None,
+        rows=[RowBuilder(rank, "static", 0, lengths, lengths) for rank in (0, 1)],
+        writers=files,
+        evaluator=None,
+        comm_ms=4.0,
+        stop=None,
+    )
+    turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]
+    loop.record(0, turns, plan_ms=3.0, optimizer_ms=5.0)
+    quick, slow = (file.rows[0] for file in files)
+    assert (quick.sync_ms, slow.sync_ms) == (20 + 4, 4)
+    assert quick.step_time_ms == slow.step_time_ms == 3 + (1 + 50) + 4 + 5
+    assert slow.compute_ms == 50 and slow.padded_tokens == 16
+
+
+def test_gradient_size() -> None:
+    import torch
+
+    model = torch.nn.Linear(500, 500, bias=False)
+    assert gradient_megabytes(model) == pytest.approx(1.0)

@@ -1,0 +1,300 @@
+"""What a report says of plans made offline: those of the comparison itself, never another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.engine.planning import build_problem
+from dynbench.experiment.answers import planned_speedup
+from dynbench.experiment.offline_plans import STEPS, Solved, plan_offline, problem_of, read_solved
+from dynbench.experiment.reporting import render_report
+from dynbench.experiment.subject import find_subject
+from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+from dynbench.schedule.measure import run_policy
+from dynbench.schedule.policy import make_policy
+from dynbench.schedule.traces import Trace
+from dynbench.workloads.registry import build_workload
+
+MakeComparison = Callable[..., Run]
+
+SOLVED = {
+    "arm": "prefix",
+    "trace": "embedded",
+    "world_size": 8,
+    "global_batch": 64,
+    "cost_type": "tokens",
+    "policy": "prefix",
+    "exact": "both",
+    "mean_max_cost": 123.0,
+    "gap_to_bound": 0.25,
+    "speedup_vs_static": 1.5,
+    "plan_ms": {"p50": 0.5, "p95": 1.0},
+    "greedy_gap": {
+        "max_cost": {"mean": 0.0, "p95": 0.0, "max": 0.0},
+        "variance": {"mean": 0.01, "p95": 0.02, "max": 0.05},
+        "naive_max_cost": {"equal_counts": {"mean": 0.4, "p95": 0.5, "max": 0.75}},
+    },
+}
+"""A line of `prefix` as `solve` writes it."""
+
+
+def dataset_trace_of(run: Run) -> Trace:
+    return dataset_trace(run.config())
+
+
+def section(store: RunStore, language: str = "en") -> str:
+    subject = find_subject(store, None)
+    report = render_report(subject, language, "md", subject.run.path)
+    assert "\n\n\n" not in report
+    return " ".join(report.partition("### 4.6")[2].partition("### 4.7")[0].split())
+
+
+def keep(folder: Run, solved: dict[str, object]) -> None:
+    write_json(folder.path / "solve.json", {"run": "solve-1", "results": [], "cost_types": [], **solved})
+
+
+def trained(store: RunStore, policy: str, **flags: object) -> Run:
+    """A finished run with the resolved settings, as far as plans need them."""
+    run = store.create("train", policy)
+    settings = {
+        "workload.pad_to_multiple_of": 1,
+        "workload.max_length": 24,
+        "schedule.mode": "static" if policy == "static" else "dynamic",
+        "schedule.policy": policy,
+        "schedule.cost_type": "tokens",
+        "train.global_batch": 24,
+        "train.seed": 5,
+        **{key.replace("__", "."): value for key, value in flags.items()},
+    }
+    write_text(run.config_file, dump_config(load_config(flags=settings)))
+    write_json(run.env_file, {})
+    run.update(status=Status.COMPLETED)
+    return run
+
+
+def test_plans_kept_with_the_comparison_fill_exact_against_greedy(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
+    keep(make_comparison({}), {"results": [SOLVED]})
+
+    text = section(store).replace("\N{NO-BREAK SPACE}", " ")
+
+    assert "| prefix | tokens | prefix | both objectives | 8 | 64 | 123.0 | 25.0 % | 1.50 | 0.5 ms |" in text
+    assert "| prefix | 8 | 64 | 40.00 / 75.00 % | 0.00 / 0.00 % | 1.00 / 5.00 % |" in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_solve_run_of_something_else_is_never_used(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    folder = make_comparison({})
+    run = store.create("solve", "solve")
+    write_json(run.path / "results.json", {"results": [SOLVED]})
+
+    text = section(store, language)
+
+    assert "123.0" not in text
+    assert f"dynbench report {folder.id} --results {store.root}` " in text
+    assert "`--solve`" in text
+
+
+@pytest.mark.parametrize(
+    ("results", "bound", "greedy"),
+    [([], False, False), ([SOLVED | {"policy": "static", "greedy_gap": None}], True, False), ([SOLVED], True, True)],
+)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_said_about_a_table_stands_with_it_only(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    results: list[dict[str, object]],
+    bound: bool,
+    greedy: bool,
+) -> None:
+    keep(make_comparison({}), {"results": results})
+
+    shown = section(store, language)
+
+    texts = load_template(language).labels
+    assert (" ".join(texts["solve.bound"].split()) in shown) == bound
+    assert (" ".join(texts["solve.greedy"].split()) in shown) == greedy
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_where_the_planned_lengths_are_cut_is_told(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    keep(make_comparison({}, flags={"static": {"workload.max_length": 123}}), {"results": [SOLVED | {"steps": 100}]})
+
+    opening = section(store, language).partition("|")[0]
+
+    assert ("123 tokens" if language == "en" else "123 个 token") in opening
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_failed_plan_says_why(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+    keep(make_comparison({}), {"run": None, "reason": "the file is gone"})
+
+    assert "the file is gone" in section(store, language)
+
+
+def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
+    """The planned costs are those of the training problem: its lengths, G, B, K, W, cost, capacity, speeds, seed."""
+    folder = store.create("analyze", "comparison")
+    arms = {
+        "static": trained(store, "static"),
+        "capped": trained(store, "partition", schedule__capacity=(9, 20), schedule__speeds=(1.0, 2.0)),
+        "dear": trained(store, "partition", schedule__cost_type="attention", schedule__attention_a=0.5),
+        "greedy": trained(store, "prefix", schedule__buffer=16, schedule__solver="greedy"),
+        "wide": trained(store, "window", schedule__window=4),
+        "measured": trained(
+            store, "partition", schedule__cost_type="measured", schedule__cost_coefficients=(3.0, 0.1, 0.01)
+        ),
+    }
+
+    solved = plan_offline(folder, arms, 2, store)
+
+    assert solved.reason is None
+    assert read_solved(folder.path) == solved
+    assert [line["arm"] for line in solved.results] == list(arms)
+    for (name, run), line in zip(arms.items(), solved.results, strict=True):
+        config = run.config()
+        lengths = trained_trace(run).lengths
+        assert lengths.max() == 24  # truncated as in training
+        problem = replace(problem_of(config, lengths, 2, store.root), window=config.schedule.window)
+        series = run_policy(make_policy(config.schedule.policy_name, problem), problem, STEPS)
+        assert line["mean_max_cost"] == pytest.approx(series.max_cost.mean()), name
+        assert line["window"] == config.schedule.window
+        assert line["seed"] == 5
+    record = store.resolve(str(solved.run))
+    assert (record.record().command, record.status) == ("solve", Status.COMPLETED)
+    costs = {str(line["cost_type"]) for line in solved.cost_types}
+    assert costs == {"tokens", "tokens_sq", "attention", "measured"}
+    assert {line["policy"] for line in solved.cost_types} == {"prefix", "partition"}
+    assert (folder.figures_dir / "solve_greedy_gap.png").is_file()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_planned_speedup_is_that_of_the_arms_own_plans(store: RunStore, micro_batches: int) -> None:
+    """What `static` would take with the candidate's micro-batches does not stand for the baseline."""
+    arms = {
+        "static": trained(store, "static"),
+        "own": trained(store, "partition", schedule__micro_batches=micro_batches),
+    }
+
+    solved = plan_offline(store.create("analyze", "comparison"), arms, 2, store)
+
+    costs = []
+    for run in arms.values():
+        problem = build_problem(run.config(), trained_trace(run).lengths, 2, 1, store.root)
+        policy = make_policy(run.config().schedule.policy_name, problem)
+        costs.append(run_policy(policy, problem, STEPS).cost_per_token(STEPS))
+    assert planned_speedup(solved, "static", "own") == pytest.approx(costs[0] / costs[1])
+
+
+POSITIONS = {"workload__pad_to_multiple_of": 1000}
+"""Every sample is padded to more than the small model takes, so to its 512 positions."""
+
+
+@pytest.mark.parametrize("policy", ["static", "prefix", "partition", "window"])
+def test_plans_pad_to_what_the_model_takes_as_training_does(store: RunStore, policy: str) -> None:
+    run = trained(store, policy, **POSITIONS)
+    config = run.config()
+    workload = build_workload(config)
+    problem = build_problem(config, workload.train.lengths, 2, 1000, store.root, workload.positions)
+    expected = run_policy(make_policy(policy, problem), problem, STEPS).max_cost.mean()
+
+    solved = plan_offline(store.create("analyze", "comparison"), {policy: run}, 2, store)
+
+    line = next(line for line in solved.results if line["arm"] == policy)
+    assert line["mean_max_cost"] == pytest.approx(expected)
+    judged = [item["mean"] for item in solved.cost_types if item["judge"] == "tokens"]
+    assert judged
+    assert max(map(float, map(str, judged))) <= 512 * 24
+
+
+@pytest.mark.parametrize("source", [dataset_trace_of, run_trace, trained_trace])
+def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore, source: Callable[[Run], Trace]) -> None:
+    trace = source(trained(store, "static"))
+
+    assert (trace.positions, trace.cut(8).positions) == (512, 512)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_arm_that_cannot_be_planned_is_named_with_the_reason(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    folder = make_comparison({"candidate": "tight"})
+    arms = {"static": trained(store, "static"), "tight": trained(store, "partition", schedule__capacity=2)}
+
+    solved = plan_offline(folder, arms, 2, store)
+
+    (found,) = solved.skipped
+    assert (found["arm"], found["policy"]) == ("tight", "partition")
+    assert read_solved(folder.path) == solved
+    assert [line["arm"] for line in solved.results] == ["static", None]
+    shown = section(store, language)
+    assert f"`tight` {'could not be planned: ' if language == 'en' else '无法规划：'}{found['reason']}" in shown
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_nothing_that_can_be_planned_is_told_with_the_reason(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    folder = make_comparison({})
+
+    solved = plan_offline(folder, {"static": trained(store, "static", train__global_batch=9000)}, 2, store)
+
+    assert (solved.run, list(solved.results)) == (None, [])
+    assert "static: " in str(solved.reason)
+    assert " ".join(str(solved.reason).split()) in section(store, language)
+
+
+def test_plans_that_fail_leave_those_made_before(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    folder, run = store.create("analyze", "comparison"), trained(store, "static")
+    good = plan_offline(folder, {"static": run}, 2, store)
+    write_json(run.env_file, {"data": {"fingerprint": "another"}})
+
+    again = plan_offline(folder, {"static": run}, 2, store)
+
+    assert good.run is not None
+    assert again == read_solved(folder.path) == good
+    assert "no longer the data that it trained on" in caplog.text
+    assert str(good.run) in caplog.text
+
+
+def test_data_that_changed_since_is_not_planned(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    folder, run = store.create("analyze", "comparison"), trained(store, "static")
+    write_json(run.env_file, {"data": {"fingerprint": "another"}})
+
+    solved = plan_offline(folder, {"static": run}, 2, store)
+
+    assert solved == Solved(None, reason=solved.reason)
+    assert "no longer the data that it trained on" in str(solved.reason)
+    assert "exact against greedy was not measured" in caplog.text
+
+
+def test_subsets_are_those_of_the_run(store: RunStore) -> None:
+    run = trained(store, "static", workload__subset=300)
+
+    assert len(trained_trace(run).lengths) == 300
+    assert not np.array_equal(trained_trace(run).lengths, trained_trace(trained(store, "static")).lengths[:300])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_torn_file_counts_as_no_plan(tmp_path: Path, text: str) -> None:
+    (tmp_path / "solve.json").write_text(text, encoding="utf-8")
+
+    assert read_solved(tmp_path) is None
