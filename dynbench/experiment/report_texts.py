@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from string import Formatter
 from typing import Any
 
 from dynbench.analysis.figures import FIGURES
@@ -12,6 +11,7 @@ from dynbench.analysis.recovery import Recovery
 from dynbench.experiment.formats import NBSP
 from dynbench.experiment.subject import Json, Subject, whole
 from dynbench.report import Template, TemplateError
+from dynbench.runs.phrase import Texts
 
 
 def say(template: Template, key: str, values: Json) -> str | None:
@@ -120,26 +120,17 @@ def _range(values: Sequence[int]) -> str | None:
     return str(values[0]) if len({*values}) == 1 else f"{min(values)}–{max(values)}"
 
 
-class _Texts(Formatter):
-    """`str.format` over recorded values: phrases are said, lists joined, percent signs set off."""
+class _Texts(Texts):
+    """Texts of a language, in which phrases are said."""
+
+    percent = f"{NBSP}%"
 
     def __init__(self, template: Template) -> None:
         self._template = template
-
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
-        """The value of a plain name; attributes and indices are not for texts."""
-        value = kwargs[field_name]
-        if value is None:
-            raise KeyError(field_name)
-        return value, field_name
+        self.separator = template.label("phrases.separator", ", ")
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """A value in words; only numbers heed the format."""
+        """A value in words."""
         if isinstance(value, Mapping):
             return said(self._template, value, value.get("text"))
-        if isinstance(value, list | tuple):
-            return self._template.label("phrases.separator", ", ").join(self.format_field(item, "") for item in value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return str(value)
-        text = format(value, format_spec)
-        return f"{text[:-1]}{NBSP}%" if format_spec.endswith("%") else text
+        return super().format_field(value, format_spec)

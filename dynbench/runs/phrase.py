@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
+from typing import Any
 
 
 class Phrase(str):
@@ -52,3 +54,32 @@ def recorded(value: object) -> object:
     if isinstance(value, list | tuple):
         return [recorded(item) for item in value]
     return value
+
+
+class Texts(Formatter):
+    """`str.format` over recorded values by plain names: lists are joined, percent signs set off, words in the plural.
+
+    A format `line|lines` stands for a word for the number 1, and the one for all others.
+    """
+
+    separator = ", "
+    percent = " %"
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        """The value of a plain name; attributes and indices are not for texts."""
+        value = kwargs[field_name]
+        if value is None:
+            raise KeyError(field_name)
+        return value, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """A value in words; only numbers heed the format."""
+        if isinstance(value, list | tuple):
+            return self.separator.join(self.format_field(item, "") for item in value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return str(value)
+        if "|" in format_spec:
+            one, others = format_spec.split("|")
+            return one if value == 1 else others
+        text = format(value, format_spec)
+        return f"{text[:-1]}{self.percent}" if format_spec.endswith("%") else text

@@ -1,54 +1,51 @@
-"""The registry of checks: what could make the numbers uncertain or wrong, one file each.
+"""The registry of checks: what could make the numbers uncertain or wrong.
 
-Adding one: a file in this package with `check(evidence) -> Iterator[Finding]`, and its name in `CHECKS`; the file's
-name is the check's id.
+Adding one: a function `check(evidence) -> Iterator[Seen]` in the module of its subject, its place in `CHECKS`, and what
+it says in `wordings.yaml`; the function's name is the check's id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.checks import comparisons, conditions, integrity, samples
+from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded
 from dynbench.errors import ChecksFailed
 
-CHECKS: tuple[str, ...] = (
-    "forced_comparison",
-    "missing_ranks",
-    "partial_run",
-    "rank_files",
-    "torn_lines",
-    "nan_loss",
-    "one_class",
-    "one_length",
-    "loss_parity",
-    "environment",
-    "few_launches",
-    "launch_order",
-    "launch_spread",
-    "resolution",
-    "memory_limit",
-    "short_warmup",
-    "drift",
-    "oversubscribed_cores",
-    "skipped_steps",
-    "unaccounted_time",
-    "planning_cost",
-    "exposed_communication",
-    "different_samples",
-    "virtual_ranks",
+Check = Callable[[Evidence], Iterator[Seen]]
+_IN_ORDER: tuple[Check, ...] = (
+    comparisons.forced_comparison,
+    integrity.missing_ranks,
+    integrity.partial_run,
+    integrity.rank_files,
+    integrity.torn_lines,
+    integrity.nan_loss,
+    samples.one_class,
+    samples.one_length,
+    comparisons.loss_parity,
+    comparisons.environment,
+    comparisons.few_launches,
+    comparisons.launch_order,
+    comparisons.launch_spread,
+    comparisons.resolution,
+    conditions.memory_limit,
+    conditions.short_warmup,
+    conditions.drift,
+    conditions.oversubscribed_cores,
+    integrity.skipped_steps,
+    integrity.unaccounted_time,
+    conditions.planning_cost,
+    conditions.exposed_communication,
+    comparisons.different_samples,
+    conditions.virtual_ranks,
 )
-"""Checks in the order in which they are shown."""
+CHECKS: Mapping[str, Check] = {check.__name__: check for check in _IN_ORDER}
+"""Checks by id, in the order in which they are shown."""
 
 
 def run_checks(evidence: Evidence) -> list[Finding]:
     """The findings of every check, in the registry's order."""
-    findings: list[Finding] = []
-    for name in CHECKS:
-        check: Callable[[Evidence], Iterable[Finding]] = import_module(f"{__name__}.{name}").check
-        findings += [replace(finding, id=name) for finding in check(evidence)]
-    return findings
+    return [worded(name, seen) for name, check in CHECKS.items() for seen in check(evidence)]
 
 
 def require_clean(findings: Iterable[Finding], result: Mapping[str, object] | None = None) -> None:

@@ -1,16 +1,20 @@
-"""What a check sees and what it says."""
+"""What a check looks at, what it saw, and how that is said."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Literal
+
+import yaml
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.schema import Analysis
-from dynbench.runs.phrase import recorded
+from dynbench.runs.phrase import Texts, recorded
 
 Severity = Literal["info", "warn", "fail"]
 
@@ -43,6 +47,26 @@ class Evidence:
         return (run for run in self.runs if run.measured.height)
 
 
+def share_of_time(run: MergedRun, column: str) -> float:
+    """A column of times summed over the measured steps, as a part of the run's time; 0 without a measured step."""
+    return float(run.measured[column].sum()) / run.time_ms if run.measured.height else 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a check saw, to be said with the texts of `wordings.yaml`.
+
+    Attributes:
+        severity: of the finding.
+        values: what the texts mention, by name.
+        case: which wording every text has that has several; where they differ in it, by text.
+    """
+
+    severity: Severity
+    values: Mapping[str, object]
+    case: str | Mapping[str, str] = ""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing a check found.
@@ -55,7 +79,7 @@ class Finding:
         seen: which run or arm, and the value.
         limit: what it was held against.
         hint: what to do next.
-        id: the check, set by the registry.
+        id: the check.
         values: what the three texts mention, by name.
         cases: for each text of which the check has several wordings, which one it is.
     """
@@ -72,3 +96,22 @@ class Finding:
         """The `checks` entry of JSON.md."""
         texts = {"severity": self.severity, "seen": self.seen, "limit": self.limit, "hint": self.hint, "id": self.id}
         return {**texts, "values": recorded(self.values), "cases": dict(self.cases)}
+
+
+@cache
+def wordings() -> Mapping[str, Mapping[str, str | Mapping[str, str]]]:
+    """Check to `seen`, `limit` and `hint`: a text, or one by case."""
+    path = Path(__file__).with_name("wordings.yaml")
+    found: dict[str, dict[str, str | Mapping[str, str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def worded(check: str, seen: Seen) -> Finding:
+    """What a check saw as a finding in English."""
+    texts, cases = {}, {}
+    for name, wording in wordings()[check].items():
+        if not isinstance(wording, str):
+            cases[name] = seen.case if isinstance(seen.case, str) else seen.case[name]
+            wording = wording[cases[name]]
+        texts[name] = Texts().vformat(wording, (), seen.values)
+    return Finding(seen.severity, **texts, id=check, values=seen.values, cases=cases)

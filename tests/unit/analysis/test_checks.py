@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +10,9 @@ import polars as pl
 import pytest
 from probes import make_probe
 
-import dynbench.analysis.checks as registry
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.checks import CHECKS, drift, require_clean, run_checks
-from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.checks import CHECKS, conditions, require_clean, run_checks
+from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded, wordings
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
 from dynbench.config.schema import Analysis
@@ -40,10 +38,15 @@ def with_steps(run, **columns):
     return run
 
 
-def test_the_registry_holds_every_check_of_the_package():
-    files = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - {"__init__", "finding"}
-    assert files == set(CHECKS)
-    assert len(CHECKS) == len(set(CHECKS)) == 24
+def test_every_check_has_its_wordings_and_none_is_left_over():
+    assert set(CHECKS) == set(wordings())
+    assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
+    assert len(CHECKS) == 24
+
+
+def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():
+    with pytest.raises(KeyError, match="lines"):
+        worded("torn_lines", Seen("warn", {"run": "a"}))
 
 
 def test_healthy_launches_are_clean(merged):
@@ -322,7 +325,7 @@ def test_drift_is_not_seen_in_heavy_tails():
     times = np.random.default_rng(5).lognormal(0, 0.6, (300, 60))
     runs = [SimpleNamespace(label="x", measured=pl.DataFrame({"step_time_max_ms": row})) for row in times]
     launches = SimpleNamespace(measured_runs=runs)
-    assert len(list(drift.check(launches))) <= 3
+    assert len(list(conditions.drift(launches))) <= 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.checks.environment import check
+from dynbench.analysis.checks.comparisons import environment
+from dynbench.analysis.checks.finding import worded
 from dynbench.analysis.comparability import environment_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.config.load import load_config
@@ -93,7 +94,8 @@ def findings(*arms, pairs=()):
     comparisons = [SimpleNamespace(pairing=SimpleNamespace(pairs=pairs))] if pairs else []
     named = [Arm(f"arm {index}", tuple(runs)) for index, runs in enumerate(arms)]
     runs = [run for arm in arms for run in arm]
-    return list(check(SimpleNamespace(arms=named, runs=runs, comparisons=comparisons)))
+    evidence = SimpleNamespace(arms=named, runs=runs, comparisons=comparisons)
+    return [worded("environment", seen) for seen in environment(evidence)]
 
 
 def is_excepted(path):

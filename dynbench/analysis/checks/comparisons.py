@@ -1,0 +1,161 @@
+"""Whether arms may be held against each other: their samples, losses, environments, and how they were launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime
+
+from dynbench.analysis.checks.finding import Evidence, Seen
+from dynbench.analysis.comparability import describe, environment_differences
+from dynbench.analysis.comparison import Comparison, seconds_per_token
+from dynbench.analysis.levels import windows_agree
+from dynbench.analysis.pairing import Pair
+from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
+from dynbench.analysis.stats import coefficient_of_variation
+from dynbench.analysis.verdict import Verdict
+
+FEWEST = 4
+"""Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""
+SESSION_H = 1.0
+"""Hours without a launch after which the machine is in another state: other clocks, other neighbours, other code."""
+SPREAD_LIMIT = 0.10
+"""Coefficient of variation over launches, pyperf's limit for values of one benchmark."""
+OTHER_ARITHMETIC = ("train.precision", "compress.name")
+
+
+def forced_comparison(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons of runs that cannot be compared, made because the user insisted."""
+    for comparison in evidence.comparisons:
+        if comparison.forbidden:
+            yield Seen("fail", {**_arms(comparison), "differences": describe(comparison.forbidden)})
+
+
+def loss_parity(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons at level `step` whose losses differ by more than rounding; with dropout on, they may."""
+    limit = evidence.settings.loss_tolerance
+    for comparison in evidence.comparisons:
+        difference = comparison.loss_max_rel_diff
+        if difference is None or difference <= limit:
+            continue
+        values = {"candidate": comparison.candidate.label, "difference": difference, "tolerance": limit}
+        if any(run.facts.dropout for arm in (comparison.baseline, comparison.candidate) for run in arm.runs):
+            yield Seen("info", values, "dropout")
+        elif any(key in comparison.compared for key in OTHER_ARITHMETIC):
+            yield Seen("info", values, "arithmetic")
+        else:
+            yield Seen("fail", values, "gradients")
+
+
+def environment(evidence: Evidence) -> Iterator[Seen]:
+    """Each set of facts that differ, for the first launches that do, and every launch without facts."""
+    told: set[str] = set()
+    for one, other in _couples(evidence):
+        differing = describe(environment_differences(one, other))
+        if differing and differing not in told:
+            told.add(differing)
+            yield Seen("warn", {"first": one.label, "second": other.label, "differences": differing}, "differs")
+    for run in evidence.runs:
+        if not run.facts.env:
+            yield Seen("warn", {"run": run.label}, "unknown")
+
+
+def _couples(evidence: Evidence) -> Iterator[Pair]:
+    """Every launch that counts beside the first of all, and beside its partner; a partial one may lack facts."""
+    known = [run for arm in evidence.arms for run in arm.whole if run.facts.env]
+    yield from ((known[0], other) for other in known[1:])
+    for comparison in evidence.comparisons:
+        yield from (pair for pair in comparison.pairing.pairs if all(run.facts.env for run in pair))
+
+
+def few_launches(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons with fewer pairs than `FEWEST`, or with an odd number that ABBA cannot balance."""
+    for comparison in evidence.comparisons:
+        pairs = comparison.speedup.pairs
+        values = {**_arms(comparison), "pairs": pairs, "fewest": FEWEST}
+        if evidence.recipe is not None:
+            values |= {"recipe": evidence.recipe, "launches": max(FEWEST, pairs + pairs % 2)}
+        hint = "recipe" if evidence.recipe is None else "more"
+        if pairs < FEWEST:
+            yield Seen("warn", values, {"limit": "few", "hint": hint})
+        elif pairs % 2:
+            yield Seen("info", values, {"limit": "odd", "hint": hint})
+
+
+def launch_order(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons whose arms did not take turns: whatever drifts meanwhile becomes their difference."""
+    for comparison in evidence.comparisons:
+        starts = [sorted(run.facts.started for run in arm) for arm in zip(*comparison.pairing.pairs, strict=True)]
+        one, other = sorted(starts)
+        if len(one) > 1 and one[-1] < other[0]:
+            between = datetime.fromisoformat(other[0]) - datetime.fromisoformat(one[-1])
+            hours = between.total_seconds() / 3600
+            yield Seen("warn", {**_arms(comparison), "hours": hours}, "sessions" if hours >= SESSION_H else "turns")
+
+
+def launch_spread(evidence: Evidence) -> Iterator[Seen]:
+    """Arms whose seconds per real token vary by `SPREAD_LIMIT` or more; launches of one seed are compared."""
+    for arm in evidence.arms:
+        times = [seconds_per_token(run) for run in arm.runs if run.measured.height and not run.partial]
+        spread = coefficient_of_variation(times) if len(times) > 1 else 0.0
+        if spread >= SPREAD_LIMIT:
+            yield Seen("warn", {"arm": arm.label, "spread": spread, "launches": len(times), "limit": SPREAD_LIMIT})
+
+
+def resolution(evidence: Evidence) -> Iterator[Seen]:
+    """AMBIGUOUS comparisons: what their launches could have shown, and how many would show what they estimate.
+
+    The number of launches is as rough as the spread of so few pairs.
+    """
+    for comparison in evidence.comparisons:
+        spread = pair_spread(comparison.speedup, comparison.confidence)
+        if comparison.verdict is not Verdict.AMBIGUOUS or not spread:
+            continue
+        pairs, confidence = comparison.speedup.pairs, comparison.confidence
+        threshold = math.log1p(comparison.noise)
+        # Two arms of one configuration differ by nothing, whatever the estimate.
+        estimate = abs(math.log(comparison.speedup.estimate)) if not comparison.aa else 0.0
+        aim = max(estimate, threshold)
+        needed = launches_needed(aim, spread, confidence)
+        # Enough by that count and still undecided: a close call, or chance.
+        launches = MOST_LAUNCHES if needed is None else needed if needed > pairs else 2 * pairs
+        yield Seen(
+            "info",
+            {
+                **_arms(comparison),
+                "pairs": pairs,
+                "spread": _percent(spread),
+                "shown": _percent(smallest_shown(spread, pairs, confidence)),
+                "power": POWER,
+                "aim": _percent(aim),
+                "launches": launches,
+                "recipe": evidence.recipe or "RECIPE",
+            },
+            {
+                "limit": "estimate" if estimate > threshold else "noise",
+                "hint": "too_many" if needed is None else "again",
+            },
+        )
+
+
+def different_samples(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons at level `stream`: arms that draw their samples differently from the same data."""
+    for comparison in evidence.comparisons:
+        if comparison.level != "stream" or comparison.forbidden:
+            continue
+        pairs = comparison.pairing.pairs
+        if not all(windows_agree(*pair) for pair in pairs):
+            yield Seen("info", _arms(comparison), "samples")
+            continue
+        facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
+        given = {"warmup_steps": facts.number("train.warmup_steps"), "steps": facts.steps}
+        whole = {name: -(-steps // facts.window) * facts.window for name, steps in given.items()}
+        yield Seen("info", {**_arms(comparison), "window": facts.window, **whole}, "split")
+
+
+def _arms(comparison: Comparison) -> dict[str, object]:
+    return {"baseline": comparison.baseline.label, "candidate": comparison.candidate.label}
+
+
+def _percent(log_difference: float) -> str:
+    return f"{100 * math.expm1(log_difference):.{1 if log_difference < 0.1 else 0}f} %"

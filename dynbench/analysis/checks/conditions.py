@@ -1,0 +1,116 @@
+"""The conditions under which steps were measured: memory, warm-up, drift, cores, and what their time was spent on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
+from dynbench.analysis.comparability import device_names, fact
+from dynbench.analysis.kept import probes_of
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.stats import relative_drift, robust_z
+from dynbench.errors import RecordError
+from dynbench.runs.probe_record import read_probe
+
+MEMORY_TOLERANCE = 1.01
+"""Pages of libraries that a rank touches and a trial does not."""
+WARMUP_LIMIT = 14.8
+"""Modified z-score above which a first value stands out (hyperfine's limit for outliers)."""
+DRIFT_LIMIT = 0.10
+"""Change over one launch, as a part of its median step."""
+DRIFT_STANDARD_ERRORS = 4
+PLANNING_LIMIT = 0.01
+COMMUNICATION_LIMIT = 0.30
+CHEAPER_PLANS = ("prefix", "window")
+"""Policies with a setting that makes planning cheaper."""
+
+
+def memory_limit(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose peak is above the memory that their capacities were probed under: they promise more than they keep."""
+    for run in evidence.runs:
+        limit = _limit_mb(run)
+        peaks = run.steps.select("step", pl.col("peak_mem_mb_max").alias("peak")).sort("peak", descending=True)
+        if limit is not None and peaks.height and peaks["peak"][0] > MEMORY_TOLERANCE * limit:
+            peak = {"peak_mb": float(peaks["peak"][0]), "step": int(peaks["step"][0])}
+            yield Seen("warn", {"run": run.label, **peak, "limit_mb": limit})
+
+
+def _limit_mb(run: MergedRun) -> float | None:
+    """Memory of a process in the trials, MB; None on GPUs, without probed capacities, or where the probe is gone."""
+    named = run.facts.config.get("schedule.capacity")
+    probe = next((probe for probe in probes_of(run) if probe.id == named), None)
+    try:
+        return None if probe is None else read_probe(probe.path).memory_limit_mb
+    except RecordError:
+        return None
+
+
+def short_warmup(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose first measured step stands so far out that it still belongs to the warm-up."""
+    for run in evidence.measured_runs:
+        times = run.measured["step_time_max_ms"].to_numpy()
+        if len(times) < 10:
+            continue
+        z = robust_z(float(times[0]), times[1:])
+        if z > WARMUP_LIMIT:
+            longer = 2 * max(5, run.facts.number("train.warmup_steps"))
+            first = {"first_ms": float(times[0]), "deviations": z, "limit": WARMUP_LIMIT}
+            yield Seen("warn", {"run": run.label, **first, "warmup_steps": longer})
+
+
+def drift(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose steps change by more than `DRIFT_LIMIT`, and than the spread of the steps alone would show."""
+    for run in evidence.measured_runs:
+        times = run.measured["step_time_max_ms"].to_numpy()
+        if len(times) < 20:
+            continue
+        change = relative_drift(times)
+        by_chance = DRIFT_STANDARD_ERRORS * float(np.std(times) / np.median(times)) * math.sqrt(12 / len(times))
+        if abs(change) > max(DRIFT_LIMIT, by_chance):
+            yield Seen("warn", {"run": run.label, "drift": change, "limit": DRIFT_LIMIT})
+
+
+def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
+    """The first run with more threads on CPU than cores: ranks then wait for the system's scheduler, not each other."""
+    for run in evidence.runs:
+        config, cores = run.facts.config, fact(run.facts.env, "cpu_cores.usable")
+        threads, ranks = config["launch.threads"], config["launch.nproc"]
+        on_cpu = device_names(run.facts.env) is None
+        if not (on_cpu and isinstance(cores, int) and isinstance(threads, int) and isinstance(ranks, int)):
+            continue
+        if threads * (1 if run.facts.virtual else ranks) > cores:
+            fewer_ranks = ranks > cores or threads == 1
+            setting, number = ("nproc", max(1, cores // threads)) if fewer_ranks else ("threads", cores // ranks)
+            values = {"run": run.label, "ranks": ranks, "threads": threads, "cores": cores, "number": number}
+            yield Seen("warn", values, setting)
+            return
+
+
+def planning_cost(evidence: Evidence) -> Iterator[Seen]:
+    """Arms whose first launch plans for more than `PLANNING_LIMIT` of its step time, which contains it."""
+    for arm in evidence.arms:
+        share, policy = share_of_time(arm.runs[0], "plan_ms_mean"), arm.runs[0].facts.policy
+        if share > PLANNING_LIMIT:
+            values = {"arm": arm.label, "share": share, "limit": PLANNING_LIMIT}
+            yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "other")
+
+
+def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
+    """The first arm with more than `COMMUNICATION_LIMIT` of what even its last rank to arrive spends on communication."""
+    for arm in evidence.arms:
+        share = share_of_time(arm.runs[0], "exposed_comm_ms")
+        if share > COMMUNICATION_LIMIT:
+            yield Seen("info", {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT})
+            return
+
+
+def virtual_ranks(evidence: Evidence) -> Iterator[Seen]:
+    """The first run whose ranks were played one after another on one device."""
+    run = next((run for run in evidence.runs if run.facts.virtual), None)
+    if run is not None:
+        model = run.facts.comm_model
+        yield Seen("info", {"run": run.label, "world_size": run.world_size, "comm_model": model})

@@ -1,0 +1,43 @@
+"""What the training samples cannot show: a loss where they have one class, a gain where they have one length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynbench.analysis.checks.finding import Evidence, Seen
+from dynbench.analysis.comparability import fact
+from dynbench.analysis.data_facts import read_data
+from dynbench.analysis.merge import MergedRun
+from dynbench.padding import padded_lengths
+
+
+def one_class(evidence: Evidence) -> Iterator[Seen]:
+    """The first run that trained on one class: the loss falls to nothing whatever the model does."""
+    for run in evidence.runs:
+        if fact(run.facts.env, "data.train.classes") == 1:
+            yield Seen("warn", {"run": run.label})
+            return
+
+
+def one_length(evidence: Evidence) -> Iterator[Seen]:
+    """The first run whose samples are all as long once they are padded: equal counts are equal work already."""
+    for run in evidence.runs:
+        shortest, longest = (fact(run.facts.env, f"data.train.{end}") for end in ("shortest", "longest"))
+        if not isinstance(shortest, int) or not isinstance(longest, int):
+            continue
+        padded = _padded(run, longest)
+        if _padded(run, shortest) != padded:
+            continue
+        cut = read_data(run.facts.env, run.facts.config).train_cut
+        yield Seen(
+            "info",
+            {"run": run.label, "shortest": shortest, "longest": longest, "padded": padded},
+            {"seen": "length" if shortest == longest else "padded", "hint": "cut" if cut and cut[0] else "alike"},
+        )
+        return
+
+
+def _padded(run: MergedRun, length: int) -> int:
+    multiple, positions = run.facts.config["workload.pad_to_multiple_of"], fact(run.facts.env, "data.model.positions")
+    most = positions if isinstance(positions, int) else None
+    return int(padded_lengths(length, multiple if isinstance(multiple, int) else 1, most))
