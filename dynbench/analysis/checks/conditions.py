@@ -100,7 +100,7 @@ def planning_cost(evidence: Evidence) -> Iterator[Seen]:
 
 
 def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
-    """The first arm with more than `COMMUNICATION_LIMIT` of what even its last rank to arrive spends on communication."""
+    """The first arm with over `COMMUNICATION_LIMIT` of communication that even its last rank to arrive spends."""
     for arm in evidence.arms:
         share = share_of_time(arm.runs[0], "exposed_comm_ms")
         if share > COMMUNICATION_LIMIT:

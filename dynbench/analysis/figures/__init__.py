@@ -1,14 +1,14 @@
-"""The registry of figures: one file each, drawn from what a run folder holds.
+"""The registry of figures, drawn from what a run folder holds.
 
-Adding one: a file in this package with `draw(source) -> Drawing | None` (None where the source lacks what it needs),
-and one line in `FIGURES` under the command whose runs it draws. The source is a sequence of `views.ArmView` for
-`train`, and the `Run` itself for the others.
+Adding one: a function with the figure's name, `(source) -> Drawing | None` (None where the source lacks what it needs),
+in the module of its kind, and one line in `FIGURES` under the command whose runs it draws. The source is a sequence of
+`views.ArmView` for `train`, and the `Run` itself for the others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -23,29 +23,33 @@ log = logging.getLogger(__name__)
 Kind = Literal["train", "solve", "probe", "bench", "cells"]
 Source = TypeVar("Source")
 
-_HERE = "dynbench.analysis.figures"
-
-FIGURES: dict[Kind, tuple[str, ...]] = {
-    "train": (
-        "timeline",
-        "step_time",
-        "rank_spread",
-        "step_time_distribution",
-        "time_breakdown",
-    ),
-    "solve": (
-        "solve_speedup",
-        "solve_rank_costs",
-        "solve_greedy_gap",
-        "solve_padding",
-        "solve_batch_size",
-        "solve_correlation",
-    ),
-    "probe": ("probe_capacity", "probe_cost", "probe_predicted"),
-    "bench": (),
-    "cells": ("regimes",),
+FIGURES: Mapping[Kind, Mapping[str, str]] = {
+    "train": {
+        "timeline": "timeline",
+        "step_time": "over_steps",
+        "rank_spread": "over_steps",
+        "step_time_distribution": "step_time_distribution",
+        "time_breakdown": "time_breakdown",
+    },
+    "solve": {
+        "solve_speedup": "solve_costs",
+        "solve_rank_costs": "solve_costs",
+        "solve_greedy_gap": "solve_costs",
+        "solve_padding": "solve_policies",
+        "solve_batch_size": "solve_policies",
+        "solve_correlation": "solve_policies",
+    },
+    "probe": {"probe_capacity": "probe", "probe_cost": "probe", "probe_predicted": "probe"},
+    "bench": {},
+    "cells": {"regimes": "regimes"},
 }
-"""Per command the module names in this package, in the order in which a report shows them; also the file names."""
+"""Per command its figures, in the order in which a report shows them, and the module of each; also the file names."""
+
+
+def draw_figure(kind: Kind, name: str, source: Source) -> Drawing | None:
+    """One figure; None where the source has no data for it."""
+    draw: Callable[[Source], Drawing | None] = getattr(import_module(f"{__name__}.{FIGURES[kind][name]}"), name)
+    return draw(source)
 
 
 def draw_figures(kind: Kind, source: Source, folder: Path, names: Sequence[str] | None = None) -> list[Path]:
@@ -63,8 +67,7 @@ def draw_figures(kind: Kind, source: Source, folder: Path, names: Sequence[str] 
     files: list[Path] = []
     with matplotlib.rc_context(style.RC):
         for name in FIGURES[kind] if names is None else names:
-            draw: Callable[[Source], Drawing | None] = import_module(f"{_HERE}.{name}").draw
-            drawing = draw(source)
+            drawing = draw_figure(kind, name, source)
             if drawing is None:
                 log.info("figure %s left out: the run has no data for it", name)
                 continue

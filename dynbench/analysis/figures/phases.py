@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -34,3 +38,24 @@ PHASES: tuple[Phase, ...] = (
 """In the order in which they happen."""
 
 WAIT_EDGE = "#D55E00"
+
+
+def draw_bars(axes: Axes, rows: pl.DataFrame, height: float) -> None:
+    """One horizontal bar per row, from zero, of the milliseconds of every phase; the first row on top."""
+    left = np.zeros(rows.height)
+    for phase in PHASES:
+        ms = rows[phase.column].to_numpy().astype(np.float64)
+        axes.barh(
+            np.arange(rows.height),
+            ms,
+            left=left,
+            height=height,
+            color=phase.color,
+            hatch=phase.hatch,
+            edgecolor=WAIT_EDGE if phase.hatch else "none",
+            linewidth=0,
+            label=phase.title,
+        )
+        left = left + ms
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")

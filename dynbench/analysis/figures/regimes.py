@@ -35,7 +35,7 @@ COLUMNS = {
 }
 
 
-def draw(source: Run) -> style.Drawing | None:
+def regimes(source: Run) -> style.Drawing | None:
     """Measured speed-ups with their intervals, what the probe predicted, and the break-even line."""
     table = pl.DataFrame(list(_rows(source)), schema=COLUMNS, orient="row").drop_nulls(("overhead_share", "speedup"))
     if not table.height:

@@ -16,7 +16,7 @@ POINTS = 400
 """Points of one cumulative curve."""
 
 
-def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
+def step_time_distribution(arms: Sequence[ArmView]) -> style.Drawing | None:
     """Histogram on the left, cumulative share on the right, one colour per arm."""
     arms = drawable(arms)
     if not arms:

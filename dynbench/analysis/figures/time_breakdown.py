@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 import polars as pl
 
 from dynbench.analysis.figures import style
-from dynbench.analysis.figures.phases import PHASES, WAIT_EDGE
+from dynbench.analysis.figures.phases import PHASES, draw_bars
 from dynbench.analysis.figures.views import ArmView, caption, drawable
 
 _LABELLED = 0.05
 """Parts of at least this share of the longest bar carry their number."""
 
 
-def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
+def time_breakdown(arms: Sequence[ArmView]) -> style.Drawing | None:
     """Horizontal bars from zero, mean over ranks and steps; the bar's end is the mean step time over ranks."""
     arms = drawable(arms)
     if not arms:
@@ -24,48 +25,23 @@ def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
     figure, (axes,) = style.new_figure(
         "Where the time of a step goes", caption(arms, note), width_in=9, height_in=2.1 + 0.5 * len(arms)
     )
-    rows = [
-        {"arm": arm.label, "phase": phase.column, "ms": fmean(arm.steps[f"{phase.column}_mean"])}
-        for arm in arms
-        for phase in PHASES
-    ]
-    table = pl.DataFrame(rows)
+    parts = pl.DataFrame({phase.column: [fmean(arm.steps[f"{phase.column}_mean"]) for arm in arms] for phase in PHASES})
     totals = [fmean(arm.steps["step_time_ms_mean"]) for arm in arms]
-    for index, arm in enumerate(arms):
+    draw_bars(axes, parts, 0.62)
+    for index, row in enumerate(parts.iter_rows()):
         left = 0.0
-        for phase in PHASES:
-            ms = table.filter((pl.col("arm") == arm.label) & (pl.col("phase") == phase.column))["ms"].item()
-            axes.barh(
-                index,
-                ms,
-                left=left,
-                height=0.62,
-                color=phase.color,
-                hatch=phase.hatch,
-                edgecolor=WAIT_EDGE if phase.hatch else "none",
-                linewidth=0,
-                label=phase.title if index == 0 else None,
-            )
+        for phase, ms in zip(PHASES, row, strict=True):
             if ms > _LABELLED * max(totals):
                 inside = style.INK if phase.hatch or phase.column == "other_ms" else "white"
-                background = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none"} if phase.hatch else None
-                axes.text(
-                    left + ms / 2,
-                    index,
-                    f"{ms:.3g}",
-                    ha="center",
-                    va="center",
-                    color=inside,
-                    fontsize=9,
-                    bbox=background,
-                )
+                box = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none"} if phase.hatch else None
+                look: dict[str, Any] = {"ha": "center", "va": "center", "color": inside, "fontsize": 9, "bbox": box}
+                axes.text(left + ms / 2, index, f"{ms:.3g}", **look)
             left += ms
         axes.text(left + 0.01 * max(totals), index, f"{totals[index]:.3g} ms", va="center", fontweight="bold")
     axes.set_yticks(range(len(arms)), [arm.label for arm in arms])
     axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
     axes.set_xlim(0, max(totals) * 1.12)
     axes.set_xlabel("time per step (ms)")
     style.legend_of_figure(figure, axes)
-    return style.Drawing(figure, table)
+    table = parts.with_columns(arm=pl.Series([arm.label for arm in arms]))
+    return style.Drawing(figure, table.unpivot(index="arm", variable_name="phase", value_name="ms"))

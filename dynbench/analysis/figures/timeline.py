@@ -10,14 +10,14 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
-from dynbench.analysis.figures.phases import PHASES, WAIT_EDGE
+from dynbench.analysis.figures.phases import PHASES, draw_bars
 from dynbench.analysis.figures.views import ArmView, caption, drawable
 
 MOST_ROWS = 24
 """Ranks shown per arm; of more, the slowest and an even selection of the others."""
 
 
-def draw(arms: Sequence[ArmView]) -> style.Drawing | None:
+def timeline(arms: Sequence[ArmView]) -> style.Drawing | None:
     """The first launch of every arm at the same step."""
     arms = drawable(arms)
     step = typical_step(arms)
@@ -91,28 +91,13 @@ def _summary(rows: pl.DataFrame) -> str:
 
 
 def _draw_arm(axes: Axes, title: str, rows: pl.DataFrame, end: float) -> None:
-    left = np.zeros(rows.height)
-    places = np.arange(rows.height)
-    for phase in PHASES:
-        ms = rows[phase.column].to_numpy().astype(np.float64)
-        axes.barh(
-            places,
-            ms,
-            left=left,
-            height=0.74,
-            color=phase.color,
-            hatch=phase.hatch,
-            edgecolor=WAIT_EDGE if phase.hatch else "none",
-            linewidth=0,
-            label=phase.title,
-        )
-        left += ms
+    draw_bars(axes, rows, 0.74)
     axes.axvline(float(rows["step_time_max_ms"][0]), color=style.INK, linewidth=1.2, linestyle="--")
     axes.set_title(title)
-    axes.set_yticks(places, [_work(row) for row in rows.iter_rows(named=True)], fontsize=8 if rows.height <= 8 else 6)
+    axes.set_yticks(
+        range(rows.height), [_work(row) for row in rows.iter_rows(named=True)], fontsize=8 if rows.height <= 8 else 6
+    )
     axes.set_ylim(rows.height - 0.45, -0.55)
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
     axes.set_xlim(0, end * 1.02)
 
 

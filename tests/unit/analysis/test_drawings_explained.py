@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from importlib import import_module
 
 import matplotlib
 import numpy as np
@@ -13,7 +12,7 @@ from languages import english_words
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from dynbench.analysis.figures import FIGURES, style
+from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.config.load import load_config
@@ -124,7 +123,7 @@ def test_every_text_in_a_drawing_is_explained(
         for name in FIGURES[kind]:
             explained = quoted(labels[f"drawings.{name}"])
             with matplotlib.rc_context(style.RC):
-                drawing = import_module(f"dynbench.analysis.figures.{name}").draw(source)
+                drawing = draw_figure(kind, name, source)
                 drawing.figure.draw_without_rendering()
             written = texts(drawing.figure)
             assert written

@@ -31,9 +31,15 @@ def figure_modules():
     return list(Path(registry.__file__).parent.glob("*.py"))
 
 
-def test_every_registered_figure_has_a_file_and_every_file_is_registered():
-    drawing = {path.stem for path in figure_modules() if "def draw(" in path.read_text()}
-    assert drawing == {name for names in FIGURES.values() for name in names}
+def test_every_function_that_draws_is_registered_and_the_other_way_round():
+    drawing = {
+        (node.name, path.stem)
+        for path in figure_modules()
+        if path.stem != "__init__"
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.returns and "Drawing | None" in ast.unparse(node.returns)
+    }
+    assert drawing == {item for figures in FIGURES.values() for item in figures.items()}
 
 
 def test_only_style_chooses_a_backend_and_nothing_uses_pyplot():
@@ -79,7 +85,7 @@ def test_the_slowest_of_many_ranks_is_always_shown(view, tmp_path):
 
 def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
     arms = view("static", "partition", world_size=60, global_batch=120, steps=12, noise=0.0)
-    drawing = timeline.draw(arms)
+    drawing = timeline.timeline(arms)
     texts = " ".join(" ".join(text.get_text().split()) for text in drawing.figure.texts)
     assert "All arms compute the same samples." in texts
     every = [arm.runs[0].rank_rows(typical_step(arms)) for arm in arms]

@@ -5,7 +5,7 @@ import json
 import polars as pl
 import pytest
 
-from dynbench.analysis.figures import draw_figures, regimes
+from dynbench.analysis.figures import draw_figure, draw_figures
 from dynbench.errors import RecordError
 from dynbench.runs.store import RunStore
 
@@ -36,7 +36,7 @@ def test_every_comparison_is_a_mark_and_unfinished_ones_are_left_out(store, tmp_
     assert table["launcher"].to_list() == ["torchrun", "virtual"]
     assert table["overhead_share"].to_list() == [0.8, 0.4]
     assert table["predicted_speedup"].to_list() == [1.05, None]
-    drawing = regimes.draw(together)
+    drawing = draw_figure("cells", "regimes", together)
     assert drawing is not None
     assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["G=2, B=8", "G=2, B=256"]
 

@@ -7,15 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.analysis.figures import (
-    solve_batch_size,
-    solve_correlation,
-    solve_greedy_gap,
-    solve_padding,
-    solve_rank_costs,
-    solve_speedup,
-)
-from dynbench.analysis.figures.solve_lines import line_look, solve_lines
+from dynbench.analysis.figures import FIGURES, draw_figure, style
+from dynbench.analysis.figures.solve_policies import line_look, solve_lines
 from dynbench.config.load import load_config
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -25,7 +18,6 @@ from dynbench.schedule.traces import Trace
 
 LENGTHS = np.clip(np.random.default_rng(3).lognormal(3, 1, 500).astype(np.int64), 2, 300)
 POLICIES = ("static", "partition", "prefix", "window")
-FIGURES = (solve_speedup, solve_rank_costs, solve_greedy_gap, solve_padding, solve_batch_size, solve_correlation)
 
 
 def solved(
@@ -44,6 +36,10 @@ def results(run: Run) -> list[dict]:
     return json.loads((run.path / "results.json").read_text())["results"]
 
 
+def drawn(name: str, run: Run) -> style.Drawing | None:
+    return draw_figure("solve", name, run)
+
+
 def test_lines_are_labelled_with_their_window(run):
     table = solve_lines(run)
     assert table["label"].unique(maintain_order=True).to_list() == [
@@ -58,7 +54,7 @@ def test_looks_of_many_policies_stay_apart():
 
 
 def test_speedup_is_drawn_below_the_bound(run):
-    table = solve_speedup.draw(run).table
+    table = drawn("solve_speedup", run).table
     dealt = table.filter(pl.col("label").is_in(["static", "partition"]))
     assert (dealt["speedup_vs_static"] <= dealt["bound_speedup"] + 1e-9).all()
     static = table.filter(label="static", world_size=4)["bound_speedup"].item()
@@ -67,7 +63,7 @@ def test_speedup_is_drawn_below_the_bound(run):
 
 
 def test_rank_costs_are_those_of_the_first_step(run):
-    table = solve_rank_costs.draw(run).table
+    table = drawn("solve_rank_costs", run).table
     assert set(table["label"]) == {"static", "partition"}
     assert set(table["world_size"]) == {2}
     dealt = table.group_by("label").agg(pl.col("samples").sum(), pl.col("cost").max())
@@ -76,7 +72,7 @@ def test_rank_costs_are_those_of_the_first_step(run):
 
 
 def test_the_gap_of_greedy_is_drawn_at_zero(run):
-    table = solve_greedy_gap.draw(run).table
+    table = drawn("solve_greedy_gap", run).table
     greedy = table.filter(heuristic="greedy")
     assert len(greedy) == 2 * 8
     assert greedy["max_cost_gap"].max() == 0
@@ -85,17 +81,19 @@ def test_the_gap_of_greedy_is_drawn_at_zero(run):
 
 def test_the_others_show_their_column(run):
     lines = results(run)
-    assert solve_padding.draw(run).table["padding_ratio"].to_list() == [r["padding_ratio"] for r in lines]
-    assert solve_batch_size.draw(run).table["samples_max"].to_list() == [r["local_batch"]["max"] for r in lines]
-    assert solve_correlation.draw(run).table["step_length_spread"].to_list() == [r["step_length_spread"] for r in lines]
+    assert drawn("solve_padding", run).table["padding_ratio"].to_list() == [r["padding_ratio"] for r in lines]
+    assert drawn("solve_batch_size", run).table["samples_max"].to_list() == [r["local_batch"]["max"] for r in lines]
+    assert drawn("solve_correlation", run).table["step_length_spread"].to_list() == [
+        r["step_length_spread"] for r in lines
+    ]
 
 
 def test_what_was_not_solved_is_not_drawn(tmp_path):
     alone = solved(tmp_path, ("partition",), steps=1)
-    assert solve_rank_costs.draw(alone) is None
-    assert solve_greedy_gap.draw(alone) is None
-    assert solve_correlation.draw(alone) is None
-    assert solve_padding.draw(alone) is not None
+    assert drawn("solve_rank_costs", alone) is None
+    assert drawn("solve_greedy_gap", alone) is None
+    assert drawn("solve_correlation", alone) is None
+    assert drawn("solve_padding", alone) is not None
 
 
 @pytest.mark.parametrize("name", ["results.json", "rank_costs.csv", "greedy_gaps.csv"])
@@ -103,5 +101,5 @@ def test_a_spoiled_file_is_named(tmp_path, name):
     run = solved(tmp_path)
     (run.path / name).write_bytes(b"\x00\xff")
     with pytest.raises(RecordError, match=name):
-        for figure in FIGURES:
-            figure.draw(run)
+        for name in FIGURES["solve"]:
+            drawn(name, run)

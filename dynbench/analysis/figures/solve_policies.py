@@ -1,4 +1,4 @@
-"""The lines of a `solve` run as a table, and how policies look in every figure of it."""
+"""The lines of a `solve` run as a table, how policies look in every figure of it, and the figures with a row each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from dynbench.runs.run import Run
 
 KEYS = ("trace", "world_size", "global_batch", "steps", "policy", "window", "mean_max_cost", "mean_bound")
 MEASURES = ("speedup_vs_static", "padding_ratio", "adjacent_length_correlation", "step_length_spread")
+LINE = ("trace", "world_size", "label")
+"""Columns that say which line a row is."""
 
 
 def solve_lines(source: Run) -> pl.DataFrame | None:
@@ -113,3 +115,61 @@ def policy_rows(
         style.label_axes(axes, x_label, "", title=name, from_zero=False)
     style.legend_of_figure(figure, panels[0])
     return figure, panels
+
+
+def solve_padding(source: Run) -> style.Drawing | None:
+    """Padded over real tokens per policy and world size: what is computed over what is needed."""
+    table = solve_lines(source)
+    if table is None:
+        return None
+    figure, panels = policy_rows(
+        "Padding ratio",
+        f"{describe(source, table)} Padded tokens over real tokens, all ranks and steps together; 1 is none. Little "
+        "padding is not a fast step: that is decided by the slowest rank.",
+        table,
+        "padding_ratio",
+        "padded / real tokens",
+    )
+    for axes in panels:
+        axes.axvline(1, color=style.FAINT_INK, linewidth=1)
+    return style.Drawing(figure, table.select(*LINE, "padding_ratio"))
+
+
+def solve_batch_size(source: Run) -> style.Drawing | None:
+    """Samples per rank and step, how uneven the counts become: median and range, at every world size."""
+    table = solve_lines(source)
+    if table is None:
+        return None
+    figure, panels = policy_rows(
+        "Samples per rank and step",
+        f"{describe(source, table)} Mark: median over ranks and steps; line: smallest to largest.",
+        table,
+        "samples_p50",
+        "samples (log scale)",
+        low="samples_min",
+        high="samples_max",
+    )
+    for axes in panels:
+        axes.set_xscale("log", base=2)
+    return style.Drawing(figure, table.select(*LINE, "samples_min", "samples_p50", "samples_max"))
+
+
+def solve_correlation(source: Run) -> style.Drawing | None:
+    """Correlation of adjacent batches' mean lengths: a policy that sorts the data shows up here."""
+    table = solve_lines(source)
+    if table is None or table["adjacent_length_correlation"].is_null().all():
+        return None
+    fewest = int(str(table["steps"].min()))
+    chance = 2 / max(fewest - 1, 1) ** 0.5
+    figure, panels = policy_rows(
+        "Correlation of adjacent batches' mean lengths",
+        f"{describe(source, table)} Within the grey band (two standard errors of {fewest} random steps) there is none. "
+        "Sorted data makes it large, and the loss saw-toothed.",
+        table,
+        "adjacent_length_correlation",
+        "correlation",
+    )
+    for axes in panels:
+        axes.axvspan(-chance, chance, color=style.FAINT_INK, alpha=0.12, linewidth=0)
+        axes.set_xlim(-1.05, 1.05)
+    return style.Drawing(figure, table.select(*LINE, "adjacent_length_correlation", "step_length_spread"))
