@@ -81,7 +81,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
             )
         problem = Problem(
             lengths=_whole_numbers(lengths),
-            world_size=world_size,
+            workers=world_size,
             global_batch=_whole("global_batch", global_batch, 1),
             cost=_cost(cost),
             capacity=_capacity(capacity, policy),
@@ -139,7 +139,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         if targets is not None:
             return self.target_weights([targets], group)[0]
         count = _whole("weight: samples", _samples(batch), 1, self._problem.global_batch)
-        return count * self._problem.world_size / self._problem.global_batch
+        return count * self._problem.workers / self._problem.global_batch
 
     def target_weights(self, targets: Sequence[int], group: dist.ProcessGroup | None = None) -> list[float]:
         """Weights of the n batches of one optimizer step, where a batch's loss is the mean over its target tokens.
@@ -155,10 +155,10 @@ class PlannedBatchSampler(Sampler[list[int]]):
             UsageError: counts that are no whole numbers, none on any rank, or ranks that cannot be asked.
         """
         counts = [_whole("targets", count, 0) for count in targets]
-        total = _sum_over_ranks(sum(counts), self._problem.world_size, group)
+        total = _sum_over_ranks(sum(counts), self._problem.workers, group)
         if total == 0:
             raise UsageError("targets: 0 on all ranks", "A mean over no target is not a number: skip this step.")
-        return [count * self._problem.world_size * len(counts) / total for count in counts]
+        return [count * self._problem.workers * len(counts) / total for count in counts]
 
     def state_dict(self, done: int | None = None) -> dict[str, object]:
         """Where the sampler stands, for `load_state_dict`; at an epoch's end, at the beginning of the next.
@@ -200,7 +200,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         speeds = None if problem.speeds is None else problem.speeds.tolist()
         settings = (
             self._policy,
-            problem.world_size,
+            problem.workers,
             problem.global_batch,
             problem.cost,
             problem.capacity,

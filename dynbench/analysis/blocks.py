@@ -35,7 +35,7 @@ def block_times(ranks: Sequence[pl.DataFrame], steps: pl.DataFrame) -> pl.DataFr
     """Time of every block of measured steps.
 
     Args:
-        ranks: rows of each rank, in order of step, each holding every step of `steps`.
+        ranks: rows of each worker, in order of step, each holding every step of `steps`.
         steps: complete steps in order, with `step`, `warmup` and `block`.
 
     Returns:

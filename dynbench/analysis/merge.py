@@ -38,8 +38,8 @@ class MergedRun:
     Attributes:
         run: where it comes from.
         facts: its configuration, environment and status.
-        steps: one row per complete step in order of step, warm-up included; columns are in `steps.step_table`, and
-            `block` of `blocks.number_blocks`.
+        steps: one row per complete step in order of step, warm-up included, of the workers' rows alone; columns are in
+            `steps.step_table`, and `block` of `blocks.number_blocks`.
         blocks: one row per contiguous block of measured steps, with its time; columns are in `blocks.block_times`.
         rows: rows of all ranks that could be read, warm-up included.
         ranks: ranks whose file can be used.
@@ -79,8 +79,13 @@ class MergedRun:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the launch (G)."""
+        """Ranks of the launch."""
         return self.facts.world_size or len(self.ranks) + len(self.missing_ranks)
+
+    @property
+    def workers(self) -> int:
+        """Ranks that train (G)."""
+        return self.world_size - self.facts.servers
 
     @cached_property
     def lacks(self) -> tuple[Phrase, ...]:
@@ -104,19 +109,23 @@ class MergedRun:
         if measured < steps:
             yield Phrase(f"{measured} of {steps} measured steps", "lacks.steps", measured=measured, steps=steps)
 
+    def worker_rows(self) -> pl.LazyFrame:
+        """The merged rows of the ranks that train, with their number among these as `worker`."""
+        worker = pl.col("rank") - self.facts.servers
+        return pl.scan_parquet(self.run.path / PARQUET).with_columns(worker=worker).filter(pl.col("worker") >= 0)
+
     def rank_rows(self, step: int) -> pl.DataFrame:
-        """The merged rows of one step, one per rank in order of rank."""
-        rows = pl.scan_parquet(self.run.path / PARQUET).filter(pl.col("step") == step)
-        return rows.collect().sort("rank")
+        """The merged rows of one step, one per worker in order of rank."""
+        return self.worker_rows().filter(pl.col("step") == step).collect().sort("rank")
 
 
 def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = None) -> MergedRun:
     """Reads what a run's ranks wrote and writes `merged_metrics.parquet` (and .csv) into its folder.
 
     Rows stand rank by rank, each in order of step. To the ranks' columns the merge adds `exposed_comm_ms` (least
-    `sync_ms` of the step: what even the last rank to arrive spends), `wait_ms` (`sync_ms` less that), `global_batch`,
-    `step_time_max_ms`, `loss_global` (mean over the step's samples), and the throughputs of the step in samples and
-    real tokens per second.
+    `sync_ms` of the step: what even the last worker to arrive spends), `wait_ms` (a worker's `sync_ms` less that),
+    `global_batch`, `step_time_max_ms`, `loss_global` (mean over the step's samples), and the throughputs of the step in
+    samples and real tokens per second. Ranks that train nothing have rows, and no part in what these add up to.
 
     Args:
         run: what to merge; the merged files go into its folder.
@@ -124,28 +133,28 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
         csv: write the CSV copy too; None writes it up to `CSV_ROWS` rows.
 
     Raises:
-        RecordError: not a single row can be read (the message names what was found instead), or the run's record or
-            configuration cannot.
+        RecordError: not a single row of a worker can be read (the message names what was found instead), or the run's
+            record or configuration cannot.
     """
     facts = read_facts(run)
     files = [read_rank_file(rank, path) for rank, path in rank_files([run, *elsewhere]).items()]
-    usable = [file.rows for file in files if file.rows is not None]
-    if not usable:
+    usable = {file.rank: file.rows for file in files if file.rows is not None}
+    workers = [rows for rank, rows in usable.items() if rank >= facts.servers]
+    if not workers:
         raise _no_row(run, facts, files)
-    rows = pl.concat(usable, how="diagonal_relaxed", rechunk=False)
-    steps, incomplete = step_table(rows, len(usable))
+    rows = pl.concat(usable.values(), how="diagonal_relaxed", rechunk=False)
+    steps, incomplete = step_table(rows.filter(pl.col("rank") >= facts.servers), len(workers))
     evaluations = _read_evaluations([run, *elsewhere])
     steps = number_blocks(steps, _steps_of(evaluations))
-    _write_merged(run, rows, steps, rows.height <= CSV_ROWS if csv is None else csv)
-    ranks = tuple(file.rank for file in files if file.rows is not None)
+    _write_merged(run, rows, steps, facts.servers, rows.height <= CSV_ROWS if csv is None else csv)
     return MergedRun(
         run=run,
         facts=facts,
         steps=steps,
-        blocks=block_times(usable, steps),
+        blocks=block_times(workers, steps),
         rows=rows.height,
-        ranks=ranks,
-        missing_ranks=tuple(rank for rank in range(facts.world_size or 0) if rank not in ranks),
+        ranks=tuple(usable),
+        missing_ranks=tuple(rank for rank in range(facts.world_size or 0) if rank not in usable),
         incomplete_steps=incomplete,
         torn_lines=sum(file.torn_lines for file in files),
         notes=tuple(file.note for file in files if file.note),
@@ -163,13 +172,17 @@ def rank_files(folders: Sequence[Run]) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, csv: bool) -> None:
+def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, servers: int, csv: bool) -> None:
     """Streams the rows with the per-step columns to disk; files appear under their name only when whole."""
     per_step = steps.lazy().select("step", *MERGED_COLUMNS)
     merged = (
         rows.lazy()
         .join(per_step, on="step", how="left", maintain_order="left")
-        .with_columns(wait_ms=pl.col("sync_ms") - pl.col("exposed_comm_ms").cast(pl.Float32))
+        .with_columns(
+            wait_ms=pl.when(pl.col("rank") >= servers).then(
+                pl.col("sync_ms") - pl.col("exposed_comm_ms").cast(pl.Float32)
+            )
+        )
     )
     _replace(run.path / PARQUET, lambda path: merged.sink_parquet(path))
     if csv:

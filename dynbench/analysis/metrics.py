@@ -62,6 +62,12 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+def workers_of(summary: Mapping[str, object]) -> int | None:
+    """Ranks that train (G), by a run's summary; where it does not say, all of them do."""
+    found = lookup(summary, "workers") or lookup(summary, "world_size")
+    return None if found is None else int(found)
+
+
 def lookup(summary: Mapping[str, object], key: str) -> float | None:
     """The number at a dotted path of a summary, or under the path as a key; None where the summary has none."""
     value: object = summary

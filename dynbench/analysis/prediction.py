@@ -18,13 +18,13 @@ WINDOW = "window"
 def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None:
     """Speed-up of the candidate's policy over the baseline's as its probe predicted it.
 
-    None where no probe was used, where it is gone, or where it predicted something else: other ranks, another global
+    None where no probe was used, where it is gone, or where it predicted something else: other workers, another global
     batch, another window, or one micro-batch per rank where the runs may take several.
     """
     probe = _probe_of(candidate) or _probe_of(baseline)
     if probe is None:
         return None
-    if (probe.world_size, probe.global_batch) != (candidate.world_size, candidate.facts.global_batch):
+    if (probe.world_size, probe.global_batch) != (candidate.workers, candidate.facts.global_batch):
         return None
     if not (_as_predicted(baseline, probe) and _as_predicted(candidate, probe)):
         return None

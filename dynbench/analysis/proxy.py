@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.kept import named_probes
-from dynbench.analysis.merge import PARQUET, MergedRun
+from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.recovery import FloatArray, relative_speeds
 from dynbench.errors import RecordError
 from dynbench.runs.probe_record import read_probe
@@ -22,7 +22,7 @@ ProxyError = dict[str, float | None]
 
 MOST_ROWS = 1_000_000
 
-_COLUMNS = ("rank", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "local_batch", "micro_batches")
+_COLUMNS = ("worker", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "local_batch", "micro_batches")
 
 
 def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
@@ -36,14 +36,14 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
         are not recorded.
     """
     rows = (
-        pl.scan_parquet(merged.run.path / PARQUET)
+        merged.worker_rows()
         .filter((pl.col("warmup") == 0) & (pl.col("compute_ms") > 0))
         .select(*(pl.col(name).cast(pl.Float64) for name in _COLUMNS))
         .gather_every(merged.rows // MOST_ROWS + 1)
         .collect()
     )
     columns = {name: rows[name].to_numpy() for name in _COLUMNS}
-    speeds = relative_speeds(merged)[columns["rank"].astype(np.int64)]
+    speeds = relative_speeds(merged)[columns["worker"].astype(np.int64)]
     tokens, compute_ms = columns["padded_tokens"], columns["compute_ms"]
     cost = cost_model(merged)
     predicted = None if cost is None else _predicted(cost, columns)

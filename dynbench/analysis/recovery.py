@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dynbench.analysis.levels import Level
-from dynbench.analysis.merge import PARQUET, MergedRun
+from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
 from dynbench.runs.phrase import Phrase
 
@@ -118,27 +118,28 @@ def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float
 
 
 def relative_speeds(*runs: MergedRun) -> FloatArray:
-    """Speed of each rank, 1 for the fastest, shape [G], as the first source that knows tells.
+    """Speed of each worker, 1 for the fastest, shape [G], as the first source that knows tells.
 
     That is the stretching asked for in `launch.slowdown`, then `schedule.speeds`, then the last estimate of a run; else
     ranks count as equal.
     """
-    ranks = runs[0].world_size
-    found = next((speeds for run in runs for speeds in _known_speeds(run, ranks)), np.ones(ranks))
+    workers = runs[0].workers
+    found = next((speeds for run in runs for speeds in _known_speeds(run, workers)), np.ones(workers))
     relative: FloatArray = found / found.max()
     return relative
 
 
-def _known_speeds(run: MergedRun, ranks: int) -> Iterator[FloatArray]:
+def _known_speeds(run: MergedRun, workers: int) -> Iterator[FloatArray]:
     slowdown, speeds = run.facts.config["launch.slowdown"], run.facts.config["schedule.speeds"]
     if isinstance(slowdown, Mapping) and slowdown:
-        yield 1 / np.array([float(slowdown.get(str(rank), 1.0)) for rank in range(ranks)])
-    if isinstance(speeds, Sequence) and len(speeds) == ranks and not isinstance(speeds, str):
+        first = run.facts.servers
+        yield 1 / np.array([float(slowdown.get(str(first + worker), 1.0)) for worker in range(workers)])
+    if isinstance(speeds, Sequence) and len(speeds) == workers and not isinstance(speeds, str):
         yield np.array(speeds, dtype=np.float64)
     file = run.run.path / SPEEDS
     if file.is_file():
         estimates = pl.read_csv(file).group_by("rank").agg(pl.col("speed").last()).sort("rank")
-        if estimates.height == ranks:
+        if estimates.height == workers:
             yield estimates["speed"].to_numpy().astype(np.float64)
 
 
@@ -148,12 +149,12 @@ def _fit(run: MergedRun, speeds: FloatArray) -> tuple[float, float, float] | Non
     Third, the mean number of micro-batches per rank and step.
     """
     rows = (
-        pl.scan_parquet(run.run.path / PARQUET)
+        run.worker_rows()
         .filter(pl.col("warmup") == 0)
-        .select("rank", "compute_ms", "micro_batches", "padded_tokens")
+        .select("worker", "compute_ms", "micro_batches", "padded_tokens")
         .collect()
     )
-    full_speed_ms = rows["compute_ms"].to_numpy().astype(np.float64) * speeds[rows["rank"].to_numpy()]
+    full_speed_ms = rows["compute_ms"].to_numpy().astype(np.float64) * speeds[rows["worker"].to_numpy()]
     batches, tokens = (rows[name].to_numpy().astype(np.float64) for name in ("micro_batches", "padded_tokens"))
     alpha, beta = np.linalg.lstsq(np.stack([batches, tokens], axis=1), full_speed_ms, rcond=None)[0].tolist()
     if alpha < 0:

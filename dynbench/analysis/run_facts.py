@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynbench.config.digest import flatten
+from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import known_world_size
 from dynbench.errors import RecordError
 from dynbench.runs.phrase import Phrase
@@ -25,7 +26,8 @@ class RunFacts:
         env: contents of env.json.
         status: completed, failed, interrupted, …
         started: ISO time at which the ranks started; launches are ordered by it.
-        world_size: ranks that the run was launched with (G), None where the configuration leaves it open.
+        world_size: ranks that the run was launched with, None where nothing says it.
+        servers: how many of these train nothing, the first ones.
     """
 
     config: Mapping[str, object]
@@ -33,6 +35,7 @@ class RunFacts:
     status: str
     started: str
     world_size: int | None
+    servers: int = 0
 
     @property
     def policy(self) -> str:
@@ -123,14 +126,17 @@ def read_facts(run: Run) -> RunFacts:
     Raises:
         RecordError: its run.json or config.yaml cannot be read.
     """
-    config = run.config()
+    config, env = run.config(), _env(run)
     record = run.record()
+    told = env.get("ranks")
+    counts = told if isinstance(told, Mapping) else {}
     return RunFacts(
         config=flatten(config),
-        env=_env(run),
+        env=env,
         status=str(run.status),
         started=str(record.started or record.created),
-        world_size=known_world_size(config),
+        world_size=counts.get("world_size", known_world_size(config)),
+        servers=counts.get("servers", ranks_of(config, 0).servers),
     )
 
 

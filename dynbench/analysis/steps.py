@@ -28,7 +28,7 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
     """Aggregates the rows of all ranks per step and drops incomplete steps.
 
     Args:
-        rows: the ranks' rows, shape [ranks * steps, columns].
+        rows: the workers' rows, shape [ranks * steps, columns].
         ranks: rows that a complete step has.
 
     Returns:

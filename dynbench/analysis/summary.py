@@ -82,6 +82,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "comm_model": facts.comm_model,
         "comm_model_said": facts.comm_model.record() if facts.comm_model is not None else None,
         "world_size": merged.world_size,
+        "workers": merged.workers,
         "global_batch": facts.global_batch,
         "steps": steps.height,
         "warmup_steps": merged.steps.height - steps.height,

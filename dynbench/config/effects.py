@@ -180,7 +180,7 @@ EFFECTS: dict[str, Effect] = {
     "schedule.replan_steps": Effect(
         "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
     ),
-    "sync.name": Effect("train"),  # refused for virtual ranks
+    "sync.name": Effect("train probe"),  # refused for virtual ranks
     "sync.bucket_mb": Effect(
         "train",
         lambda s: s.real_ranks and "bucket_mb" in SYNC_READS.get(s.config.sync.name, ()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dynbench.config.effects import unread
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Compress, Config, Schedule
 from dynbench.config.situation import FILE_DATASETS, VIRTUAL_SYNCS, Situation
 from dynbench.units import parse_bytes
@@ -22,7 +23,7 @@ UNREAD = {
 }
 """Settings of text files that a dataset without them would silently ignore."""
 Rule = Callable[[Config], Iterator[str]]
-RankRule = Callable[[Config, int], Iterator[str]]
+RankRule = Callable[[Config, Ranks], Iterator[str]]
 
 
 def check_rules(config: Config, world_size: int | None, *, trains: bool = True) -> list[str]:
@@ -30,17 +31,26 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
 
     Args:
         config: a configuration whose fields are valid one by one.
-        world_size: ranks (G); None leaves out the rules that need it.
+        world_size: ranks; None leaves out the rules that need them.
         trains: ranks are to train with it; False leaves out the rules on their batches.
     """
     problems = [problem for rule in RULES if trains or rule is not _subset_holds_a_batch for problem in rule(config)]
     if trains and world_size is not None:
-        problems += [problem for rank_rule in RANK_RULES for problem in rank_rule(config, world_size)]
+        problems += _rank_problems(config, ranks_of(config, world_size))
     return problems
 
 
+def _rank_problems(config: Config, ranks: Ranks) -> list[str]:
+    if ranks.workers < 1:
+        return [
+            f"sync.name: {config.sync.name!r} has {ranks.servers} of {ranks.world_size} ranks serve, which leaves none "
+            f"that trains; least number of ranks that works: {ranks.servers + 1}"
+        ]
+    return [problem for rule in RANK_RULES for problem in rule(config, ranks)]
+
+
 def known_world_size(config: Config) -> int | None:
-    """Ranks (G) as far as the configuration alone tells; None when it depends on the machine."""
+    """Ranks as far as the configuration alone tells; None when it depends on the machine."""
     launch = config.launch
     if launch.launcher == "virtual":
         return launch.world_size or DEFAULT_VIRTUAL_RANKS
@@ -49,11 +59,11 @@ def known_world_size(config: Config) -> int | None:
     return None
 
 
-def buffer_size(config: Config, world_size: int) -> int:
-    """Samples that each rank of `prefix` holds (K): as configured, or max(32, B - G + 1)."""
+def buffer_size(config: Config, workers: int) -> int:
+    """Samples that each of `workers` workers of `prefix` holds (K): as configured, or max(32, B - G + 1)."""
     if config.schedule.buffer != "auto":
         return config.schedule.buffer
-    return max(32, config.train.global_batch - world_size + 1)
+    return max(32, config.train.global_batch - workers + 1)
 
 
 def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | None = None) -> list[str]:
@@ -61,21 +71,21 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
 
     Args:
         config: resolved settings.
-        world_size: ranks (G).
+        world_size: ranks.
         asked: what the settings were given for, to name those that nothing reads; None is training with `config`,
             and empty leaves them out.
     """
     if asked is None:
         asked = (Situation("train", config, config, world_size),)
     warnings = []
-    batch = config.train.global_batch
+    batch, ranks = config.train.global_batch, ranks_of(config, world_size)
     if config.schedule.policy_name == "prefix":
-        buffer = buffer_size(config, world_size)
-        held, every_count = world_size * buffer, buffer > batch - world_size
+        buffer = buffer_size(config, ranks.workers)
+        held, every_count = ranks.workers * buffer, buffer > batch - ranks.workers
         if batch <= held < 2 * batch and not every_count:
             warnings.append(
-                f"schedule.buffer: {world_size} ranks hold {held} samples for a global batch of {batch}, which leaves "
-                f"little to choose; the limit is {2 * batch}, set it to {_ceil_div(2 * batch, world_size)} or more"
+                f"schedule.buffer: {ranks} hold {held} samples for a global batch of {batch}, which leaves "
+                f"little to choose; the limit is {2 * batch}, set it to {_ceil_div(2 * batch, ranks.workers)} or more"
             )
     if config.schedule.policy_name == "window" and config.schedule.window == 1:
         warnings.append(
@@ -205,53 +215,60 @@ def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
         yield f"probe.memory_limit: {error}"
 
 
-def _batch_reaches_every_rank(config: Config, world_size: int) -> Iterator[str]:
+def _batch_reaches_every_worker(config: Config, ranks: Ranks) -> Iterator[str]:
     batch, micro = config.train.global_batch, config.schedule.micro_batches
-    if batch < world_size:
+    if batch < ranks.workers:
         yield (
-            f"train.global_batch: {batch} is less than the {world_size} ranks, each of which needs a sample; "
-            f"nearest that works: {world_size}"
+            f"train.global_batch: {batch} is less than the {ranks}, each of which needs a sample; "
+            f"nearest that works: {ranks.workers}"
         )
-    elif micro != "auto" and batch < world_size * micro:
+    elif micro != "auto" and batch < ranks.workers * micro:
         yield (
-            f"schedule.micro_batches: {micro} on {world_size} ranks need {world_size * micro} samples, "
-            f"train.global_batch is {batch}; greatest that works: {batch // world_size}"
+            f"schedule.micro_batches: {micro} on {ranks} need {ranks.workers * micro} samples, "
+            f"train.global_batch is {batch}; greatest that works: {batch // ranks.workers}"
         )
 
 
-def _static_deals_evenly(config: Config, world_size: int) -> Iterator[str]:
-    batch = config.train.global_batch
-    if config.schedule.policy_name != "static" or batch < world_size or batch % world_size == 0:
+def _static_deals_evenly(config: Config, ranks: Ranks) -> Iterator[str]:
+    batch, workers = config.train.global_batch, ranks.workers
+    if config.schedule.policy_name != "static" or batch < workers or batch % workers == 0:
         return
-    below = batch - batch % world_size
+    below = batch - batch % workers
     yield (
-        f"train.global_batch: {batch} cannot be dealt equally to {world_size} ranks, as static must; "
-        f"nearest that works: {below} or {below + world_size}"
+        f"train.global_batch: {batch} cannot be dealt equally to {ranks}, as static must; "
+        f"nearest that works: {below} or {below + workers}"
     )
 
 
-def _buffers_hold_a_batch(config: Config, world_size: int) -> Iterator[str]:
+def _buffers_hold_a_batch(config: Config, ranks: Ranks) -> Iterator[str]:
     if config.schedule.policy_name != "prefix":
         return
-    batch, held = config.train.global_batch, buffer_size(config, world_size)
-    if world_size * held < batch:
+    batch, held = config.train.global_batch, buffer_size(config, ranks.workers)
+    if ranks.workers * held < batch:
         yield (
-            f"schedule.buffer: {held} samples on each of {world_size} ranks are {world_size * held}, fewer than "
-            f"train.global_batch {batch}; nearest that works: {_ceil_div(batch, world_size)}"
+            f"schedule.buffer: {held} samples on each of {ranks} are {ranks.workers * held}, fewer than "
+            f"train.global_batch {batch}; nearest that works: {_ceil_div(batch, ranks.workers)}"
         )
 
 
-def _one_value_per_rank(config: Config, world_size: int) -> Iterator[str]:
-    schedule = config.schedule
+def _one_value_per_worker(config: Config, ranks: Ranks) -> Iterator[str]:
+    schedule, each = config.schedule, "worker" if ranks.servers else "rank"
     for key, values in (("capacity", schedule.capacity), ("speeds", schedule.speeds)):
-        if isinstance(values, tuple) and len(values) != world_size:
-            yield f"schedule.{key}: {list(values)} has {len(values)} values for {world_size} ranks; give one per rank"
+        if isinstance(values, tuple) and len(values) != ranks.workers:
+            yield f"schedule.{key}: {list(values)} has {len(values)} values for {ranks}; give one per {each}"
 
 
-def _slowed_ranks_exist(config: Config, world_size: int) -> Iterator[str]:
+def _slowed_ranks_train(config: Config, ranks: Ranks) -> Iterator[str]:
     for rank in config.launch.slowdown:
-        if rank >= world_size:
-            yield f"launch.slowdown: there is no rank {rank} among {world_size}; greatest: {world_size - 1}"
+        if rank >= ranks.world_size:
+            yield (
+                f"launch.slowdown: there is no rank {rank} among {ranks.world_size}; greatest: {ranks.world_size - 1}"
+            )
+        elif ranks.serves(rank):
+            yield (
+                f"launch.slowdown: rank {rank} trains nothing under sync.name {config.sync.name!r}; "
+                f"least that works: {ranks.servers}"
+            )
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -271,9 +288,9 @@ RULES: tuple[Rule, ...] = (
     _memory_limit_is_a_size,
 )
 RANK_RULES: tuple[RankRule, ...] = (
-    _batch_reaches_every_rank,
+    _batch_reaches_every_worker,
     _static_deals_evenly,
     _buffers_hold_a_batch,
-    _one_value_per_rank,
-    _slowed_ranks_exist,
+    _one_value_per_worker,
+    _slowed_ranks_train,
 )

@@ -147,10 +147,10 @@ class Schedule(Section):
     """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
     gathered to rank 0, which solves and broadcasts the counts."""
     capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
-    """Largest micro-batch in samples: one number, one per rank, or a probe run (id, prefix, name, `@latest`); null
+    """Largest micro-batch in samples: one number, one per worker, or a probe run (id, prefix, name, `@latest`); null
     takes it from `probe.run`, else there is none."""
     speeds: tuple[PositiveFloat, ...] | Auto | None = None
-    """Relative speed of each rank; null takes them from `probe.run`, else as equal; auto estimates them from the
+    """Relative speed of each worker; null takes them from `probe.run`, else as equal; auto estimates them from the
     steps of the run."""
     replan_steps: PositiveInt = 10
     """With `speeds: auto`, steps between two estimates; the first ones are planned as if speeds were equal."""

@@ -21,6 +21,8 @@ VIRTUAL_SYNCS = ("ddp",)
 """Strategies that virtual ranks can play."""
 SYNC_READS = {"ddp": ("bucket_mb",)}
 """Strategy to the settings of the `sync` section that it looks at, beside the name."""
+SERVERS: dict[str, int] = {}
+"""Strategy to the ranks that it has serve and train nothing; one that is not named has none."""
 CAPPED_POLICIES = ("static", "partition", "window", "prefix", "token_budget", "packed")
 """Policies that keep to the capacities."""
 

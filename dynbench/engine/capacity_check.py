@@ -27,7 +27,7 @@ def check_obeyed(config: Config, capacity: Capacity) -> None:
         )
 
 
-def check_capacity(config: Config, world_size: int, root: Path) -> None:
+def check_capacity(config: Config, workers: int, root: Path) -> None:
     """Refuse a global batch that no plan can deal within the capacities, whatever its lengths.
 
     Every rank is taken at its best: samples of length 1, all micro-batches full. Batches refused because of their
@@ -38,19 +38,19 @@ def check_capacity(config: Config, world_size: int, root: Path) -> None:
         UsageError: a probe run that cannot be used.
         RecordError: a run that is named as a probe and is none.
     """
-    capacity = build_capacity(config, world_size, root)
+    capacity = build_capacity(config, workers, root)
     schedule = config.schedule
     if capacity.unlimited or schedule.micro_batches == "auto":
         return
-    per_rank = capacity.limits(world_size, np.ones(1, dtype=np.int64))[:, 0] * schedule.micro_batches
+    per_rank = capacity.limits(workers, np.ones(1, dtype=np.int64))[:, 0] * schedule.micro_batches
     if schedule.policy_name == "prefix":
-        per_rank = np.minimum(per_rank, buffer_size(config, world_size))
-    most = world_size * int(per_rank.min()) if schedule.policy_name == "static" else int(per_rank.sum())
+        per_rank = np.minimum(per_rank, buffer_size(config, workers))
+    most = workers * int(per_rank.min()) if schedule.policy_name == "static" else int(per_rank.sum())
     if config.train.global_batch > most:
         splits = policy_class(schedule.policy_name).splits and schedule.window == 1
         split = ", or schedule.micro_batches=auto" if splits else ""
         raise NothingFits(
-            f"schedule.capacity: {_shown(schedule.capacity)} on {world_size} ranks cannot hold train.global_batch "
+            f"schedule.capacity: {_shown(schedule.capacity)} on {workers} ranks cannot hold train.global_batch "
             f"{config.train.global_batch}; no more than {most} can fit",
             f"Set --global-batch {most}, or less where samples are long{split}.",
         )

@@ -16,7 +16,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule.policy import Problem, make_policy
 
 
-def check_plan(config: Config, world_size: int, root: Path, launches: int = 1) -> None:
+def check_plan(config: Config, workers: int, root: Path, launches: int = 1) -> None:
     """Build what the ranks will build: capacities, cost model, policy, and the model of what virtual ranks send.
 
     Where there are capacities and the data are at hand, every step is checked. Other data may take minutes to read: a
@@ -24,7 +24,7 @@ def check_plan(config: Config, world_size: int, root: Path, launches: int = 1) -
 
     Args:
         config: resolved, but for a probe that is still to be made (`probe.run: auto`).
-        world_size: ranks (G).
+        workers: ranks that train (G).
         root: results folder in which probe runs are looked up.
         launches: launches to come, each with the seed after that of the one before.
 
@@ -37,7 +37,7 @@ def check_plan(config: Config, world_size: int, root: Path, launches: int = 1) -
     assert isinstance(multiple, int), "resolved"
     planned = _unprobed(config)
     shortest = np.ones(config.train.global_batch, dtype=np.int64)
-    problem = build_problem(planned, shortest, world_size, multiple, root)
+    problem = build_problem(planned, shortest, workers, multiple, root)
     check_obeyed(config, problem.capacity)
     make_policy(config.schedule.policy_name, problem)
     if config.launch.launcher == "virtual":
@@ -45,14 +45,14 @@ def check_plan(config: Config, world_size: int, root: Path, launches: int = 1) -
     if problem.capacity.unlimited:
         return
     if planned is not config or not data_at_hand(config):
-        check_capacity(config, world_size, root)
+        check_capacity(config, workers, root)
         return
     for launch in range(launches):
         seeded = config.model_copy(
             update={"train": config.train.model_copy(update={"seed": config.train.seed + launch})}
         )
         try:
-            check_steps(seeded, _on_known_data(seeded, world_size, multiple, root))
+            check_steps(seeded, _on_known_data(seeded, workers, multiple, root))
         except NothingFits as error:
             where = f"launch with train.seed {seeded.train.seed}: " if launches > 1 else ""
             raise NothingFits(f"{where}{error.message}", error.hint) from error
@@ -68,10 +68,10 @@ def check_steps_of_rank(config: Config, problem: Problem) -> None:
         check_steps(config, problem)
 
 
-def _on_known_data(config: Config, world_size: int, multiple: int, root: Path) -> Problem:
+def _on_known_data(config: Config, workers: int, multiple: int, root: Path) -> Problem:
     workload = known_workload(config)
     assert workload is not None
-    return build_problem(config, workload.train.lengths, world_size, multiple, root, workload.positions)
+    return build_problem(config, workload.train.lengths, workers, multiple, root, workload.positions)
 
 
 def _unprobed(config: Config) -> Config:

@@ -52,7 +52,7 @@ class ReplicatedPlans:
 def build_problem(
     config: Config,
     lengths: IntArray,
-    world_size: int,
+    workers: int,
     pad_to_multiple_of: int,
     root: Path | None = None,
     positions: int | None = None,
@@ -62,7 +62,7 @@ def build_problem(
     Args:
         config: resolved configuration.
         lengths: tokens of every training sample, after truncation, shape [N].
-        world_size: ranks (G).
+        workers: ranks that train (G).
         pad_to_multiple_of: padded lengths are multiples of this, tokens.
         root: results folder in which a probe run is looked up.
         positions: longest padded sample that the model takes, tokens; None for any.
@@ -74,15 +74,15 @@ def build_problem(
     schedule = config.schedule
     return Problem(
         lengths=np.asarray(lengths, dtype=np.int64),
-        world_size=world_size,
+        workers=workers,
         global_batch=config.train.global_batch,
         cost=build_cost(config, pad_to_multiple_of, root, positions),
-        capacity=build_capacity(config, world_size, root),
+        capacity=build_capacity(config, workers, root),
         speeds=build_speeds(config),
         seed=config.train.seed,
         window=schedule.window,
         solver=schedule.solver,
-        buffer=buffer_size(config, world_size),
+        buffer=buffer_size(config, workers),
         micro_batches=schedule.micro_batches,
     )
 
@@ -146,7 +146,7 @@ def names_a_probe(config: Config) -> bool:
     return config.probe.run not in (None, "auto", "off")
 
 
-def build_capacity(config: Config, world_size: int, root: Path | None = None) -> Capacity:
+def build_capacity(config: Config, workers: int, root: Path | None = None) -> Capacity:
     """The capacity of `schedule.capacity`: none, one number, one per rank, or a probe run's table."""
     capacity = config.schedule.capacity
     if capacity is None:
@@ -156,33 +156,33 @@ def build_capacity(config: Config, world_size: int, root: Path | None = None) ->
     if isinstance(capacity, tuple):
         return Capacity.per_rank(capacity)
     probe = load_probe(capacity, "schedule.capacity", root)
-    return probe_capacity(probe, world_size, config.schedule.micro_batches)
+    return probe_capacity(probe, workers, config.schedule.micro_batches)
 
 
 def build_speeds(config: Config) -> FloatArray | None:
-    """Relative speed of each rank, shape [G]; None where ranks count as equal, or until they are estimated."""
+    """Relative speed of each worker, shape [G]; None where ranks count as equal, or until they are estimated."""
     speeds = config.schedule.speeds
     return None if speeds is None or speeds == "auto" else np.asarray(speeds, dtype=np.float64)
 
 
-def probe_speeds(probe: ProbeRecord, world_size: int) -> FloatArray | None:
+def probe_speeds(probe: ProbeRecord, workers: int) -> FloatArray | None:
     """The speeds that a probe found, shape [G]; None where ranks are alike, or it measured other ranks."""
-    return distinct_speeds(probe.speeds) if len(probe.speeds) == world_size else None
+    return distinct_speeds(probe.speeds) if len(probe.speeds) == workers else None
 
 
-def probe_capacity(probe: ProbeRecord, world_size: int, micro_batches: int | Literal["auto"]) -> Capacity:
-    """The capacities that a probe found, for `world_size` ranks.
+def probe_capacity(probe: ProbeRecord, workers: int, micro_batches: int | Literal["auto"]) -> Capacity:
+    """The capacities that a probe found, for `workers` workers.
 
     Several micro-batches are planned for ranks of equal capacity only: the least of the ranks then holds for all.
 
     Raises:
-        UsageError: it probed another number of ranks, and not one for all.
+        UsageError: it probed another number of workers, and not one for all.
     """
     tables = probe.tables
-    if len(tables) not in (1, world_size):
+    if len(tables) not in (1, workers):
         raise UsageError(
-            f"schedule.capacity: the probe measured {len(tables)} ranks, this run has {world_size}",
-            f"Probe with --nproc {world_size}.",
+            f"schedule.capacity: the probe measured {len(tables)} ranks, this run has {workers}",
+            f"Probe with --nproc {workers}.",
         )
     capacity = Capacity.table(tables)
     return capacity if micro_batches == 1 else capacity.least()

@@ -81,7 +81,7 @@ def may_split(config: Config, problem: Problem) -> bool:
     """Whether more micro-batches would make every step fit."""
     schedule = config.schedule
     kind = policy_class(schedule.policy_name)
-    alike = isinstance(schedule.capacity, str) or problem.capacity.equal(problem.world_size)
+    alike = isinstance(schedule.capacity, str) or problem.capacity.equal(problem.workers)
     if not (kind.splits and schedule.window == 1 and schedule.micro_batches != "auto" and alike):
         return False
     split = replace(problem, micro_batches="auto", capacity=problem.capacity.least())

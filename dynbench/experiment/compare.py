@@ -145,7 +145,7 @@ def run_comparison(
         analysed = _analyze(comparison, state, recipe, store, on_stage)
         on_stage("solving exact against greedy")
         firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
-        plan_offline(comparison, firsts, analysed.runs[0].world_size, store, comparison.record().argv)
+        plan_offline(comparison, firsts, analysed.runs[0].workers, store, comparison.record().argv)
         on_stage("writing the report")
         subject = read_subject(store, comparison)
         reports = [write_report(subject, form=form) for form in FORMATS]
@@ -213,7 +213,7 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
     for name, config in recipe.arms.items():
         try:
             resolved = resolve(config, this_machine(), store)
-            check_plan(resolved.config, resolved.world_size, store.root, recipe.launches)
+            check_plan(resolved.config, resolved.workers, store.root, recipe.launches)
             arms[name] = resolved.config
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)

@@ -15,7 +15,7 @@ COUNTED = 10**8
 Texts = dict[str, str | None]
 
 
-def plan_counts(world_size: int | None, global_batch: int | None, buffer: int | None) -> Texts:
+def plan_counts(workers: int | None, global_batch: int | None, buffer: int | None) -> Texts:
     """Texts of the numbers of plans for G ranks, B samples and K samples per buffer; None where a size is unknown."""
     texts: Texts = {
         "plans.limit": f"{REFERENCE_LIMIT:,}",
@@ -25,15 +25,15 @@ def plan_counts(world_size: int | None, global_batch: int | None, buffer: int | 
         "plans.within_buffer": None,
         "plans.most_ranks": None,
         "plans.fits": None,
-        "plans.ranks": None if world_size is None else f"{world_size:,}",
+        "plans.ranks": None if workers is None else f"{workers:,}",
         "plans.batch": None if global_batch is None else f"{global_batch:,}",
     }
-    if world_size is None or global_batch is None or global_batch < world_size:
+    if workers is None or global_batch is None or global_batch < workers:
         return texts
-    texts["plans.count"] = large(comb(global_batch - 1, world_size - 1))
+    texts["plans.count"] = large(comb(global_batch - 1, workers - 1))
     if buffer is not None:
-        texts["plans.within_buffer"] = _within(world_size, global_batch, buffer)
-    texts["plans.fits"] = "yes" if fits_enumeration(world_size, global_batch, buffer) else None
+        texts["plans.within_buffer"] = _within(workers, global_batch, buffer)
+    texts["plans.fits"] = "yes" if fits_enumeration(workers, global_batch, buffer) else None
     most = 1
     while most < global_batch and comb(global_batch - 1, most) <= REFERENCE_LIMIT:
         most += 1
@@ -42,12 +42,12 @@ def plan_counts(world_size: int | None, global_batch: int | None, buffer: int | 
     return texts
 
 
-def fits_enumeration(world_size: int, global_batch: int, buffer: int | None) -> bool:
+def fits_enumeration(workers: int, global_batch: int, buffer: int | None) -> bool:
     """Whether the solver `enumerate` tries this size."""
-    cut = buffer is not None and buffer <= global_batch - world_size
-    if not cut or world_size * global_batch * (buffer or 0) > COUNTED:
-        return comb(global_batch - 1, world_size - 1) <= REFERENCE_LIMIT
-    return _counted(world_size, global_batch, buffer or 0) <= REFERENCE_LIMIT
+    cut = buffer is not None and buffer <= global_batch - workers
+    if not cut or workers * global_batch * (buffer or 0) > COUNTED:
+        return comb(global_batch - 1, workers - 1) <= REFERENCE_LIMIT
+    return _counted(workers, global_batch, buffer or 0) <= REFERENCE_LIMIT
 
 
 def large(count: int) -> str:
@@ -58,15 +58,15 @@ def large(count: int) -> str:
     return f"*{digits[0]}.{digits[1]}·10^{len(digits) - 1}*"
 
 
-def _within(world_size: int, global_batch: int, buffer: int) -> str | None:
-    if buffer > global_batch - world_size:
-        return large(comb(global_batch - 1, world_size - 1))
-    if world_size * global_batch * buffer > COUNTED:
+def _within(workers: int, global_batch: int, buffer: int) -> str | None:
+    if buffer > global_batch - workers:
+        return large(comb(global_batch - 1, workers - 1))
+    if workers * global_batch * buffer > COUNTED:
         return None
-    counted = _counted(world_size, global_batch, buffer)
+    counted = _counted(workers, global_batch, buffer)
     return large(int(counted)) if isfinite(counted) else None
 
 
-def _counted(world_size: int, global_batch: int, buffer: int) -> float:
-    lower = np.ones(world_size, dtype=np.int64)
-    return number_of_counts(lower, np.full(world_size, buffer, dtype=np.int64), global_batch)
+def _counted(workers: int, global_batch: int, buffer: int) -> float:
+    lower = np.ones(workers, dtype=np.int64)
+    return number_of_counts(lower, np.full(workers, buffer, dtype=np.int64), global_batch)

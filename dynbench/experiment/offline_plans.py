@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.metrics import workers_of
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost, build_problem
 from dynbench.errors import DynbenchError, NothingFits, UsageError
@@ -62,14 +62,14 @@ class Solved:
 
 
 def plan_offline(
-    folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore, argv: Sequence[str] | None = None
+    folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, argv: Sequence[str] | None = None
 ) -> Solved:
     """Plan what the arms trained on as they planned it, and keep the result in the folder and as a `solve` run.
 
     Args:
         folder: the comparison, or the run.
         arms: a launch of every arm, the baseline first.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         store: registry of the `solve` run.
         argv: the command line to record.
 
@@ -78,7 +78,7 @@ def plan_offline(
         that the folder has already are kept then, and returned.
     """
     try:
-        solved = _plan(folder, arms, world_size, store, argv)
+        solved = _plan(folder, arms, workers, store, argv)
     except DynbenchError as error:
         _log.warning("exact against greedy was not measured: %s", error.message)
         kept = read_solved(folder.path)
@@ -106,10 +106,10 @@ def plan_subject(subject: Subject, store: RunStore) -> Solved:
             f"--solve: the run folders of {', '.join(gone)} are not here, so their data is not known",
             "Plan where the comparison was made, or report without --solve.",
         )
-    ranks = int(lookup(subject.first.summary, "world_size") or 1)
+    workers = workers_of(subject.first.summary) or 1
     if subject.run.record().command != "train":
         store = store.within(subject.run)
-    return plan_offline(subject.run, {name: run for name, run in firsts.items() if run is not None}, ranks, store)
+    return plan_offline(subject.run, {name: run for name, run in firsts.items() if run is not None}, workers, store)
 
 
 def read_solved(folder: Path) -> Solved | None:
@@ -130,7 +130,7 @@ def read_solved(folder: Path) -> Solved | None:
     )
 
 
-def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore, argv: Sequence[str] | None) -> Solved:
+def _plan(folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, argv: Sequence[str] | None) -> Solved:
     baseline = next(iter(arms.values()))
     root, trace = baseline.path.parent, trained_trace(baseline)
     configs = {name: run.config() for name, run in arms.items()}
@@ -144,7 +144,7 @@ def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore
     skipped: list[Skipped] = []
     unplanned: list[Json] = []
     for arm, policy, config in planned:
-        for outcome in _solve(_named(trace, arm, policy, planned), policy, config, world_size, root):
+        for outcome in _solve(_named(trace, arm, policy, planned), policy, config, workers, root):
             if isinstance(outcome, Line):
                 if outcome.result["policy"] == policy:
                     speeds = config.schedule.speeds
@@ -157,7 +157,7 @@ def _plan(folder: Run, arms: Mapping[str, Run], world_size: int, store: RunStore
     if not lines:
         reasons = "; ".join(f"{item['arm'] or item['policy']}: {item['reason']}" for item in unplanned)
         raise UsageError(f"nothing could be planned: {reasons}", "Plan with settings that can be met.")
-    costs = list(_cost_types(configs, trace, world_size, root))
+    costs = list(_cost_types(configs, trace, workers, root))
     run = keep_solution(first, trace, lines, skipped, store, argv)
     draw_figures("solve", run, folder.figures_dir, SOLVE_FIGURES)
     return Solved(run.label, [line.result for line in lines], [asdict(line) for line in costs], skipped=unplanned)
@@ -169,7 +169,7 @@ def _named(trace: Trace, arm: str | None, policy: str, planned: Sequence[tuple[s
     return trace if len(rivals) == 1 else replace(trace, name=f"{trace.name}, {arm}")
 
 
-def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Path) -> Iterator[Line | Skipped]:
+def _solve(trace: Trace, policy: str, config: Config, workers: int, root: Path) -> Iterator[Line | Skipped]:
     """The line of one policy on the problem that its runs planned; why not, where it cannot be planned."""
 
     def make_problem(lengths: IntArray, ranks: int, window: int) -> Problem:
@@ -177,23 +177,23 @@ def _solve(trace: Trace, policy: str, config: Config, world_size: int, root: Pat
 
     request = SolveRequest(
         traces=[trace],
-        world_sizes=[world_size],
+        world_sizes=[workers],
         make_problem=make_problem,
         policies=[policy],
         windows=[config.schedule.window],
-        steps=_steps(config, world_size),
+        steps=_steps(config, workers),
         max_length=config.workload.max_length,
     )
     try:
         yield from solve(request)
     except (UsageError, NothingFits) as error:
-        yield Skipped(trace.name, world_size, policy, error.message)
+        yield Skipped(trace.name, workers, policy, error.message)
 
 
-def _cost_types(configs: Mapping[str, Config], trace: Trace, world_size: int, root: Path) -> Iterator[CostTypeLine]:
+def _cost_types(configs: Mapping[str, Config], trace: Trace, workers: int, root: Path) -> Iterator[CostTypeLine]:
     """Every cost type on the baseline's problem; `measured` where an arm has its coefficients."""
     config = next(iter(configs.values()))
-    problem = problem_of(config, trace.lengths, world_size, root, trace.positions)
+    problem = problem_of(config, trace.lengths, workers, root, trace.positions)
     multiple, positions = problem.cost.pad_to_multiple_of, trace.positions
     unmeasured: tuple[CostType, ...] = ("tokens", "tokens_sq", "attention")
     costs: dict[str, CostModel] = {
@@ -203,17 +203,17 @@ def _cost_types(configs: Mapping[str, Config], trace: Trace, world_size: int, ro
     measured = next((each for each in configs.values() if each.schedule.cost_type == "measured"), None)
     if measured is not None:
         costs["measured"] = build_cost(measured, multiple, root, positions)
-    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, world_size))
+    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, workers))
 
 
-def problem_of(config: Config, lengths: IntArray, world_size: int, root: Path, positions: int | None = None) -> Problem:
+def problem_of(config: Config, lengths: IntArray, workers: int, root: Path, positions: int | None = None) -> Problem:
     """The planning problem of a run, from its resolved configuration; `positions` as in `build_problem`."""
     multiple = config.workload.pad_to_multiple_of
-    return build_problem(config, lengths, world_size, 1 if multiple == "auto" else multiple, root, positions)
+    return build_problem(config, lengths, workers, 1 if multiple == "auto" else multiple, root, positions)
 
 
-def _steps(config: Config, world_size: int) -> int:
-    affordable = max(WORK // (world_size * config.train.global_batch), LEAST_STEPS)
+def _steps(config: Config, workers: int) -> int:
+    affordable = max(WORK // (workers * config.train.global_batch), LEAST_STEPS)
     return min(config.train.warmup_steps + config.train.steps, affordable, STEPS)
 
 

@@ -32,7 +32,7 @@ def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
     for asked, (_, resolved) in zip(situations, pairs, strict=True):
         lines += rule_warnings(resolved.config, resolved.world_size, ())
         if not asked.probes:
-            lines += probe_warnings(resolved.config, resolved.world_size, store.root)
+            lines += probe_warnings(resolved.config, resolved.workers, store.root)
     return [*dict.fromkeys(lines), *unread(situations)]
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dynbench import __version__
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment import answers, memory_safety
@@ -124,13 +124,14 @@ def _tables(sources: Sources) -> Values:
 
 def _plans(subject: Subject) -> Values:
     """The numbers of plans at the report's own size."""
-    sizes = [lookup(subject.first.summary, key) for key in ("world_size", "global_batch")]
-    ranks, batch = (None if size is None else int(size) for size in sizes)
+    summary = subject.first.summary
+    workers, size = workers_of(summary), lookup(summary, "global_batch")
+    batch = None if size is None else int(size)
     held = [member.config.get("schedule.buffer") for member in subject.members if member.config is not None]
     buffer = next((value for value in held if isinstance(value, int)), None)
-    if buffer is None and ranks is not None and batch is not None:
-        buffer = max(MIN_BUFFER, batch - ranks + 1)
-    return plan_counts(ranks, batch, buffer)
+    if buffer is None and workers is not None and batch is not None:
+        buffer = max(MIN_BUFFER, batch - workers + 1)
+    return plan_counts(workers, batch, buffer)
 
 
 def _answers(speaker: Speaker, solved: Solved | None) -> Values:

@@ -43,7 +43,7 @@ class SolveOptions:
 
     Args:
         traces: what to plan.
-        world_sizes: ranks (G), one experiment each.
+        world_sizes: workers (G), one experiment each.
         policies: names of the registry, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W).
         batch_per_rank: samples per rank and step; B is G times it.
@@ -165,14 +165,14 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
     schedule = config.schedule
     cost = build_cost(config, ranks.pad_to_multiple_of, ranks.root)
 
-    def make_problem(lengths: IntArray, world_size: int, window: int) -> Problem:
+    def make_problem(lengths: IntArray, workers: int, window: int) -> Problem:
         return Problem(
             lengths=lengths,
-            world_size=world_size,
-            global_batch=options.global_batch or options.batch_per_rank * world_size,
+            workers=workers,
+            global_batch=options.global_batch or options.batch_per_rank * workers,
             cost=cost,
-            capacity=ranks.capacity(int(lengths.max(initial=0)), world_size),
-            speeds=ranks.speeds(world_size),
+            capacity=ranks.capacity(int(lengths.max(initial=0)), workers),
+            speeds=ranks.speeds(workers),
             seed=config.train.seed,
             order=options.order,
             window=window,

@@ -50,7 +50,7 @@ def main() -> None:
 def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     """Build the step, then answer until the input closes."""
     torch.set_num_threads(spec["threads"])
-    device = torch.device(f"cuda:{spec['rank']}" if spec["device"] == "cuda" else "cpu")
+    device = torch.device(f"cuda:{spec['first_gpu'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
     workload = build_workload(config)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",

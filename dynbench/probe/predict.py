@@ -68,7 +68,7 @@ def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> Brea
         overhead_ms: as in `predicted_speedups`.
         worth: gain below which nothing counts as gained, a part (0.02 is 2 %).
     """
-    ranks = problem.world_size
+    ranks = problem.workers
     largest = min(len(problem.lengths), max(LARGEST_BATCH, LEAST_PER_RANK * ranks))
     tried: list[int] = []
     for global_batch in (ranks * 2**exponent for exponent in range((largest // ranks).bit_length())):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dynbench.config.dump import dump_config
 from dynbench.config.effects import unread
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.launching.asked import situation
@@ -80,7 +81,8 @@ def run_probe(
     check_inputs(config)
     resolved = resolve(_to_be_probed(config), this_machine(), store)
     if (nodes := resolved.config.launch.nnodes) > 1:
-        one = "Probe one rank, which stands for all: --nproc 1 --set launch.nnodes=1."
+        least = 1 + resolved.world_size - resolved.workers
+        one = f"Probe one worker, which stands for all: --nproc {least} --set launch.nnodes=1."
         raise UsageError(f"launch.nnodes: {nodes}, but a probe starts the ranks of one machine only", one)
     prober = Prober(resolved, _length_grid(resolved.config), memory_limit_bytes(resolved))
     if prober.virtual:
@@ -131,10 +133,8 @@ class Prober:
 
     @property
     def processes(self) -> int:
-        """Trial processes: one per real rank; virtual ranks share one device and one answer."""
-        nproc = self.resolved.config.launch.nproc
-        assert isinstance(nproc, int), "resolved"
-        return nproc
+        """Trial processes: one per real worker; virtual ranks share one device and one answer."""
+        return 1 if self.virtual else self.resolved.workers
 
     @property
     def memory_limit_mb(self) -> float | None:
@@ -148,9 +148,10 @@ class Prober:
 
     def probe(self, run: Run, report: Report) -> ProbeRecord:
         """All parts in order; each needs the one before."""
-        config, world_size = self.resolved.config, self.resolved.world_size
+        config, workers = self.resolved.config, self.resolved.workers
         settings, seed = config.probe, config.train.seed
-        ceiling = config.train.global_batch - world_size + 1
+        slowdown = ranks_of(config, self.resolved.world_size).by_worker(config.launch.slowdown)
+        ceiling = config.train.global_batch - workers + 1
         workload = build_workload(config)
         lengths = _within(self.lengths, workload.positions)
 
@@ -165,12 +166,11 @@ class Prober:
             settings.repeats,
             seed,
             report,
-            config.launch.slowdown,
-            share=config.train.global_batch // world_size,
+            slowdown,
+            share=config.train.global_batch // workers,
         )
         overhead_ms = self._overhead_ms(timings.allreduce, run.path.parent)
-        ranks = world_size if self.virtual else self.processes
-        speeds = rank_speeds(timings.points, ranks, config.launch.slowdown)
+        speeds = rank_speeds(timings.points, workers, slowdown)
         classes = distinct_speeds(speeds)
         further_ms = further_at_full_speed(timings.further, classes)
         cost = fit_cost(at_full_speed(timings.points, classes), seed, config.schedule.attention_a, further_ms)
@@ -194,7 +194,7 @@ class Prober:
             device_name=self.resolved.device_name,
             precision=config.train.precision,
             memory_limit_mb=self.memory_limit_mb,
-            world_size=world_size,
+            world_size=workers,
             global_batch=config.train.global_batch,
             pad_to_multiple_of=problem.cost.pad_to_multiple_of,
             positions=workload.positions,
@@ -221,7 +221,7 @@ class Prober:
         if not self.virtual:
             return allreduce.ms
         comm_model = self.resolved.config.launch.comm_model
-        return charged_ms(comm_model, allreduce.megabytes, self.resolved.world_size, root)
+        return charged_ms(comm_model, allreduce.megabytes, self.resolved.workers, root)
 
     def _children(self, run: Run, *, tidy: bool = False, limited: bool = True, splits: bool = False) -> Children:
         config = self.resolved.config
@@ -231,6 +231,7 @@ class Prober:
             "device": config.launch.device,
             "memory_fraction": config.probe.memory_fraction,
             "memory_limit_bytes": self.memory_limit_bytes if limited else None,
+            "first_gpu": self.resolved.world_size - self.resolved.workers,
             "timeout_s": config.launch.timeout_s,
             "splits": splits,
         }
@@ -245,7 +246,7 @@ class Prober:
         usable = found is not None and all(row.max_batch for row in found.rows)
         return Problem(
             lengths=workload.train.lengths,
-            world_size=self.resolved.world_size,
+            workers=self.resolved.workers,
             global_batch=config.train.global_batch,
             cost=CostModel(
                 "measured",
@@ -259,7 +260,7 @@ class Prober:
             capacity=Capacity.table(capacity_tables(found.rows, memory_model_of(found.trials), self.processes))
             if usable and found is not None
             else Capacity(),
-            speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.world_size else None,
+            speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,
             seed=config.train.seed,
         )
 

@@ -28,7 +28,7 @@ MAX_SHRINKS = 10
 
 def planned_shapes(problem: Problem, steps: int) -> list[list[tuple[int, int]]]:
     """Per rank, the (samples, padded length) of every micro-batch of `partition`'s first steps, in order."""
-    shapes: list[list[tuple[int, int]]] = [[] for _ in range(problem.world_size)]
+    shapes: list[list[tuple[int, int]]] = [[] for _ in range(problem.workers)]
     planner = Planner("partition", problem)
     for step in range(steps):
         for rank, share in enumerate(planner.plan(step).shares):

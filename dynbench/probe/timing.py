@@ -127,23 +127,21 @@ def _numbers(reply: Reply | None, rank: int) -> list[float]:
     return [float(ms) for ms in value]
 
 
-def rank_speeds(
-    measured: Sequence[tuple[int, GridPoint]], world_size: int, slowdown: Mapping[int, float]
-) -> list[float]:
-    """Speed of each rank; 1 for the fastest.
+def rank_speeds(measured: Sequence[tuple[int, GridPoint]], workers: int, slowdown: Mapping[int, float]) -> list[float]:
+    """Speed of each worker; 1 for the fastest.
 
     Args:
         measured: every rank's times, or, of virtual ranks, the first one's alone.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         slowdown: rank to factor by which its times are stretched; all that virtual ranks of one device differ in.
     """
     totals: dict[int, float] = defaultdict(float)
     for rank, point in measured:
         totals[rank] += point.ms
-    if len(totals) < world_size:
-        totals = {rank: totals[0] / slowdown.get(0, 1.0) * slowdown.get(rank, 1.0) for rank in range(world_size)}
+    if len(totals) < workers:
+        totals = {rank: totals[0] / slowdown.get(0, 1.0) * slowdown.get(rank, 1.0) for rank in range(workers)}
     fastest = min(totals.values())
-    return [fastest / totals[rank] for rank in range(world_size)]
+    return [fastest / totals[rank] for rank in range(workers)]
 
 
 def at_full_speed(measured: Sequence[tuple[int, GridPoint]], speeds: FloatArray | None) -> list[tuple[int, GridPoint]]:

@@ -156,7 +156,7 @@ class ProbeRecord(Record):
     memory_limit_mb: float | None
     """What a process may use; null where no limit is known."""
     world_size: int
-    """Ranks (G)."""
+    """Ranks that train (G)."""
     global_batch: int
     """Samples per step that the predictions are for (B)."""
     pad_to_multiple_of: int

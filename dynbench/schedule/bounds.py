@@ -14,7 +14,7 @@ from dynbench.schedule.policy import Problem
 def batch_bound(
     padded_lengths: IntArray,
     cost: CostModel,
-    world_size: int,
+    workers: int,
     *,
     speeds: FloatArray | None = None,
     micro_batches: int = 1,
@@ -29,7 +29,7 @@ def batch_bound(
     Args:
         padded_lengths: lengths of the step's samples, rounded up, shape [n], tokens.
         cost: the cost model.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         speeds: relative speed per rank, shape [G]; ones by default.
         micro_batches: the most micro-batches that one rank may run.
         limits: largest micro-batch at each sample's length on any rank, shape [n]; a micro-batch of n samples then
@@ -38,17 +38,17 @@ def batch_bound(
     Returns:
         The bound, in the cost's unit.
     """
-    speed = np.ones(world_size) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
     total_speed, fastest = float(speed.sum()), float(speed.max())
     weights = cost.per_sample(padded_lengths)
     work, largest = float(weights.sum()), float(weights.max())
     if cost.cost_type == "tokens_sq":
         return _squares(weights, speed, micro_batches)
     alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    runs = world_size if limits is None else max(world_size, math.ceil(float((1.0 / limits).sum()) - 1e-9))
-    mean = (float(cost.of_rank(runs * alpha, runs - world_size + 1)) + work) / total_speed
+    runs = workers if limits is None else max(workers, math.ceil(float((1.0 / limits).sum()) - 1e-9))
+    mean = (float(cost.of_rank(runs * alpha, runs - workers + 1)) + work) / total_speed
     if cost.cost_type == "tokens" and np.all(speed == speed[0]):
-        mean = math.ceil(int(padded_lengths.sum()) / world_size) / fastest
+        mean = math.ceil(int(padded_lengths.sum()) / workers) / fastest
     return max(mean, (alpha + largest) / fastest)
 
 
@@ -70,6 +70,6 @@ def step_bound(plan: StepPlan, problem: Problem) -> float:
     most = max(len(share) for share in plan.shares)
     limits = None
     if most > 1 and not plan.packed and not problem.capacity.unlimited:
-        limits = problem.capacity.limits(problem.world_size, lengths).max(axis=0)
+        limits = problem.capacity.limits(problem.workers, lengths).max(axis=0)
     speeds = None if problem.speeds is None else problem.relative_speeds()
-    return batch_bound(lengths, problem.cost, problem.world_size, speeds=speeds, micro_batches=most, limits=limits)
+    return batch_bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits)

@@ -67,21 +67,21 @@ class Capacity:
         """True when nothing is limited."""
         return all(row == _NO_LIMIT for row in self.rows)
 
-    def check_ranks(self, world_size: int) -> None:
+    def check_ranks(self, workers: int) -> None:
         """Refuse limits given for another number of ranks.
 
         Raises:
             UsageError: neither one row nor one per rank.
         """
-        if len(self.rows) not in (1, world_size):
+        if len(self.rows) not in (1, workers):
             raise UsageError(
-                f"schedule.capacity: {len(self.rows)} capacities for {world_size} ranks",
+                f"schedule.capacity: {len(self.rows)} capacities for {workers} ranks",
                 "Give one number, or one per rank.",
             )
 
-    def equal(self, world_size: int) -> bool:
+    def equal(self, workers: int) -> bool:
         """True when all ranks have the same limits."""
-        self.check_ranks(world_size)
+        self.check_ranks(workers)
         return len(set(self.rows)) == 1
 
     def least(self) -> Capacity:
@@ -106,12 +106,12 @@ class Capacity:
         limits: IntArray = np.append(most, 0)[np.searchsorted(lengths, padded_lengths)]
         return limits
 
-    def limits(self, world_size: int, padded_lengths: IntArray) -> IntArray:
+    def limits(self, workers: int, padded_lengths: IntArray) -> IntArray:
         """As `limit`, for every rank and many lengths; shape [G, n], non-increasing in length."""
-        self.check_ranks(world_size)
+        self.check_ranks(workers)
         if len(self.rows) == 1:
-            return np.broadcast_to(self.limits_of(0, padded_lengths), (world_size, len(padded_lengths)))
-        return np.stack([self.limits_of(rank, padded_lengths) for rank in range(world_size)])
+            return np.broadcast_to(self.limits_of(0, padded_lengths), (workers, len(padded_lengths)))
+        return np.stack([self.limits_of(rank, padded_lengths) for rank in range(workers)])
 
 
 def _row(steps: Sequence[Step], where: str) -> tuple[Step, ...]:

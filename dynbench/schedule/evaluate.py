@@ -114,7 +114,7 @@ def _violations(parts: _MicroBatches, problem: Problem) -> IntArray:
     """Indices of micro-batches above capacity."""
     if problem.capacity.unlimited:
         return np.empty(0, dtype=np.int64)
-    limits = problem.capacity.limits(problem.world_size, parts.longest)[parts.rank, np.arange(len(parts.rank))]
+    limits = problem.capacity.limits(problem.workers, parts.longest)[parts.rank, np.arange(len(parts.rank))]
     return np.flatnonzero(parts.count > limits)
 
 
@@ -142,8 +142,8 @@ def check_plan(
         PlanError: the first rule that is broken, with step, rank and value.
     """
     where = f"step {plan.step}"
-    if len(plan.shares) != problem.world_size:
-        raise PlanError(f"{where}: {len(plan.shares)} shares for {problem.world_size} ranks")
+    if len(plan.shares) != problem.workers:
+        raise PlanError(f"{where}: {len(plan.shares)} shares for {problem.workers} ranks")
     for rank, share in enumerate(plan.shares):
         if not share or any(len(ids) == 0 for ids in share):
             raise PlanError(f"{where}: rank {rank} has an empty share or micro-batch")

@@ -54,7 +54,7 @@ class MicroBatchPlanner:
         self._fixed = None if problem.micro_batches == "auto" else problem.micro_batches
         self._speeds = None if problem.equal_ranks else problem.relative_speeds()
         self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
-        ranks, batch = problem.world_size, problem.global_batch
+        ranks, batch = problem.workers, problem.global_batch
         if self._fixed is not None and batch < ranks * self._fixed:
             raise UsageError(
                 f"schedule.micro_batches: {self._fixed} on each of {ranks} ranks for {batch} samples",
@@ -69,7 +69,7 @@ class MicroBatchPlanner:
         """
         if self._fixed is not None or self._problem.cost.cost_type == "measured":
             return True
-        return reach(self._limits(lengths), self._problem.world_size) < len(lengths)
+        return reach(self._limits(lengths), self._problem.workers) < len(lengths)
 
     def shares(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[Share, ...]:
         """Micro-batches per rank, the longest samples' first.
@@ -93,7 +93,7 @@ class MicroBatchPlanner:
         if limits[0] == 0:
             raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
         if self._fixed is not None:
-            most = reach(limits, self._problem.world_size * self._fixed)
+            most = reach(limits, self._problem.workers * self._fixed)
             if most < len(ids):
                 raise fits.batch_too_large(step, len(ids), most)
         return limits
@@ -102,7 +102,7 @@ class MicroBatchPlanner:
         return np.minimum(self._problem.capacity.limits_of(0, lengths), len(lengths))
 
     def _best(self, lengths: IntArray, limits: IntArray) -> _Deal:
-        ranks, size = self._problem.world_size, len(lengths)
+        ranks, size = self._problem.workers, len(lengths)
         if self._fixed is not None:
             return self._deal(ranks * self._fixed, lengths, limits)
         fewest = max(_parts_needed(limits), ranks)
@@ -124,7 +124,7 @@ class MicroBatchPlanner:
     def _bounds(self, numbers: IntArray, lengths: IntArray, limits: IntArray) -> FloatArray:
         """No deal of so many micro-batches has a smaller maximum, as `_deal` tells it; same shape."""
         cost = self._problem.cost
-        speeds = np.ones(self._problem.world_size) if self._speeds is None else self._speeds
+        speeds = np.ones(self._problem.workers) if self._speeds is None else self._speeds
         weights = cost.per_sample(lengths)
         work: float | FloatArray = float(weights.sum())
         if len(lengths) <= EVERY_NUMBER:  # else looking for a better bound takes longer than it saves
@@ -137,14 +137,14 @@ class MicroBatchPlanner:
     def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> _Deal:
         """The best deal of `number` micro-batches over the ranks."""
         deals = []
-        if self._unequal is not None and number == self._problem.world_size:
+        if self._unequal is not None and number == self._problem.workers:
             deals.append(self._one_each(self._unequal, lengths))
         for sizes in _cuts(number, lengths, limits, self._problem):
             starts = np.cumsum(sizes) - sizes
             surcharge = self._problem.cost.surcharge
             costs = self._problem.cost.cost_padded(sizes, lengths[starts]) + surcharge
             if self._speeds is None:
-                slowest, dealt = deal_longest_first(costs, self._problem.world_size, self._fixed)
+                slowest, dealt = deal_longest_first(costs, self._problem.workers, self._fixed)
                 slowest -= surcharge
             else:
                 slowest, dealt = deal_to_first_finish(costs, self._speeds, surcharge)

@@ -62,7 +62,7 @@ class Partition(BatchPolicy):
                 self._micro.check(ids, lengths, step)
             elif self._unequal is not None:
                 self._unequal.check(ids, lengths, step)
-            elif reach(limits := self._limits(lengths), self.problem.world_size) < len(ids):
+            elif reach(limits := self._limits(lengths), self.problem.workers) < len(ids):
                 raise self._misfit(ids, lengths, limits, step)
 
     def _longest_first(self, ids: IntArray) -> tuple[IntArray, IntArray]:
@@ -84,16 +84,16 @@ class Partition(BatchPolicy):
         problem = self.problem
         limits = None if problem.capacity.unlimited else self._limits(lengths)
         weights = search_weights(problem.cost, lengths)
-        counts = least_maximum(weights, problem.world_size, limits)
+        counts = least_maximum(weights, problem.workers, limits)
         if counts is None:
             assert limits is not None
             raise self._misfit(ids, lengths, limits, step)
-        if problem.world_size * len(ids) * max(counts) > TABLE_LIMIT:
+        if problem.workers * len(ids) * max(counts) > TABLE_LIMIT:
             return counts, "maximum"
         most = largest_groups(weights, counts, limits)
-        if not fits_table(problem.world_size, most):
+        if not fits_table(problem.workers, most):
             return counts, "maximum"
-        return least_total(group_costs(problem.cost, lengths, most), problem.world_size), "both"
+        return least_total(group_costs(problem.cost, lengths, most), problem.workers), "both"
 
     def _limits(self, lengths: IntArray) -> IntArray:
         return self.problem.capacity.limits_of(0, lengths)
@@ -101,7 +101,7 @@ class Partition(BatchPolicy):
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
         if limits[0] == 0:
             return fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
-        return fits.batch_too_large(step, len(ids), reach(limits, self.problem.world_size))
+        return fits.batch_too_large(step, len(ids), reach(limits, self.problem.workers))
 
 
 def cut(ids: IntArray, counts: Sequence[int]) -> list[IntArray]:

@@ -59,7 +59,7 @@ class UnequalRanks:
         """
         limits = self.check(ids, lengths, step)
         unused = [list(members) for members in self._members]
-        groups = [ids[:0]] * self._problem.world_size
+        groups = [ids[:0]] * self._problem.workers
         start = 0
         for kind, count in self._least(lengths, limits):
             groups[unused[kind].pop(0)] = ids[start : start + count]
@@ -85,7 +85,7 @@ class UnequalRanks:
         """The path of the least threshold: halving, with both ends moved to costs that can occur."""
         problem = self._problem
         times = _Times(problem.cost, lengths, self._speeds, limits)
-        low = batch_bound(lengths, problem.cost, problem.world_size, speeds=problem.relative_speeds())
+        low = batch_bound(lengths, problem.cost, problem.workers, speeds=problem.relative_speeds())
         high, stride, best = low, low / 32, None
         while best is None:
             takes, following = times.within(high)
@@ -110,7 +110,7 @@ class UnequalRanks:
         for kind, members in enumerate(self._members):
             if limits[kind].max() == 0:
                 return fits.sample_too_long(step, int(ids[-1]), int(lengths[-1]), f"rank {members[0]}")
-        fitting, failing = self._problem.world_size - 1, len(ids)
+        fitting, failing = self._problem.workers - 1, len(ids)
         while failing - fitting > 1:
             middle = (fitting + failing) // 2
             if self._path(np.minimum(limits[:, :middle], middle)) is None:

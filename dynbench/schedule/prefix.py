@@ -50,7 +50,7 @@ class Prefix(Policy):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        buffer, ranks, batch = buffer_size(problem), problem.world_size, problem.global_batch
+        buffer, ranks, batch = buffer_size(problem), problem.workers, problem.global_batch
         if ranks * buffer < batch:
             raise UsageError(
                 f"schedule.buffer: {ranks} ranks of {buffer} samples hold less than train.global_batch {batch}",
@@ -65,7 +65,7 @@ class Prefix(Policy):
     def warn_of_little_choice(self) -> None:
         """Say so where the buffers hold too few samples to choose among; a training run is told before its launch."""
         if self._little_choice:
-            buffer, ranks, batch = buffer_size(self.problem), self.problem.world_size, self.problem.global_batch
+            buffer, ranks, batch = buffer_size(self.problem), self.problem.workers, self.problem.global_batch
             logger.warning(
                 "schedule.buffer: %d ranks of %d samples are less than twice the global batch of %d, which leaves "
                 "little to choose; use at least %d",
@@ -79,7 +79,7 @@ class Prefix(Policy):
     def steps(self, start: int = 0) -> Iterator[PrefixStep]:
         """As `plans`, with the costs that each was solved from."""
         problem = self.problem
-        streams = [RankStream(problem, rank) for rank in range(problem.world_size)]
+        streams = [RankStream(problem, rank) for rank in range(problem.workers)]
         for step in count():
             lengths = np.stack([stream.lengths for stream in streams])
             costs = prefix_costs(problem, lengths) / self.problem.relative_speeds()[:, None]

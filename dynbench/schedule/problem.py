@@ -17,15 +17,17 @@ from dynbench.schedule.plan import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned: the data, the ranks, and what they can hold.
+    """What is to be planned: the data, the workers, and what they can hold.
+
+    Ranks of a plan are its workers, counted from 0; ranks that train nothing are in no plan.
 
     Args:
         lengths: tokens of every sample, after truncation and before padding, shape [N].
-        world_size: ranks (G).
+        workers: ranks that train (G).
         global_batch: samples per step over all ranks (B).
         cost: predicted cost of a micro-batch.
-        capacity: largest micro-batch per rank and length.
-        speeds: relative speed of each rank, shape [G]; a rank's time is its cost divided by it.
+        capacity: largest micro-batch per worker and length.
+        speeds: relative speed of each worker, shape [G]; its time is its cost divided by it.
         seed: data order and tie-breaks.
         order: `shuffle` (a seeded permutation per epoch) or `file`.
         window: global batches planned together (W).
@@ -35,11 +37,11 @@ class Problem:
 
     Raises:
         UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
-            match the ranks.
+            match the workers.
     """
 
     lengths: IntArray
-    world_size: int
+    workers: int
     global_batch: int
     cost: CostModel = field(default_factory=CostModel)
     capacity: Capacity = field(default_factory=Capacity)
@@ -57,15 +59,15 @@ class Problem:
         if int(self.lengths.min()) < 1:
             row = int(self.lengths.argmin())
             raise UsageError(f"sample {row}: length {int(self.lengths[row])}", "Lengths are at least 1 token.")
-        if self.global_batch < self.world_size:
+        if self.global_batch < self.workers:
             raise UsageError(
-                f"train.global_batch: {self.global_batch} is less than the {self.world_size} ranks",
-                f"Every rank needs a sample: use at least {self.world_size}.",
+                f"train.global_batch: {self.global_batch} is less than the {self.workers} ranks",
+                f"Every rank needs a sample: use at least {self.workers}.",
             )
-        self.capacity.check_ranks(self.world_size)
-        if self.speeds is not None and (len(self.speeds) != self.world_size or min(self.speeds) <= 0):
+        self.capacity.check_ranks(self.workers)
+        if self.speeds is not None and (len(self.speeds) != self.workers or min(self.speeds) <= 0):
             raise UsageError(
-                f"schedule.speeds: {list(map(float, self.speeds))} for {self.world_size} ranks",
+                f"schedule.speeds: {list(map(float, self.speeds))} for {self.workers} ranks",
                 "Give one positive number per rank.",
             )
 
@@ -77,7 +79,7 @@ class Problem:
     @property
     def equal_ranks(self) -> bool:
         """True when all ranks have the same speed and capacities."""
-        return self.capacity.equal(self.world_size) and (self.speeds is None or len(set(map(float, self.speeds))) == 1)
+        return self.capacity.equal(self.workers) and (self.speeds is None or len(set(map(float, self.speeds))) == 1)
 
     def data_order(self) -> DataOrder:
         """The stream of global batches, as a distributed sampler would deal them."""
@@ -85,7 +87,7 @@ class Problem:
 
     def relative_speeds(self) -> FloatArray:
         """Speeds, shape [G]; ones when none were given."""
-        return np.ones(self.world_size) if self.speeds is None else np.asarray(self.speeds, dtype=np.float64)
+        return np.ones(self.workers) if self.speeds is None else np.asarray(self.speeds, dtype=np.float64)
 
 
 def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:
@@ -102,5 +104,5 @@ def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:
         )
     if problem.window > 1:
         raise UsageError(f"{asked} with schedule.window {problem.window}", "Use window=1 or micro_batches=1.")
-    if not problem.capacity.equal(problem.world_size):
+    if not problem.capacity.equal(problem.workers):
         raise UsageError(f"{asked} with ranks of unequal capacity", "Use micro_batches=1, or the least capacity.")

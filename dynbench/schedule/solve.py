@@ -39,8 +39,8 @@ class SolveRequest:
 
     Args:
         traces: already cut to `max_length`.
-        world_sizes: ranks (G), one experiment each.
-        make_problem: the planning problem from lengths, world size and window.
+        world_sizes: workers (G), one experiment each.
+        make_problem: the planning problem from lengths, workers and window.
         policies: names of the registry, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W), a line each.
         steps: optimizer steps; None is `DEFAULT_STEPS`, less where a policy is slow, rounded up to whole windows.
@@ -146,7 +146,7 @@ def _place(request: SolveRequest, trace: Trace, world_size: int) -> _Place:
 def _solve_places(request: SolveRequest, places: Sequence[_Place]) -> Iterator[Line | Skipped]:
     for trace, problem, refusal in places:
         if refusal is not None:
-            yield Skipped(trace.name, problem.world_size, None, refusal.message)
+            yield Skipped(trace.name, problem.workers, None, refusal.message)
         else:
             yield from _solve_one(request, trace, problem)
 
@@ -171,13 +171,13 @@ def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterato
     # With `auto`, it is the capacities that make static split its shares.
     uncapped = replace(problem, capacity=Capacity()) if problem.micro_batches != "auto" else problem
     baseline = None
-    if problem.global_batch % problem.world_size == 0:
+    if problem.global_batch % problem.workers == 0:
         baseline = run_policy(make_policy("static", uncapped), problem, steps, limit_s)
     setting = _Setting(request, trace, problem, uncapped, baseline, steps, limit_s)
     for name in request.policies or tuple(REGISTRY):
         reason = None if request.policies else _too_slow(name, problem) or missing_package(name)
         if reason is not None:
-            yield Skipped(trace.name, problem.world_size, name, reason)
+            yield Skipped(trace.name, problem.workers, name, reason)
             continue
         yield from _solve_policy(setting, name)
 
@@ -193,7 +193,7 @@ def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
         except UsageError as error:
             if request.policies is not None:
                 raise
-            yield Skipped(setting.trace.name, problem.world_size, name, error.message)
+            yield Skipped(setting.trace.name, problem.workers, name, error.message)
             return
         if isinstance(policy, Prefix):
             policy.warn_of_little_choice()
@@ -206,7 +206,7 @@ def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
 def _too_slow(name: str, problem: Problem) -> str | None:
     """Why `all` leaves a policy out at this size."""
     limit = REGISTRY[name].slow_above
-    size = problem.world_size * problem.global_batch
+    size = problem.workers * problem.global_batch
     if limit is None or size <= limit:
         return None
     return f"one plan takes seconds at G*B = {size:,}; ask for it by name"
@@ -216,7 +216,7 @@ def _check_fits(problem: Problem, trace: Trace) -> None:
     """Refuse capacities that some sample of the trace exceeds on every rank."""
     longest = int(problem.padded_lengths.argmax())
     length = problem.padded_lengths[longest : longest + 1]
-    if not problem.capacity.limits(problem.world_size, length).any():
+    if not problem.capacity.limits(problem.workers, length).any():
         raise NothingFits(
             f"{trace.source}: sample {longest} of {int(length[0])} padded tokens is longer than any rank's capacity "
             f"allows (at most {max(row[-1][0] for row in problem.capacity.rows)} tokens)",
@@ -236,7 +236,7 @@ def _line(setting: _Setting, policy: Policy, series: Series) -> Line:
     result: dict[str, object] = {
         "trace": trace.name,
         "samples": len(trace.lengths),
-        "world_size": problem.world_size,
+        "world_size": problem.workers,
         "global_batch": problem.global_batch,
         "max_length": setting.request.max_length,
         "cut_samples": trace.cut_samples,

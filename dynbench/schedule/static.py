@@ -27,7 +27,7 @@ class Static(BatchPolicy):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        batch, ranks = problem.global_batch, problem.world_size
+        batch, ranks = problem.global_batch, problem.workers
         if batch % ranks:
             below = batch // ranks * ranks
             raise UsageError(
@@ -42,7 +42,7 @@ class Static(BatchPolicy):
 
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Columns of the global batch, one per rank."""
-        ranks = self.problem.world_size
+        ranks = self.problem.workers
         plans = []
         for step, batch in enumerate(batches, first_step):
             shares = np.ascontiguousarray(batch.reshape(-1, ranks).T)
@@ -53,7 +53,7 @@ class Static(BatchPolicy):
     def check(self, batches: Sequence[IntArray], first_step: int) -> None:
         """As the base, without cutting shares."""
         for step, batch in enumerate(batches, first_step):
-            self._parts(batch.reshape(-1, self.problem.world_size).T, step)
+            self._parts(batch.reshape(-1, self.problem.workers).T, step)
 
     def _limits(self, shares: IntArray) -> IntArray:
         """Largest micro-batch of each rank at its longest sample, shape [G]."""
@@ -76,7 +76,7 @@ class Static(BatchPolicy):
         if wanted == "auto":
             return -(-share_size // least)
         if -(-share_size // wanted) > least:
-            largest = least * wanted * self.problem.world_size
+            largest = least * wanted * self.problem.workers
             raise fits.batch_too_large(step, self.problem.global_batch, largest, self.problem.equal_ranks)
         return wanted
 

@@ -20,12 +20,12 @@ def buffer_size(problem: Problem) -> int:
     """Samples that each rank holds (K): as given, else enough that no plan is cut short, and at least 32."""
     if problem.buffer is not None:
         return problem.buffer
-    return automatic_buffer(problem.global_batch, problem.world_size)
+    return automatic_buffer(problem.global_batch, problem.workers)
 
 
-def automatic_buffer(global_batch: int, world_size: int) -> int:
+def automatic_buffer(global_batch: int, workers: int) -> int:
     """As many samples as one rank of a step can get, and at least `MIN_BUFFER`."""
-    return max(MIN_BUFFER, global_batch - world_size + 1)
+    return max(MIN_BUFFER, global_batch - workers + 1)
 
 
 class RankStream:
@@ -79,7 +79,7 @@ class RankStream:
     def _refill(self) -> None:
         ids = self._ids[self._start :]
         while len(ids) < self._size:
-            ids = np.concatenate((ids, _shard(self._order, self._epoch, self._rank, self._problem.world_size)))
+            ids = np.concatenate((ids, _shard(self._order, self._epoch, self._rank, self._problem.workers)))
             self._epoch += 1
         self._ids, self._start = ids, 0
         self._lengths = self._problem.padded_lengths[ids]
@@ -108,5 +108,5 @@ def _permutations(order: DataOrder) -> Callable[[int], IntArray]:
     return lru_cache(maxsize=max(4, 2**23 // order.n_samples))(order.permutation)
 
 
-def _shard(order: DataOrder, epoch: int, rank: int, world_size: int) -> IntArray:
-    return _permutations(order)(epoch)[rank::world_size]
+def _shard(order: DataOrder, epoch: int, rank: int, workers: int) -> IntArray:
+    return _permutations(order)(epoch)[rank::workers]

@@ -40,7 +40,7 @@ def largest_fitting(
         on_batch: told what is tried.
     """
     exhaustive = True
-    automatic = problem.buffer == automatic_buffer(problem.global_batch, problem.world_size)
+    automatic = problem.buffer == automatic_buffer(problem.global_batch, problem.workers)
     for tried, batch in enumerate(_candidates(policy, problem)):
         on_batch(batch)
         buffer = None if automatic else problem.buffer
@@ -56,7 +56,7 @@ def largest_fitting(
 
 def _candidates(policy: str, problem: Problem) -> Iterator[int]:
     """Global batches below the problem's that could fit if all samples were the shortest, falling."""
-    ranks = problem.world_size
+    ranks = problem.workers
     stride = ranks if policy == "static" else 1
     batch, tried = min(problem.global_batch - 1, _most(policy, problem)) // stride * stride, 0
     while batch >= ranks:
@@ -69,6 +69,6 @@ def _most(policy: str, problem: Problem) -> int:
     """No plan of a step has more samples."""
     if problem.micro_batches == "auto":
         return problem.global_batch
-    ranks, shortest = problem.world_size, problem.padded_lengths.min(keepdims=True)
+    ranks, shortest = problem.workers, problem.padded_lengths.min(keepdims=True)
     limits = problem.capacity.limits(ranks, shortest)[:, 0] * problem.micro_batches
     return ranks * int(limits.min()) if policy == "static" else int(limits.sum())

@@ -69,7 +69,7 @@ class Window(BatchPolicy):
         problem = self.problem
         shares = plan_window(
             problem.lengths[ids],
-            problem.world_size,
+            problem.workers,
             steps,
             problem.cost,
             seed=[problem.seed, first_step],
@@ -95,7 +95,7 @@ class Window(BatchPolicy):
         for ids in batches:
             lengths = problem.padded_lengths[ids]
             lengths = lengths[sort_longest_first(lengths)]
-            counts = least_maximum(search_weights(problem.cost, lengths), problem.world_size, self._limits(lengths))
+            counts = least_maximum(search_weights(problem.cost, lengths), problem.workers, self._limits(lengths))
             if counts is None:
                 return math.inf
             starts = np.cumsum([0, *counts[:-1]])
@@ -106,7 +106,7 @@ class Window(BatchPolicy):
         """Largest share that every rank can hold at these lengths, same shape; None for no limit."""
         if self.problem.capacity.unlimited:
             return None
-        limits: IntArray = self.problem.capacity.limits(self.problem.world_size, padded_lengths).min(axis=0)
+        limits: IntArray = self.problem.capacity.limits(self.problem.workers, padded_lengths).min(axis=0)
         return limits
 
     def _total_cost(self, plans: Sequence[StepPlan]) -> float:
@@ -115,7 +115,7 @@ class Window(BatchPolicy):
 
 def plan_window(
     lengths: IntArray,
-    world_size: int,
+    workers: int,
     steps: int,
     cost: CostModel,
     *,
@@ -126,7 +126,7 @@ def plan_window(
 
     Args:
         lengths: tokens before padding, shape [W*B], in any order.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         steps: global batches (W), at least 2.
         cost: predicted cost of a micro-batch.
         seed: of the search; the same seed gives the same plan.
@@ -138,7 +138,7 @@ def plan_window(
     """
     order = sort_longest_first(lengths)
     sorted_limits = None if limits is None else limits[order].tolist()
-    deal = search(SortedWindow(lengths[order], steps, world_size, cost, sorted_limits), np.random.default_rng(seed))
+    deal = search(SortedWindow(lengths[order], steps, workers, cost, sorted_limits), np.random.default_rng(seed))
     if deal is None:
         return None
     shares: list[list[IntArray]] = [[] for _ in range(steps)]
@@ -148,7 +148,7 @@ def plan_window(
 
 
 def window_bound(
-    padded_lengths: IntArray, steps: int, cost: CostModel, world_size: int, *, speeds: FloatArray | None = None
+    padded_lengths: IntArray, steps: int, cost: CostModel, workers: int, *, speeds: FloatArray | None = None
 ) -> float:
     """No dealing of a window has a smaller sum over its steps of the slowest rank's cost.
 
@@ -160,13 +160,13 @@ def window_bound(
         padded_lengths: lengths of the window's samples, rounded up, shape [W*B], tokens.
         steps: global batches in the window (W).
         cost: the cost model.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         speeds: relative speed per rank, shape [G]; ones by default.
 
     Returns:
         The bound, in the cost's unit.
     """
-    speed = np.ones(world_size) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
     falling = np.sort(padded_lengths)[::-1]
     longest = float(cost.cost_padded(1, falling[:: len(falling) // steps]).sum()) / float(speed.max())
     work = float(cost.per_sample(falling).sum())
@@ -174,4 +174,4 @@ def window_bound(
         # A step of t tokens costs at least (t / sum(sqrt(speed)))²; squares are least when the steps' tokens are equal.
         return max((work / float(np.sqrt(speed).sum())) ** 2 / steps, longest)
     alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    return max((steps * world_size * alpha + work) / float(speed.sum()), longest)
+    return max((steps * workers * alpha + work) / float(speed.sum()), longest)

@@ -33,7 +33,7 @@ def guesses(window: SortedWindow, slack_tokens: float) -> Iterator[Deal]:
 
 def _even_threshold(window: SortedWindow) -> float:
     """About the least threshold at which W*G shares, each of at least one sample, take all samples."""
-    low = sum(window.work) / (window.steps * window.world_size)
+    low = sum(window.work) / (window.steps * window.workers)
     high = 2 * low
     while not _reaches_end(window, int(high)):
         low, high = high, 2 * high
@@ -48,7 +48,7 @@ def _even_threshold(window: SortedWindow) -> float:
 
 def _reaches_end(window: SortedWindow, threshold: int) -> bool:
     work, start = window.work, 0
-    for _ in range(window.steps * window.world_size):
+    for _ in range(window.steps * window.workers):
         start += threshold // work[start] or 1
         if start >= len(work):
             return True
@@ -62,7 +62,7 @@ class _Builder:
         self.window = window
         self.thresholds = thresholds
         self.room = [window.global_batch] * window.steps
-        self.shares_left = [window.world_size] * window.steps
+        self.shares_left = [window.workers] * window.steps
         self.order: list[int] = []
         self.start = 0
 
@@ -96,13 +96,13 @@ class _Builder:
 
 def _closing_shares(window: SortedWindow) -> int:
     """Shares per step that are not chosen by how well they fill."""
-    return max(1, window.world_size // 4)
+    return max(1, window.workers // 4)
 
 
 def _by_rounds(window: SortedWindow, thresholds: list[int]) -> Deal:
     """Every step takes one share a round, the next samples going to the step whose threshold they fill best."""
     builder = _Builder(window, thresholds)
-    for _ in range(window.world_size - _closing_shares(window)):
+    for _ in range(window.workers - _closing_shares(window)):
         waiting = list(range(window.steps))
         while waiting:
             step = max(waiting, key=builder.fill)
@@ -122,7 +122,7 @@ def _by_opening(window: SortedWindow, thresholds: list[int], slack_tokens: float
     allowed = window.tokens_before[-1] / window.steps + slack_tokens
     spare = [allowed - window.global_batch * shortest] * window.steps
     opened = 0
-    for _ in range(window.steps * (window.world_size - closing)):
+    for _ in range(window.steps * (window.workers - closing)):
         above = int(window.lengths[builder.start]) - shortest
         unfinished = [step for step in range(opened) if builder.shares_left[step] > closing]
         fitting = [step for step in unfinished if builder.size(step) * above <= spare[step]]

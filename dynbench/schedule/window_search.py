@@ -72,8 +72,8 @@ def search(window: SortedWindow, rng: np.random.Generator) -> Deal | None:
         window: the samples of at least two steps.
         rng: makes the annealing's choices; from the same state comes the same plan.
     """
-    scale = window.steps * (sum(window.work) / window.steps / window.world_size) ** _power(window)
-    shares = window.steps * window.world_size
+    scale = window.steps * (sum(window.work) / window.steps / window.workers) ** _power(window)
+    shares = window.steps * window.workers
     sweeps = max(window.steps * SWEPT_SHARES // (shares + SWEEP_OVERHEAD), MIN_SWEEPS)
     for spread in SPREADS:
         judge = _Judge(window, spread**2 * random_variance(window), scale)
@@ -160,7 +160,7 @@ def _neighbour(window: SortedWindow, deal: Deal, draw: list[float]) -> tuple[lis
 def _moved_threshold(window: SortedWindow, head: int, last: int, how: float) -> int:
     """Towards where the last share costs as much as the others; or a little up or down; or far, to other counts."""
     if how < 0.25:
-        return int(head + 8 * how * (last - head) / window.world_size)
+        return int(head + 8 * how * (last - head) / window.workers)
     if how < 0.9:
         return int(head * (0.9 + 0.26 * (how - 0.25)))
     return int(head * 9 ** (10 * (how - 0.9)) / 3)

@@ -45,14 +45,14 @@ class SortedWindow:
     Args:
         lengths: tokens before padding, falling, shape [W*B].
         steps: global batches in the window (W).
-        world_size: ranks, all alike (G).
+        workers: ranks that train, all alike (G).
         cost: predicted cost of a micro-batch.
         limits: largest share that may begin at each sample, non-decreasing, shape [W*B]; None for no limit.
     """
 
     lengths: IntArray
     steps: int
-    world_size: int
+    workers: int
     cost: CostModel
     limits: list[int] | None = None
 
@@ -100,7 +100,7 @@ class SortedWindow:
             thresholds: most that a share may cost, its step's last share excepted, shape [W], work.
         """
         work, limits = self.work, self.limits
-        shares_left = [self.world_size] * self.steps
+        shares_left = [self.workers] * self.steps
         room = [self.global_batch] * self.steps
         heads, lasts = [0] * self.steps, [0] * self.steps
         counts: list[int] = []

@@ -32,8 +32,8 @@ COSTS = (
 @st.composite
 def problems(draw) -> Problem:
     """Heavy-tailed data over few ranks, with everything that can be limited sometimes limited."""
-    world_size, per_rank = draw(st.integers(1, 4)), draw(st.integers(1, 6))
-    batch = world_size * per_rank
+    workers, per_rank = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    batch = workers * per_rank
     samples = draw(st.integers(batch, 8 * batch))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     lengths = np.clip(rng.lognormal(3, draw(st.sampled_from([0.0, 0.7, 1.5])), samples).astype(int), 1, 400)
@@ -43,7 +43,7 @@ def problems(draw) -> Problem:
             [
                 Capacity(),
                 Capacity.uniform(roomy),
-                Capacity.per_rank(rng.integers(tight, roomy + 1, world_size).tolist()),
+                Capacity.per_rank(rng.integers(tight, roomy + 1, workers).tolist()),
                 Capacity.table([[(16, 2 * roomy), (64, roomy), (400, tight)]]),
                 Capacity.table([[(32, roomy), (200, max(1, tight // 2))]]),
             ]
@@ -51,11 +51,11 @@ def problems(draw) -> Problem:
     )
     return Problem(
         lengths,
-        world_size,
+        workers,
         batch,
         cost=draw(st.sampled_from(COSTS)),
         capacity=capacity,
-        speeds=draw(st.sampled_from([None, rng.choice([0.5, 1.0, 2.0], world_size)])),
+        speeds=draw(st.sampled_from([None, rng.choice([0.5, 1.0, 2.0], workers)])),
         seed=draw(st.integers(0, 9)),
         order=draw(st.sampled_from(["shuffle", "file"])),
         window=draw(st.sampled_from([1, 3])),
@@ -130,10 +130,10 @@ def judge_stream(policy: Policy, plans: Sequence[StepPlan]) -> None:
     seen: list[int] = []
     if isinstance(policy, TokenBudget):  # drops an incomplete last step, so its epochs end where it says
         plans = plans[: policy.steps_per_epoch]
-    per_rank = np.zeros(policy.problem.world_size, dtype=int)
+    per_rank = np.zeros(policy.problem.workers, dtype=int)
     for plan in plans:
         per_rank += plan.local_batches
-        if per_rank.max() > len(policy.problem.lengths) // policy.problem.world_size:
+        if per_rank.max() > len(policy.problem.lengths) // policy.problem.workers:
             break
         seen += plan.sample_ids().tolist()
     assert len(seen) == len(set(seen))

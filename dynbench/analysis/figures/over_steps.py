@@ -75,7 +75,7 @@ def step_time(arms: Sequence[ArmView]) -> style.Drawing | None:
 def rank_spread(arms: Sequence[ArmView]) -> style.Drawing | None:
     """How unequal the ranks are within a step: standard deviation over ranks, one panel per quantity."""
     arms = drawable(arms)
-    if not arms or arms[0].runs[0].world_size < 2:
+    if not arms or arms[0].runs[0].workers < 2:
         return None
     note = "" if arms[0].runs[0].facts.virtual else TOGETHER
     figure, panels = style.new_figure(

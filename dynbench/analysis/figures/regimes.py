@@ -11,6 +11,7 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
+from dynbench.analysis.metrics import workers_of
 from dynbench.errors import RecordError
 from dynbench.runs.run import Run
 
@@ -91,7 +92,8 @@ def _rows(source: Run) -> Iterator[dict[str, object]]:
             low, high = found["ci95"] or (None, None)
             yield {
                 "cell": ", ".join(f"{key}={value}" for key, value in cell["settings"].items()),
-                **{key: summary.get(key) for key in ("launcher", "world_size", "global_batch")},
+                **{key: summary.get(key) for key in ("launcher", "global_batch")},
+                "world_size": workers_of(summary),
                 "candidate": found.get("candidate"),
                 "low": low,
                 "high": high,

@@ -68,7 +68,7 @@ def typical_step(arms: Sequence[ArmView]) -> int | None:
 
 
 def step_rows(arm: ArmView, step: int) -> pl.DataFrame:
-    """One row per rank of the arm's first launch, with every phase in ms."""
+    """One row per worker of the arm's first launch, with every phase in ms."""
     rows = arm.runs[0].rank_rows(step).with_columns(arm=pl.lit(arm.label))
     known = pl.sum_horizontal(phase.column for phase in PHASES if phase.column != "other_ms")
     return rows.with_columns(other_ms=(pl.col("step_time_ms") - known).clip(lower_bound=0))
@@ -110,7 +110,7 @@ def _notes(arms: Sequence[ArmView], same_work: bool, shown: int) -> list[str]:
     notes = ["A typical step: step times, ratios and waiting nearest their medians; first launch of each arm."]
     if len(arms) > 1:
         notes.append("All arms compute the same samples." if same_work else "The arms' samples differ in this step.")
-    if shown < arms[0].runs[0].world_size:
-        notes.append(f"{shown} of {arms[0].runs[0].world_size} ranks are shown, the slowest among them.")
+    if shown < arms[0].runs[0].workers:
+        notes.append(f"{shown} of {arms[0].runs[0].workers} ranks are shown, the slowest among them.")
     notes.append("Compute is forward and backward; dashed: the step ends for all. Tokens are padded tokens.")
     return notes

@@ -70,6 +70,7 @@ def _shortened(names: Sequence[str]) -> str:
 def _counts(arms: Sequence[ArmView]) -> str:
     first = arms[0].runs[0]
     kind = f"virtual ranks (one device; communication: {first.facts.comm_model})" if first.facts.virtual else "ranks"
+    kind += f" of which {first.workers} train" if first.facts.servers else ""
     launches = sorted({len(arm.runs) for arm in arms})
     steps = sorted({run.measured.height for arm in arms for run in arm.runs})
     warmup = sorted({run.facts.number("train.warmup_steps") for arm in arms for run in arm.runs})

@@ -37,5 +37,5 @@ def launch_warnings(asked: Config | None, resolved: Resolved, root: Path, *, att
     situations = [] if asked is None else [situation("train", asked, resolved, attached=attached)]
     return [
         *rule_warnings(resolved.config, resolved.world_size, situations),
-        *probe_warnings(resolved.config, resolved.world_size, root, attached=attached),
+        *probe_warnings(resolved.config, resolved.workers, root, attached=attached),
     ]

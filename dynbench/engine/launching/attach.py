@@ -76,7 +76,7 @@ def _join(
 ) -> Run | None:
     stop = StopFlag()
     resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
-    check_plan(resolved.config, resolved.world_size, store.root)
+    check_plan(resolved.config, resolved.workers, store.root)
     context = RankContext.from_environment(resolved.config.launch.device)
     if not context.is_first:
         logging.getLogger("dynbench").setLevel(logging.WARNING)

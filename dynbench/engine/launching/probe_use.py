@@ -46,16 +46,16 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
 
 
-def takes_speeds(config: Config, probe: ProbeRecord, world_size: int) -> bool:
+def takes_speeds(config: Config, probe: ProbeRecord, workers: int) -> bool:
     """Whether a run whose speeds are not given plans with those of its probe, or with having none.
 
     Args:
         config: settings as asked for.
         probe: what `probe.run` names.
-        world_size: ranks of the run (G).
+        workers: of the run (G).
     """
-    reads = Situation("train", config, config, world_size).plans_with_speeds
-    return reads and config.schedule.speeds is None and len(probe.speeds) == world_size
+    reads = Situation("train", config, config).plans_with_speeds
+    return reads and config.schedule.speeds is None and len(probe.speeds) == workers
 
 
 def same_slowdown(config: Config, probe: ProbeRecord) -> bool:
@@ -63,7 +63,7 @@ def same_slowdown(config: Config, probe: ProbeRecord) -> bool:
     return probe.slowdown is None or probe.slowdown == dict(config.launch.slowdown)
 
 
-def probe_problems(config: Config, asked: Config, world_size: int, device_name: str | None, root: Path) -> list[str]:
+def probe_problems(config: Config, asked: Config, workers: int, device_name: str | None, root: Path) -> list[str]:
     """Why a run must not use the probes that it names, a line for each setting that differs; empty when it may.
 
     A run may have shorter samples than were probed, another global batch, and other threads: plans need costs in
@@ -72,7 +72,7 @@ def probe_problems(config: Config, asked: Config, world_size: int, device_name: 
     Args:
         config: resolved.
         asked: settings as asked for.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         device_name: the accelerators or the processor; None where they have none.
         root: results folder in which probe runs are looked up.
 
@@ -93,7 +93,7 @@ def probe_problems(config: Config, asked: Config, world_size: int, device_name: 
             probes[key],
             device_name,
             capacity=reference == capacity,
-            speeds=key == "probe.run" and takes_speeds(asked, probes[key], world_size),
+            speeds=key == "probe.run" and takes_speeds(asked, probes[key], workers),
         )
     ]
 
@@ -121,12 +121,12 @@ def _mismatches(
     yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
 
 
-def probe_warnings(config: Config, world_size: int, root: Path, *, attached: bool = False) -> list[str]:
+def probe_warnings(config: Config, workers: int, root: Path, *, attached: bool = False) -> list[str]:
     """What a run's use of a probe, or its want of one, leaves open; one line each.
 
     Args:
         config: resolved.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         root: results folder in which probe runs are looked up.
         attached: torchrun or srun has started the ranks.
     """
@@ -145,16 +145,16 @@ def probe_warnings(config: Config, world_size: int, root: Path, *, attached: boo
         )
     if names_a_probe(config) and schedule.speeds is None:
         speeds = load_probe(config.probe.run, "probe.run", root).speeds
-        if len(speeds) != world_size and distinct_speeds(speeds) is not None:
+        if len(speeds) != workers and distinct_speeds(speeds) is not None:
             warnings.append(
                 f"schedule.speeds: probe.run {config.probe.run} measured {len(speeds)} ranks of unequal speed, this "
-                f"run has {world_size}: planned with equal speeds; probe with as many ranks, or give the speeds"
+                f"run has {workers}: planned with equal speeds; probe with as many ranks, or give the speeds"
             )
     if isinstance(schedule.capacity, str):
         probe = load_probe(schedule.capacity, "schedule.capacity", root)
         warnings += least_capacity_warning(schedule.capacity, probe, config)
         tested = probe.tested_without_limit
-        largest = _largest_micro_batch(config, world_size)
+        largest = _largest_micro_batch(config, workers)
         if tested is not None and largest > tested[0]:
             warnings.append(
                 f"schedule.capacity: {schedule.capacity} tested up to {tested[0]} samples at length {tested[1]} and "
@@ -164,11 +164,11 @@ def probe_warnings(config: Config, world_size: int, root: Path, *, attached: boo
     return warnings
 
 
-def _largest_micro_batch(config: Config, world_size: int) -> int:
+def _largest_micro_batch(config: Config, workers: int) -> int:
     """Samples of the largest micro-batch that a plan of fixed batches can hold, whatever the lengths."""
     schedule, batch = config.schedule, config.train.global_batch
     parts = 1 if schedule.micro_batches == "auto" else schedule.micro_batches
     if schedule.policy_name == "static":
-        return -(-batch // (world_size * parts))
-    largest = batch - world_size * parts + 1
-    return min(largest, buffer_size(config, world_size)) if schedule.policy_name == "prefix" else largest
+        return -(-batch // (workers * parts))
+    largest = batch - workers * parts + 1
+    return min(largest, buffer_size(config, workers)) if schedule.policy_name == "prefix" else largest

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import decide_comm_model
@@ -61,7 +62,9 @@ class Resolved:
 
     config: Config
     world_size: int
-    """Ranks (G), virtual ones counted."""
+    """Ranks, virtual ones counted."""
+    workers: int
+    """Those of them that train (G)."""
     decisions: Mapping[str, Decision]
     """Dotted key to value and reason, of every `auto` or null that was decided."""
     device_name: str | None = None
@@ -99,27 +102,27 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     }
     multiple = _pad_multiple(config, device, decisions)
     workload = {"pad_to_multiple_of": multiple, **decide_shape(config, decisions), **own_code_settings(config.workload)}
-    probe = _probe(config, store)
-    schedule = _schedule(config, world_size, store, decisions)
+    workers = ranks_of(config, world_size).workers
+    schedule = _schedule(config, workers, store, decisions)
     resolved = config.model_copy(
         update={
             "launch": config.launch.model_copy(update=launch),
             "train": config.train.model_copy(update=train),
             "workload": config.workload.model_copy(update=workload),
             "schedule": config.schedule.model_copy(update=schedule),
-            "probe": config.probe.model_copy(update=probe),
+            "probe": config.probe.model_copy(update=_probe(config, store)),
         }
     )
     problems = check_rules(resolved if machine.ranks_given is None else _without_nodes(resolved), world_size)
     hardware = device_name(device, machine.gpu_names)
-    mismatches = probe_problems(resolved, config, world_size, hardware, store.root)
+    mismatches = probe_problems(resolved, config, workers, hardware, store.root)
     if config.probe.run == "auto" and machine.ranks_given is not None:
         problems.append(
             "probe.run: auto, but torchrun or srun has started the ranks already; probe once, name that run"
         )
     if problems or mismatches:
         raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
-    return Resolved(resolved, world_size, decisions, hardware)
+    return Resolved(resolved, world_size, workers, decisions, hardware)
 
 
 @cache
@@ -219,9 +222,8 @@ def _ranks(
 def _threads(config: Config, machine: Machine, device: str, sharing: int, decisions: dict[str, Decision]) -> int:
     if config.launch.threads != "auto":
         return config.launch.threads
-    threads = max(1, machine.cores // sharing)
-    what = "virtual or real ranks on this node"
-    _decide(decisions, "launch.threads", threads, f"{machine.cores} usable cores over {sharing} {what}")
+    threads, over = max(1, machine.cores // sharing), f"{sharing} virtual or real ranks on this node"
+    _decide(decisions, "launch.threads", threads, f"{machine.cores} usable cores over {over}")
     return threads
 
 
@@ -252,14 +254,14 @@ def _pad_multiple(config: Config, device: str, decisions: dict[str, Decision]) -
     return multiple
 
 
-def _schedule(config: Config, world_size: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
+def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
     schedule = config.schedule
     changes: dict[str, object] = {}
     if schedule.policy is None:
         changes["policy"] = schedule.policy_name
         _decide(decisions, "schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
     if schedule.policy_name == "prefix" and schedule.buffer == "auto":
-        changes["buffer"] = buffer_size(config, world_size)
+        changes["buffer"] = buffer_size(config, workers)
         _decide(decisions, "schedule.buffer", changes["buffer"], "max(32, B - G + 1)")
     if schedule.cost_type == "auto":
         changes["cost_type"], reason = default_cost_type(config)
@@ -268,11 +270,11 @@ def _schedule(config: Config, world_size: int, store: RunStore, decisions: dict[
         changes["capacity"] = find_run(store, "schedule.capacity", schedule.capacity).id
         _decide(decisions, "schedule.capacity", changes["capacity"], f"run meant by {schedule.capacity!r}")
     if names_a_probe(config):
-        changes |= _from_probe(config, world_size, store, decisions)
+        changes |= _from_probe(config, workers, store, decisions)
     return changes
 
 
-def _from_probe(config: Config, world_size: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
+def _from_probe(config: Config, workers: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
     """What the probe that `probe.run` names knows and the configuration leaves open."""
     schedule, run = config.schedule, find_run(store, "probe.run", str(config.probe.run))
     changes: dict[str, object] = {}
@@ -280,7 +282,7 @@ def _from_probe(config: Config, world_size: int, store: RunStore, decisions: dic
         changes["capacity"] = run.id
     if schedule.speeds is None:
         probe = load_probe(run.id, "probe.run", store.root)
-        found = probe_speeds(probe, world_size)
+        found = probe_speeds(probe, workers)
         if found is not None and same_slowdown(config, probe):
             changes["speeds"] = tuple(round(speed, 4) for speed in found.tolist())
     for key, value in changes.items():

@@ -75,7 +75,7 @@ def plan_launch(
         store.check_name(name, replace)
     check_batch(config)
     resolved = resolve(config, machine or this_machine(), store)
-    check_plan(resolved.config, resolved.world_size, store.root)
+    check_plan(resolved.config, resolved.workers, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
     command = ("torchrun", *torchrun_argv(resolved.config, run_path))
     environment = worker_environment(resolved.config.launch)

@@ -34,9 +34,9 @@ class GatheredPlans:
         limit = stream.limit()
         if limit == 0:
             raise fits.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {self._rank}")
-        offers = gather_floats(np.append(stream.candidate_costs(), limit), self._rank, self._problem.world_size)
+        offers = gather_floats(np.append(stream.candidate_costs(), limit), self._rank, self._problem.workers)
         counts = None if offers is None else self._solve(step, offers)
-        counts = broadcast_integers(counts, self._problem.world_size)
+        counts = broadcast_integers(counts, self._problem.workers)
         return (stream.take(int(counts[self._rank])),)
 
     def observe(self, share: Share, compute_ms: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import PlanSource, ReplicatedPlans, build_problem
@@ -33,8 +34,8 @@ def real_loop(
     """The loop of this process's rank; its row file is closed on the way out."""
     multiple = config.workload.pad_to_multiple_of
     assert isinstance(multiple, int), "resolved before the launch"
-    lengths = workload.train.lengths
-    problem = build_problem(config, lengths, context.world_size, multiple, run.path.parent, workload.positions)
+    lengths, ranks = workload.train.lengths, ranks_of(config, context.world_size)
+    problem = build_problem(config, lengths, ranks.workers, multiple, run.path.parent, workload.positions)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device)
     policy = config.schedule.policy_name

@@ -28,9 +28,9 @@ class GroupByLength(Policy):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._accumulated = accumulation_steps(problem)
-        if problem.global_batch % (problem.world_size * self._accumulated):
+        if problem.global_batch % (problem.workers * self._accumulated):
             each = "" if self._accumulated == 1 else f" times {self._accumulated} micro-batches"
-            ranks = f"{problem.world_size} ranks{each}"
+            ranks = f"{problem.workers} ranks{each}"
             raise UsageError(
                 f"train.global_batch: {problem.global_batch} is not a multiple of the {ranks}",
                 "group_by_length deals equal counts.",
@@ -43,7 +43,7 @@ class GroupByLength(Policy):
         import torch
 
         problem, steps, rounds = self.problem, self._order.steps_per_epoch, self._accumulated
-        per_rank = problem.global_batch // problem.world_size
+        per_rank = problem.global_batch // problem.workers
         lengths = problem.lengths.tolist()
         epoch, offset = divmod(start, steps)
         for current in count(epoch):
@@ -52,6 +52,6 @@ class GroupByLength(Policy):
             ids = np.fromiter(sampler, dtype=np.int64, count=len(lengths))
             for step in range(offset, steps):
                 batch = ids[step * problem.global_batch : (step + 1) * problem.global_batch]
-                parts = batch.reshape(rounds, problem.world_size, -1).swapaxes(0, 1)
+                parts = batch.reshape(rounds, problem.workers, -1).swapaxes(0, 1)
                 yield StepPlan(current * steps + step, tuple(tuple(share) for share in parts))
             offset = 0

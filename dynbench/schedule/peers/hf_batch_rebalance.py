@@ -27,16 +27,16 @@ class BatchRebalance(Peer):
         super().__init__(problem)
         self._lengths: list[int] = problem.lengths.tolist()
         accumulated = accumulation_steps(problem)
-        if problem.global_batch < problem.world_size * accumulated:
+        if problem.global_batch < problem.workers * accumulated:
             raise UsageError(
-                f"schedule.micro_batches: {accumulated} on each of {problem.world_size} ranks for "
+                f"schedule.micro_batches: {accumulated} on each of {problem.workers} ranks for "
                 f"{problem.global_batch} samples",
-                f"Use at most {problem.global_batch // problem.world_size}.",
+                f"Use at most {problem.global_batch // problem.workers}.",
             )
         self._sampler = sampler_class(self.name, "BatchRebalanceSampler")(
             lengths=self._lengths,
             effective_batch_size=problem.global_batch,
-            dp_size=problem.world_size,
+            dp_size=problem.workers,
             grad_accum=accumulated,
         )
 

@@ -37,9 +37,7 @@ class KarmarkarKarp(Peer):
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in prtpy's order."""
         items = dict(enumerate(self.weights(batch).tolist()))
-        parts = self._prtpy.partition(
-            algorithm=self._prtpy.partitioning.kk, numbins=self.problem.world_size, items=items
-        )
+        parts = self._prtpy.partition(algorithm=self._prtpy.partitioning.kk, numbins=self.problem.workers, items=items)
         return [batch[np.array(positions, dtype=np.int64)] for positions in parts]
 
 
@@ -50,7 +48,7 @@ class KarmarkarKarpEqual(Peer):
 
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups from the smallest sum to the largest."""
-        ranks = self.problem.world_size
+        ranks = self.problem.workers
         weights = self.weights(batch)
         # Weightless stand-ins, position -1, make the counts divisible; each rank gets at most one.
         missing = -len(batch) % ranks

@@ -21,13 +21,13 @@ class LongestFirst(Peer):
         weights = self.weights(batch)
         order = np.argsort(-weights, kind="stable").tolist()
         owners = self._fastest_finish if self.problem.speeds is not None else self._least_loaded
-        members: list[list[int]] = [[] for _ in range(self.problem.world_size)]
+        members: list[list[int]] = [[] for _ in range(self.problem.workers)]
         for position, rank in zip(order, owners(weights[order].tolist()), strict=True):
             members[rank].append(position)
         return [batch[positions] for positions in members]
 
     def _least_loaded(self, weights: Sequence[float]) -> list[int]:
-        heap = [(0.0, rank) for rank in range(self.problem.world_size)]
+        heap = [(0.0, rank) for rank in range(self.problem.workers)]
         owners = []
         for weight in weights:
             load, rank = heap[0]

@@ -51,7 +51,7 @@ class Packed(BatchPolicy):
             else:
                 owners, size = tried, middle
         rank = np.array(owners)
-        return [batch[order[rank == g]] for g in range(self.problem.world_size)]
+        return [batch[order[rank == g]] for g in range(self.problem.workers)]
 
 
 def _best_fit(descending: Sequence[float], sizes: FloatArray) -> list[int] | None:

@@ -18,4 +18,4 @@ class SortedEqual(Peer):
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in ascending length."""
         ordered = batch[np.argsort(self.problem.padded_lengths[batch], kind="stable")]
-        return np.array_split(ordered, self.problem.world_size)
+        return np.array_split(ordered, self.problem.workers)

@@ -30,11 +30,11 @@ class TokenBudget(Policy):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         descending = np.sort(problem.padded_lengths)[::-1]
-        limits = problem.capacity.limits(problem.world_size, descending).min(axis=0)
+        limits = problem.capacity.limits(problem.workers, descending).min(axis=0)
         if limits[0] < 1:
             raise NothingFits(f"a sample of {descending[0]} tokens is longer than a rank's capacity allows")
         most = problem.global_batch
-        batches = max(problem.world_size, len(descending) * problem.world_size // most)
+        batches = max(problem.workers, len(descending) * problem.workers // most)
         low, high = int(descending[0]), int(descending[0]) * most
         while low < high:
             middle = (low + high) // 2
@@ -48,11 +48,11 @@ class TokenBudget(Policy):
     @property
     def steps_per_epoch(self) -> int:
         """Steps until the next epoch begins, whether or not all samples were taken."""
-        return max(1, len(self._starts) // self.problem.world_size)
+        return max(1, len(self._starts) // self.problem.workers)
 
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
         """Endless plans from optimizer step `start` on."""
-        ranks, steps = self.problem.world_size, self.steps_per_epoch
+        ranks, steps = self.problem.workers, self.steps_per_epoch
         epoch, offset = divmod(start, steps)
         for current in count(epoch):
             batches = self._batches(current)
@@ -66,8 +66,8 @@ class TokenBudget(Policy):
         arrival = self.problem.data_order().permutation(epoch)
         ordered = arrival[np.argsort(-self.problem.padded_lengths[arrival], kind="stable")]
         batches = np.split(ordered, self._starts[1:])
-        if len(batches) < self.problem.world_size:
-            batches = np.array_split(ordered, self.problem.world_size)
+        if len(batches) < self.problem.workers:
+            batches = np.array_split(ordered, self.problem.workers)
         order = np.random.default_rng([self.problem.seed, epoch, 1]).permutation(len(batches))
         return [batches[i] for i in order]
 

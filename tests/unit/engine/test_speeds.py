@@ -42,7 +42,7 @@ def train(
     """
     plans = EstimatedSpeeds(Planner("partition", problem), problem, EVERY, everyone, file)
     cost = CostModel("measured", alpha=overhead_ms, beta=0.1)
-    truth = Problem(problem.lengths, problem.world_size, problem.global_batch, cost=cost, speeds=1 / slowdown)
+    truth = Problem(problem.lengths, problem.workers, problem.global_batch, cost=cost, speeds=1 / slowdown)
     rng, ratios = np.random.default_rng(5), []
     for step in range(steps):
         plan = plans.plan(step)

@@ -43,7 +43,7 @@ def soaked(first: Reply, fail: Callable[[int], int | None]) -> tuple[bool, dict[
     ranks = Ranks(first)
     rows = [row(rank, length, most, fail(most)) for rank in (0, 1) for length, most in ((32, 4), (64, 1))]
     lengths = np.array([8] * 90 + [60] * 10)
-    problem = Problem(lengths, world_size=2, global_batch=3, cost=CostModel("tokens"))
+    problem = Problem(lengths, workers=2, global_batch=3, cost=CostModel("tokens"))
     outcome, after = soak(lambda: ranks, problem, rows, None, 5, lambda _: None)
     return bool(outcome and outcome.ok), {row.length: row.max_batch for row in after if row.rank == 0}
 
@@ -94,7 +94,7 @@ def replayed(global_batch: int, in_pieces: float) -> tuple[Replaying, Soak | Non
     """A soak in which shapes take `in_pieces` times the memory of the trials."""
     ranks = Replaying(lambda n, length: 100.0 + in_pieces * 0.1 * n * length, LIMIT_MB)
     rows = [row(rank, length, most, most + 1) for rank in (0, 1) for length, most in ((32, 30), (64, 15))]
-    problem = Problem(np.array([30] * 90 + [60] * 30), world_size=2, global_batch=global_batch)
+    problem = Problem(np.array([30] * 90 + [60] * 30), workers=2, global_batch=global_batch)
     outcome, after = soak(lambda: ranks, problem, rows, MODEL, 5, lambda _: None, LIMIT_MB)
     return ranks, outcome, after
 
@@ -127,6 +127,6 @@ def test_a_rank_refused_again_and_again_is_lowered_faster() -> None:
 
     ranks = Refused(lambda n, length: 100.0 + 0.2 * n * length, LIMIT_MB)
     rows = [row(rank, length, most, most + 1) for rank in (0, 1) for length, most in ((32, 30), (64, 15))]
-    problem = Problem(np.array([30] * 90 + [60] * 30), world_size=2, global_batch=26)
+    problem = Problem(np.array([30] * 90 + [60] * 30), workers=2, global_batch=26)
     outcome, _ = soak(lambda: ranks, problem, rows, MODEL, 5, lambda _: None, LIMIT_MB)
     assert outcome is not None and outcome.ok and outcome.shrunk <= 4

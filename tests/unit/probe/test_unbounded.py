@@ -99,7 +99,7 @@ def test_a_failure_at_a_shorter_length_limits_the_longer_ones() -> None:
 
 def problem(global_batch: int = 32) -> Problem:
     lengths = pl.Series([8] * 400 + [60] * 100).to_numpy().copy()
-    return Problem(lengths, world_size=2, global_batch=global_batch, cost=CostModel("tokens"))
+    return Problem(lengths, workers=2, global_batch=global_batch, cost=CostModel("tokens"))
 
 
 @pytest.mark.parametrize("dies", [False, True])

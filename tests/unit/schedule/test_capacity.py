@@ -76,7 +76,7 @@ def test_another_number_of_ranks_is_refused():
 def test_where_no_limit_was_found_plans_are_those_without_limits(policy, speeds):
     lengths = np.random.default_rng(0).integers(2, 60, size=300)
     window = 3 if policy_class(policy).level == "window" else 1
-    free = Problem(lengths, world_size=2, global_batch=40, speeds=speeds, window=window, buffer=40)
+    free = Problem(lengths, workers=2, global_batch=40, speeds=speeds, window=window, buffer=40)
     probed = replace(free, capacity=Capacity.table([[(32, None), (64, None)]]))
     assert not probed.capacity.unlimited
     for step in range(4):

@@ -21,7 +21,7 @@ STEPS = 6
 
 def problem(**changes) -> Problem:
     lengths = np.random.default_rng(1).integers(3, 120, 400)
-    return replace(Problem(lengths, world_size=3, global_batch=18, seed=2), **changes)
+    return replace(Problem(lengths, workers=3, global_batch=18, seed=2), **changes)
 
 
 def test_every_plan_is_judged_by_every_yardstick():

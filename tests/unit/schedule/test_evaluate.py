@@ -12,7 +12,7 @@ PLAN = StepPlan(4, ((np.array([0, 1]), np.array([2])), (np.array([3, 4, 5]),)))
 
 
 def problem_of(**changes) -> Problem:
-    return Problem(**({"lengths": LENGTHS, "world_size": 2, "global_batch": 6} | changes))
+    return Problem(**({"lengths": LENGTHS, "workers": 2, "global_batch": 6} | changes))
 
 
 def test_facts_of_a_plan_by_hand():

@@ -16,8 +16,8 @@ from dynbench.schedule.policy import Problem
 RNG_LENGTHS = np.clip(np.random.default_rng(3).lognormal(3.5, 0.8, 256).astype(int), 2, 256)
 
 
-def solve(lengths=RNG_LENGTHS, world_size=4, **changes):
-    problem = Problem(lengths, world_size, len(lengths), order="file", **changes)
+def solve(lengths=RNG_LENGTHS, workers=4, **changes):
+    problem = Problem(lengths, workers, len(lengths), order="file", **changes)
     ids = np.arange(len(lengths))
     plan = Partition(problem).deal([ids], 0)[0]
     check_plan(plan, problem, ids)
@@ -64,9 +64,9 @@ def test_auto_is_near_its_bound_where_alpha_is_small(alpha):
 
 
 @given(st.lists(st.integers(1, 60), min_size=4, max_size=40), st.integers(1, 4), st.integers(1, 5))
-def test_capacity_splits_a_share_instead_of_failing(lengths, world_size, most):
+def test_capacity_splits_a_share_instead_of_failing(lengths, workers, most):
     capacity = Capacity.table([[(20, most + 3), (60, most)]])
-    plan, facts = solve(np.array(lengths), world_size, micro_batches="auto", capacity=capacity)
+    plan, facts = solve(np.array(lengths), workers, micro_batches="auto", capacity=capacity)
     assert facts.capacity_violations == 0
     assert all(len(ids) <= most + 3 for share in plan.shares for ids in share)
 
@@ -126,16 +126,16 @@ PRICES = st.sampled_from([(0.0, None), (0.3, None), (0.3, 0.0), (0.3, 1.0), (0.0
 @st.composite
 def choices(draw, most_samples: int) -> MicroBatchPlanner:
     """Planners that choose the number of micro-batches, for equal and unequal ranks, with and without capacities."""
-    world_size = draw(st.integers(1, 4))
-    lengths = np.array(draw(st.lists(st.integers(1, 200), min_size=world_size, max_size=most_samples)))
+    workers = draw(st.integers(1, 4))
+    lengths = np.array(draw(st.lists(st.integers(1, 200), min_size=workers, max_size=most_samples)))
     capacities = [Capacity(), Capacity.uniform(3), Capacity.table([[(60, 7), (200, 2)]])]
     problem = Problem(
         lengths,
-        world_size,
+        workers,
         len(lengths),
         cost=measured(*draw(PRICES)),
         capacity=draw(st.sampled_from(capacities)),
-        speeds=draw(st.sampled_from([None, ONE_SLOW[-world_size:]])),
+        speeds=draw(st.sampled_from([None, ONE_SLOW[-workers:]])),
         micro_batches="auto",
     )
     return MicroBatchPlanner(problem)
@@ -147,7 +147,7 @@ def test_auto_is_the_best_of_all_numbers_and_tries_none_twice(planner):
     problem = planner._problem
     lengths = np.sort(problem.padded_lengths)[::-1]
     limits, deal_, tried = planner._limits(lengths), planner._deal, []
-    fewest = max(problem.world_size, -(-int((1 / limits).sum() - 1e-9) // 1))
+    fewest = max(problem.workers, -(-int((1 / limits).sum() - 1e-9) // 1))
     best = np.inf
     for number in range(fewest, len(lengths) + 1):
         try:
@@ -178,7 +178,7 @@ def test_for_a_large_batch_auto_stops_when_further_numbers_gain_little(batch, fu
 def test_no_plan_at_all_is_below_the_bound_that_ends_the_search(planner):
     problem, cost = planner._problem, planner._problem.cost
     lengths = np.sort(problem.padded_lengths)[::-1]
-    size, ranks, limits = len(lengths), problem.world_size, planner._limits(lengths)
+    size, ranks, limits = len(lengths), problem.workers, planner._limits(lengths)
     speeds = 1 if planner._speeds is None else planner._speeds
     least = np.full(size + 1, np.inf)
     for group_of in product(range(size), repeat=size):  # each sample's micro-batch; numbered as they first appear

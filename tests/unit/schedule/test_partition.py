@@ -39,10 +39,10 @@ def assignments(samples: int, ranks: int) -> np.ndarray:
 
 def brute_force(problem: Problem) -> tuple[float, float] | None:
     """Least maximum over ranks and, at it, the least total; None when nothing fits."""
-    ways = assignments(len(problem.lengths), problem.world_size)
-    costs = np.zeros((len(ways), problem.world_size))
+    ways = assignments(len(problem.lengths), problem.workers)
+    costs = np.zeros((len(ways), problem.workers))
     fits = np.ones(len(ways), dtype=bool)
-    for rank in range(problem.world_size):
+    for rank in range(problem.workers):
         mine = ways == rank
         counts, longest = mine.sum(axis=1), np.where(mine, problem.padded_lengths, 0).max(axis=1)
         costs[:, rank] = problem.cost.cost_padded(counts, longest) / problem.relative_speeds()[rank]
@@ -53,8 +53,8 @@ def brute_force(problem: Problem) -> tuple[float, float] | None:
     return slowest.min(), costs[fits][slowest <= slowest.min() * (1 + 1e-12)].sum(axis=1).min()
 
 
-def problem_of(lengths, world_size, **changes) -> Problem:
-    return Problem(lengths, world_size, len(lengths), order="file", **changes)
+def problem_of(lengths, workers, **changes) -> Problem:
+    return Problem(lengths, workers, len(lengths), order="file", **changes)
 
 
 def solve(problem: Problem):
@@ -83,8 +83,8 @@ def judge(problem: Problem, exact) -> None:
 
 @settings(max_examples=600)
 @given(LENGTHS, st.integers(1, 3), COSTS)
-def test_equal_ranks_are_exact_in_maximum_and_total(lengths, world_size, cost):
-    judge(problem_of(lengths, world_size, cost=cost), "both")
+def test_equal_ranks_are_exact_in_maximum_and_total(lengths, workers, cost):
+    judge(problem_of(lengths, workers, cost=cost), "both")
 
 
 TABLES = st.lists(st.tuples(st.sampled_from([4, 8, 12, 20, 32]), st.integers(1, 4)), min_size=1, max_size=4)
@@ -92,8 +92,8 @@ TABLES = st.lists(st.tuples(st.sampled_from([4, 8, 12, 20, 32]), st.integers(1, 
 
 @settings(max_examples=600)
 @given(LENGTHS, st.integers(2, 3), COSTS, TABLES)
-def test_equal_ranks_with_capacities_by_length_are_exact(lengths, world_size, cost, table):
-    judge(problem_of(lengths, world_size, cost=cost, capacity=Capacity.table([table])), "both")
+def test_equal_ranks_with_capacities_by_length_are_exact(lengths, workers, cost, table):
+    judge(problem_of(lengths, workers, cost=cost, capacity=Capacity.table([table])), "both")
 
 
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 1.3, 3.0]), min_size=3, max_size=3).map(np.array)
@@ -131,16 +131,16 @@ def test_too_many_classes_give_a_valid_plan_that_is_not_called_exact(lengths, co
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 40), COSTS, st.booleans())
-def test_large_batches_agree_with_a_search_over_every_candidate_cost(seed, world_size, cost, capped):
+def test_large_batches_agree_with_a_search_over_every_candidate_cost(seed, workers, cost, capped):
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(3, 1, 120).astype(int), 1, 500)
     weights = np.sort(cost.per_sample(cost.padded(lengths)))[::-1]
     limits = np.sort(rng.integers(4, 20, len(weights))) if capped else None
-    counts = least_maximum(weights, world_size, limits)
+    counts = least_maximum(weights, workers, limits)
 
     def reaches_end(threshold):
         start = 0
-        for _ in range(world_size):
+        for _ in range(workers):
             allowed = np.arange(1, len(weights) + 1) * weights[start] <= threshold
             if limits is not None:
                 allowed &= np.arange(1, len(weights) + 1) <= limits[start]
@@ -195,11 +195,11 @@ def test_sorting_is_stable(lengths):
 
 def test_no_capacity_is_ever_exceeded_where_an_uncapped_balancer_exceeds_it():
     rng = np.random.default_rng(0)
-    table, world_size, batch, steps = [(32, 24), (64, 12), (128, 6), (512, 1)], 4, 32, 10_000
+    table, workers, batch, steps = [(32, 24), (64, 12), (128, 6), (512, 1)], 4, 32, 10_000
     capacity = Capacity.table([table])
     lengths = np.clip(rng.lognormal(3, 1.0, steps * batch).astype(int), 2, 512)
-    capped = Problem(lengths, world_size, batch, capacity=capacity, order="file", micro_batches="auto")
-    uncapped = Problem(lengths, world_size, batch, order="file")
+    capped = Problem(lengths, workers, batch, capacity=capacity, order="file", micro_batches="auto")
+    uncapped = Problem(lengths, workers, batch, order="file")
     violations = {"capped": 0, "uncapped": 0}
     batches = list(capped.data_order().epoch_batches(0))
     for plan in Partition(capped).deal(batches, 0):

@@ -16,9 +16,9 @@ BATCH_PEERS = ("sorted_equal", "lpt", "karmarkar_karp_equal")
 UNCAPPED = [name for name in REGISTRY if not policy_class(name).capped]
 
 
-def problem_of(lengths, world_size, batch=None, **changes) -> Problem:
+def problem_of(lengths, workers, batch=None, **changes) -> Problem:
     lengths = np.asarray(lengths, dtype=np.int64)
-    return Problem(lengths, world_size, batch or len(lengths), order="file", **changes)
+    return Problem(lengths, workers, batch or len(lengths), order="file", **changes)
 
 
 def groups(name, problem) -> list[list[int]]:

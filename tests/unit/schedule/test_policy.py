@@ -28,7 +28,7 @@ def test_an_unknown_policy_names_the_nearest():
 )
 def test_a_problem_that_cannot_be_is_refused(changes, message):
     with pytest.raises(UsageError, match=message):
-        Problem(**({"lengths": LENGTHS, "world_size": 2, "global_batch": 4} | changes))
+        Problem(**({"lengths": LENGTHS, "workers": 2, "global_batch": 4} | changes))
 
 
 @pytest.mark.parametrize(

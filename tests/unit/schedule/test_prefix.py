@@ -18,7 +18,7 @@ LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 101).astype(int), 1
 
 
 def problem_of(**changes) -> Problem:
-    return Problem(**({"lengths": LENGTHS, "world_size": 3, "global_batch": 12, "buffer": 10} | changes))
+    return Problem(**({"lengths": LENGTHS, "workers": 3, "global_batch": 12, "buffer": 10} | changes))
 
 
 def plain(plan) -> list[list[int]]:

@@ -37,14 +37,12 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 @pytest.mark.slow
 def test_an_exact_partition_is_a_hundred_times_faster_than_karmarkar_karp():
-    batch, world_size = 1024, 64
+    batch, workers = 1024, 64
     lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.8, batch).astype(int), 2, 512)
-    exact = make_policy("partition", Problem(lengths, world_size, batch, order="file"))
-    parts = karmarkar_karp(lengths.tolist(), world_size)
+    exact = make_policy("partition", Problem(lengths, workers, batch, order="file"))
+    parts = karmarkar_karp(lengths.tolist(), workers)
     assert sorted(position for part in parts for position in part) == list(range(batch))
-    slow = seconds(lambda: karmarkar_karp(lengths.tolist(), world_size), 2)
+    slow = seconds(lambda: karmarkar_karp(lengths.tolist(), workers), 2)
     quick = seconds(lambda: exact.deal([np.arange(batch)], 0), 50)
-    print(
-        f"B={batch}, G={world_size}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms, {slow / quick:.0f} times"
-    )
+    print(f"B={batch}, G={workers}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms, {slow / quick:.0f} times")
     assert slow / quick > 100

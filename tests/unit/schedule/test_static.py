@@ -11,7 +11,7 @@ LENGTHS = np.array([5, 9, 2, 7, 4, 4, 8, 1, 6, 3, 3, 2])
 
 
 def plan(step=0, **changes):
-    problem = Problem(**({"lengths": LENGTHS, "world_size": 2, "global_batch": 6, "order": "file"} | changes))
+    problem = Problem(**({"lengths": LENGTHS, "workers": 2, "global_batch": 6, "order": "file"} | changes))
     made = Planner("static", problem).plan(step)
     check_plan(made, problem)
     return [[ids.tolist() for ids in share] for share in made.shares]
@@ -23,7 +23,7 @@ def test_rank_g_takes_every_g_th_sample_of_the_global_batch():
 
 def test_a_batch_that_is_not_a_multiple_names_the_nearest_two():
     with pytest.raises(UsageError, match="not a multiple of the 4 ranks") as caught:
-        plan(world_size=4)
+        plan(workers=4)
     assert caught.value.hint == "Use 4 or 8."
 
 

@@ -30,7 +30,7 @@ COSTS = (CostModel(), CostModel("measured", alpha=5.0, beta=0.1, gamma=0.001))
 def problem_of(seed: int, **changes: object) -> Problem:
     """Three epochs of few samples, with a heavy tail."""
     lengths = np.clip(np.random.default_rng(seed).lognormal(2.5, 0.9, 150), 2, 90).astype(np.int64)
-    problem = Problem(lengths, world_size=3, global_batch=18, seed=seed, capacity=CAPACITIES["by length"])
+    problem = Problem(lengths, workers=3, global_batch=18, seed=seed, capacity=CAPACITIES["by length"])
     return replace(problem, **changes)
 
 

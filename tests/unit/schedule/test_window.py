@@ -49,12 +49,12 @@ def mean_lengths(plans, problem: Problem) -> np.ndarray:
 
 @st.composite
 def problems(draw) -> Problem:
-    world_size = draw(st.integers(1, 5))
-    batch = draw(st.integers(world_size, 5 * world_size + 3))
+    workers = draw(st.integers(1, 5))
+    batch = draw(st.integers(workers, 5 * workers + 3))
     window = draw(st.integers(2, 6))
     size = batch * draw(st.integers(window, 2 * window + 1)) + draw(st.integers(0, batch - 1))
     lengths = trace(draw(st.integers(0, 10**6)), size, draw(st.sampled_from(["heavy", "short", "equal"])))
-    least = -(-batch // world_size)
+    least = -(-batch // workers)
     capacity = draw(
         st.sampled_from(
             [
@@ -62,14 +62,12 @@ def problems(draw) -> Problem:
                 Capacity.uniform(least),
                 Capacity.uniform(least + 1),
                 Capacity.table([[(64, batch), (300, least + 2), (1024, least)]]),
-                Capacity.per_rank([least + rank for rank in range(world_size)]),
+                Capacity.per_rank([least + rank for rank in range(workers)]),
             ]
         )
     )
-    speeds = draw(st.sampled_from([None, np.full(world_size, 2.0), 1.0 + np.arange(world_size)]))
-    return Problem(
-        lengths, world_size, batch, draw(COSTS), capacity, speeds, seed=draw(st.integers(0, 9)), window=window
-    )
+    speeds = draw(st.sampled_from([None, np.full(workers, 2.0), 1.0 + np.arange(workers)]))
+    return Problem(lengths, workers, batch, draw(COSTS), capacity, speeds, seed=draw(st.integers(0, 9)), window=window)
 
 
 @given(problems())
@@ -86,7 +84,7 @@ def test_windows_keep_every_rule_and_are_never_worse_than_partition(problem):
         cost = total_cost(ours, problem)
         assert cost <= total_cost(theirs, problem) * (1 + 1e-9)
         bound = window_bound(
-            problem.padded_lengths[ids], len(ours), problem.cost, problem.world_size, speeds=problem.speeds
+            problem.padded_lengths[ids], len(ours), problem.cost, problem.workers, speeds=problem.speeds
         )
         assert cost >= bound * (1 - 1e-9)
     for plan in plans:

@@ -27,21 +27,21 @@ class Judge:
     Args:
         lengths: the window's samples, shape [W*B].
         steps: W.
-        world_size: G.
+        workers: G.
         seed: of the moves.
     """
 
-    def __init__(self, lengths: np.ndarray, steps: int, world_size: int, seed: int = 0) -> None:
+    def __init__(self, lengths: np.ndarray, steps: int, workers: int, seed: int = 0) -> None:
         falling = np.sort(lengths)[::-1]
         self.lengths = falling.tolist()
         self.before = np.concatenate(([0], np.cumsum(falling))).tolist()
         self.steps, self.batch = steps, len(lengths) // steps
-        self.allowed = random_variance(SortedWindow(falling, steps, world_size, CostModel()))
+        self.allowed = random_variance(SortedWindow(falling, steps, workers, CostModel()))
         self.rng = random.Random(seed)
-        turns = [list(range(steps))[:: 1 if turn % 2 else -1] for turn in range(world_size)]
+        turns = [list(range(steps))[:: 1 if turn % 2 else -1] for turn in range(workers)]
         self.order = [step for turn in turns for step in turn]
-        extra = self.batch % world_size
-        self.counts = [self.batch // world_size + (share // steps < extra) for share in range(len(self.order))]
+        extra = self.batch % workers
+        self.counts = [self.batch // workers + (share // steps < extra) for share in range(len(self.order))]
 
     def price(self, order: list[int], counts: list[int]) -> tuple[float, bool]:
         """Sum of the steps' maxima, penalised where the means are spread too far, and whether they are not."""
@@ -93,8 +93,8 @@ class Judge:
         return best
 
 
-def sst2_problem(world_size: int, batch: int, window: int) -> Problem:
-    return Problem(built_in_trace("sst2").lengths, world_size, batch, window=window)
+def sst2_problem(workers: int, batch: int, window: int) -> Problem:
+    return Problem(built_in_trace("sst2").lengths, workers, batch, window=window)
 
 
 def window_cost(lengths: np.ndarray, shares) -> int:
@@ -108,30 +108,30 @@ def test_the_judge_ends_where_it_should():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "batch", "window", "_ratio"), SST2)
-def test_planning_is_within_three_percent_of_a_slow_search(world_size, batch, window, _ratio):
-    problem = sst2_problem(world_size, batch, window)
+@pytest.mark.parametrize(("workers", "batch", "window", "_ratio"), SST2)
+def test_planning_is_within_three_percent_of_a_slow_search(workers, batch, window, _ratio):
+    problem = sst2_problem(workers, batch, window)
     batches = problem.data_order().epoch_batches(0)
     planned = judged = plan_seconds = judge_seconds = 0.0
     for first in range(0, 3 * window, window):
         lengths = problem.lengths[batches[first : first + window].ravel()]
         begin = time.perf_counter()
-        shares = plan_window(lengths, world_size, window, CostModel(), seed=first)
+        shares = plan_window(lengths, workers, window, CostModel(), seed=first)
         middle = time.perf_counter()
-        judged += Judge(lengths, window, world_size, seed=first).search(150_000)
+        judged += Judge(lengths, window, workers, seed=first).search(150_000)
         plan_seconds, judge_seconds = plan_seconds + middle - begin, judge_seconds + time.perf_counter() - middle
         planned += window_cost(lengths, shares)
     print(
-        f"G={world_size}, B={batch}, W={window}: planned {planned / judged - 1:+.1%} of the judge's cost, "
+        f"G={workers}, B={batch}, W={window}: planned {planned / judged - 1:+.1%} of the judge's cost, "
         f"{plan_seconds / 3 / window * 1e3:.2f} ms a step, {judge_seconds / plan_seconds:.0f} times faster"
     )
     assert planned <= 1.03 * judged
     assert judge_seconds > 50 * plan_seconds
 
 
-@pytest.mark.parametrize(("world_size", "batch", "window", "ratio"), SST2)
-def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread(world_size, batch, window, ratio):
-    problem = sst2_problem(world_size, batch, window)
+@pytest.mark.parametrize(("workers", "batch", "window", "ratio"), SST2)
+def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread(workers, batch, window, ratio):
+    problem = sst2_problem(workers, batch, window)
     cost, means = {}, {}
     for name in ("static", "window"):
         plans = list(islice(make_policy(name, problem).plans(), 25 * window))

@@ -11,7 +11,7 @@ from dynbench.schedule.window_sweep import WORK_RESOLUTION, SortedWindow
 
 
 def test_shares_take_what_their_threshold_allows_and_the_last_takes_the_rest():
-    window = SortedWindow(np.array([9, 8, 6, 4, 4, 3, 2, 1]), steps=2, world_size=2, cost=CostModel())
+    window = SortedWindow(np.array([9, 8, 6, 4, 4, 3, 2, 1]), steps=2, workers=2, cost=CostModel())
     deal = window.sweep([0, 1, 1, 0], [9, 16])
     assert deal.counts == [1, 2, 2, 3]
     assert deal.heads == [9, 16]
@@ -21,7 +21,7 @@ def test_shares_take_what_their_threshold_allows_and_the_last_takes_the_rest():
 
 
 def test_tokens_sq_prices_squares():
-    window = SortedWindow(np.array([9, 8, 6, 4]), steps=2, world_size=1, cost=CostModel("tokens_sq"))
+    window = SortedWindow(np.array([9, 8, 6, 4]), steps=2, workers=1, cost=CostModel("tokens_sq"))
     assert window.price(window.sweep([0, 1], [1, 1])) == 18**2 + 12**2
 
 
@@ -34,20 +34,20 @@ def test_real_costs_become_whole_work():
 
 
 def test_scarce_capacity_overrides_the_threshold():
-    window = SortedWindow(np.full(12, 5), steps=2, world_size=2, cost=CostModel(), limits=[3] * 12)
+    window = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[3] * 12)
     assert window.sweep([0, 1, 1, 0], [5, 5]).counts == [3, 3, 3, 3]
-    scarce = SortedWindow(np.full(12, 5), steps=2, world_size=2, cost=CostModel(), limits=[2] * 12)
+    scarce = SortedWindow(np.full(12, 5), steps=2, workers=2, cost=CostModel(), limits=[2] * 12)
     assert scarce.sweep([0, 1, 1, 0], [5, 5]).excess == 4
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 20), st.integers(0, 10**6), st.booleans())
-def test_every_guess_deals_all_samples(steps, world_size, extra, seed, equal):
-    batch = world_size + extra
+def test_every_guess_deals_all_samples(steps, workers, extra, seed, equal):
+    batch = workers + extra
     lengths = np.sort(np.random.default_rng(seed).lognormal(4, 1.2, steps * batch).astype(np.int64) + 1)[::-1]
-    window = SortedWindow(np.full_like(lengths, 3) if equal else lengths, steps, world_size, CostModel())
+    window = SortedWindow(np.full_like(lengths, 3) if equal else lengths, steps, workers, CostModel())
     for deal in guesses(window, slack_tokens=0.0):
         per_step = np.zeros(steps, dtype=int)
         np.add.at(per_step, deal.order, deal.counts)
         assert per_step.tolist() == [batch] * steps
-        assert np.bincount(deal.order).tolist() == [world_size] * steps
+        assert np.bincount(deal.order).tolist() == [workers] * steps
         assert min(deal.counts) >= 1

@@ -1,0 +1,51 @@
+"""Ranks that train, and ranks that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dynbench.config.schema import Config
+from dynbench.config.situation import SERVERS
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Who of a world does what: its first ranks serve and train nothing, the others are the workers.
+
+    Args:
+        world_size: their number.
+        servers: how many of them serve.
+    """
+
+    world_size: int
+    servers: int = 0
+
+    @property
+    def workers(self) -> int:
+        """Ranks that train (G)."""
+        return self.world_size - self.servers
+
+    def serves(self, rank: int) -> bool:
+        """Whether a rank trains nothing."""
+        return rank < self.servers
+
+    def worker(self, rank: int) -> int:
+        """A worker's number among the workers, from 0."""
+        return rank - self.servers
+
+    def by_worker(self, values: Mapping[int, T]) -> dict[int, T]:
+        """What is given by rank, by the number of the worker; of servers nothing."""
+        return {self.worker(rank): value for rank, value in values.items() if not self.serves(rank)}
+
+    def __str__(self) -> str:
+        """`4 ranks`, or `3 workers (of 4 ranks)`."""
+        return f"{self.workers} workers (of {self.world_size} ranks)" if self.servers else f"{self.world_size} ranks"
+
+
+def ranks_of(config: Config, world_size: int) -> Ranks:
+    """Who of `world_size` ranks trains under the strategy `sync.name`."""
+    return Ranks(world_size, SERVERS.get(config.sync.name, 0))
