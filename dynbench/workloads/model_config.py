@@ -6,7 +6,7 @@ import logging
 
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig
+from transformers import PretrainedConfig
 
 from dynbench.errors import UsageError
 from dynbench.workloads.hub import first_line
@@ -65,6 +65,8 @@ def make_model(config: PretrainedConfig, name: str, ways_out: str) -> nn.Module:
     Raises:
         UsageError: there is no such classifier, or the configuration contradicts itself.
     """
+    from transformers import AutoModelForSequenceClassification  # takes half a second, and only some models need it
+
     try:
         model: nn.Module = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # the library leaves it untyped
     except MemoryError:

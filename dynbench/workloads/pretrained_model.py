@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig
+from transformers import PretrainedConfig
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
@@ -78,6 +78,7 @@ class PretrainedModel:
             HubError: weights neither cached nor reachable.
             UsageError: weights of another architecture.
         """
+        from transformers import AutoModelForSequenceClassification
 
         def load(local_only: bool) -> tuple[nn.Module, dict[str, set[object]]]:
             model, report = AutoModelForSequenceClassification.from_pretrained(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers import DistilBertConfig
 
 from dynbench.config.schema import Workload
 from dynbench.runs.phrase import Phrase
@@ -51,6 +51,8 @@ class RandomModel:
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model; the caller's random state is left as it was."""
+        from transformers import DistilBertForSequenceClassification  # takes seconds, and launching builds no model
+
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = DistilBertForSequenceClassification(self.config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,16 @@ def test_dry_run_shows_everything_and_touches_nothing(results: Path, capsys: Out
     assert "torchrun" in shown and "--standalone" in shown and "-m dynbench.engine.rank.worker" in shown
     assert "run " in shown and "partition-<random>" in shown
     assert list(results.parent.iterdir()) == []
+
+
+def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
+    """Its import takes as long as that of torch, and only the ranks build a model."""
+    code = (
+        "import sys; from dynbench.cli.main import main; assert main(['train', '--dry-run']) == 0\n"
+        "assert 'dynbench.workloads.random_model' in sys.modules; print('transformers.modeling_utils' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_dry_run_as_json(results: Path, capsys: Output) -> None:
