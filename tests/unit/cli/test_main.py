@@ -30,6 +30,8 @@ from dynbench.errors import (
 )
 
 HEAVY = ("torch", "polars", "matplotlib", "transformers", "datasets", "numpy", "pydantic", "rich", "yaml")
+OURS_IN_HELP = {"dynbench", "dynbench.cli", "dynbench.cli.main", "dynbench.errors"}
+"""No command is imported to be listed."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,17 @@ def dynbench(*arguments: str, **options: object) -> subprocess.CompletedProcess[
     )  # type: ignore[call-overload,no-any-return]
 
 
+def test_help_needs_click_and_little_of_ours() -> None:
+    code = (
+        "import sys; before = set(sys.modules); from dynbench.cli.main import main; main(['--help'])\n"
+        "print(*set(sys.modules) - before, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name for name in done.stderr.split() if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert {name for name in imported if name.partition(".")[0] != "click"} == OURS_IN_HELP
+
+
+@pytest.mark.clock
 def test_help_is_fast() -> None:
     """The budget is 150 ms of wall time; the best of several runs leaves out what else the machine does."""
     best = 1.0

@@ -1,13 +1,17 @@
-"""Planning is quick beside the usual balancer; a ratio, with room, as machines differ."""
+"""Planning takes few operations, and is quick beside the usual balancer: a ratio, with room, as machines differ."""
 
 import heapq
+import math
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from dynbench.schedule import partition_search
 from dynbench.schedule.policy import Problem, make_policy
+
+BATCH, WORKERS = 1024, 64
 
 
 def karmarkar_karp(weights: list[int], ranks: int) -> list[list[int]]:
@@ -35,14 +39,36 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-@pytest.mark.slow
-def test_an_exact_partition_is_a_hundred_times_faster_than_karmarkar_karp():
-    batch, workers = 1024, 64
-    lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.8, batch).astype(int), 2, 512)
-    exact = make_policy("partition", Problem(lengths, workers, batch, order="file"))
-    parts = karmarkar_karp(lengths.tolist(), workers)
-    assert sorted(position for part in parts for position in part) == list(range(batch))
-    slow = seconds(lambda: karmarkar_karp(lengths.tolist(), workers), 2)
-    quick = seconds(lambda: exact.deal([np.arange(batch)], 0), 50)
-    print(f"B={batch}, G={workers}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms, {slow / quick:.0f} times")
+@pytest.fixture
+def problem() -> Problem:
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.8, BATCH).astype(int), 2, 512)
+    return Problem(lengths, WORKERS, BATCH, order="file")
+
+
+def test_an_exact_partition_takes_as_many_sweeps_as_halvings_of_its_range(problem, monkeypatch):
+    sweeps, reaches_end = [], partition_search._reaches_end
+
+    class Counted(list):
+        def __getitem__(self, position):
+            sweeps[-1] += 1
+            return super().__getitem__(position)
+
+    def counted(cells, *arguments):
+        sweeps.append(0)
+        return reaches_end(Counted(cells), *arguments)
+
+    monkeypatch.setattr(partition_search, "_reaches_end", counted)
+    make_policy("partition", problem).deal([np.arange(BATCH)], 0)
+    assert 0 < len(sweeps) <= math.log2(problem.lengths.sum())
+    assert max(sweeps) <= WORKERS, "a sweep looks at one sample of each rank"
+
+
+@pytest.mark.clock
+def test_an_exact_partition_is_a_hundred_times_faster_than_karmarkar_karp(problem):
+    lengths, exact = problem.lengths.tolist(), make_policy("partition", problem)
+    parts = karmarkar_karp(lengths, WORKERS)
+    assert sorted(position for part in parts for position in part) == list(range(BATCH))
+    slow = seconds(lambda: karmarkar_karp(lengths, WORKERS), 2)
+    quick = seconds(lambda: exact.deal([np.arange(BATCH)], 0), 50)
+    print(f"B={BATCH}, G={WORKERS}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms, {slow / quick:.0f} times")
     assert slow / quick > 100

@@ -2,62 +2,81 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dynbench.clock import HostClock
+from dynbench import clock
+from dynbench.clock import NS_PER_MS, HostClock
 from dynbench.engine.rank.timers import PHASES, StepTimer
 
 
-def test_phases_are_summed_and_cleared() -> None:
+class Hands:
+    """A clock that moves when told to."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def pass_ms(self, ms: float) -> None:
+        self.now_ms += ms
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    """What the host's clock shows."""
+    shown = Hands()
+    now = SimpleNamespace(perf_counter_ns=lambda: round(shown.now_ms * NS_PER_MS))
+    monkeypatch.setattr(clock, "time", now)
+    return shown
+
+
+def test_phases_are_summed_and_cleared(hands: Hands) -> None:
     timer = StepTimer(torch.device("cpu"))
-    for _ in range(2):
+    for ms in (2, 3):
         with timer.device("forward"):
-            time.sleep(0.002)
+            hands.pass_ms(ms)
     with timer.host("plan"):
-        pass
+        hands.pass_ms(7)
+    hands.pass_ms(11)
     phases, step_ms = timer.end_step()
-    assert set(phases) == set(PHASES)
-    assert phases["forward"] >= 4
-    assert phases["sync"] == 0
-    assert sum(phases.values()) <= step_ms
-    assert timer.end_step()[0]["forward"] == 0
+    assert phases == dict.fromkeys(PHASES, 0) | {"forward": 5, "plan": 7}
+    assert step_ms == 23
+    assert timer.end_step() == (dict.fromkeys(PHASES, 0), 0)
 
 
-def test_what_lies_before_restart_is_left_out() -> None:
+def test_what_lies_before_restart_is_left_out(hands: Hands) -> None:
     timer = StepTimer(torch.device("cpu"))
-    time.sleep(0.02)
+    hands.pass_ms(20)
     timer.restart()
-    assert timer.end_step()[1] < 15
+    hands.pass_ms(3)
+    assert timer.end_step()[1] == 3
 
 
-def test_ready_splits_backward_from_sync() -> None:
+def test_ready_splits_backward_from_sync(hands: Hands) -> None:
     timer = StepTimer(torch.device("cpu"))
     start = timer.clock.mark()
-    time.sleep(0.002)
+    hands.pass_ms(2)
     timer.note_ready()
-    time.sleep(0.004)
+    hands.pass_ms(4)
     end = timer.clock.mark()
     ready = timer.take_ready(default=end)
     timer.add("backward", start, ready)
     timer.add("sync", ready, end)
     phases, _ = timer.end_step()
-    assert phases["backward"] >= 2 and phases["sync"] >= 4
-    assert phases["backward"] + phases["sync"] == pytest.approx(timer.clock.elapsed_ms(start, end))
+    assert (phases["backward"], phases["sync"]) == (2, 4)
     assert timer.take_ready(default="none") == "none"
 
 
-def test_compute_so_far_counts_finished_and_running_passes() -> None:
+def test_compute_so_far_counts_finished_and_running_passes(hands: Hands) -> None:
     timer = StepTimer(torch.device("cpu"))
     with timer.device("forward"):
-        time.sleep(0.002)
+        hands.pass_ms(2)
     with timer.device("sync"):
-        time.sleep(0.002)
+        hands.pass_ms(3)
     running = timer.clock.mark()
-    time.sleep(0.002)
-    assert 4 <= timer.compute_ms(running) < 6 + 20
+    hands.pass_ms(4)
+    assert timer.compute_ms(running) == 2 + 4
 
 
 def test_compute_so_far_does_not_wait_for_collectives() -> None:
