@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 from warm import WarmRanks
 
-settings.register_profile("same", derandomize=True)
-settings.register_profile("search")
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 """`make test` draws the same examples every time; HYPOTHESIS_PROFILE=search draws new ones."""
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test` gathers from its two parts what was skipped."""
+    parser.addoption("--skipped-to", type=Path, help="Append how many tests were skipped, and why, to this file.")
 
 
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Folder of real text, vocabularies and length traces; the test is skipped where it is absent."""
-    folder = REPOSITORY.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no real data: {folder} does not exist")
-    return folder
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """What was skipped, and why, a line for each reason."""
+    file = config.getoption("--skipped-to")
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    for reason, count in reasons.items() if file else ():
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(f"{count} tests were skipped: {reason.removeprefix('Skipped: ')}\n")
 
 
 @pytest.fixture(scope="session")

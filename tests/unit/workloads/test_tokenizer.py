@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 
-import polars as pl
 import pytest
 
 from dynbench.config.schema import Workload
@@ -113,8 +112,18 @@ def test_an_unknown_hub_name_offers_local_tokenizers():
     assert "vocab.txt" in caught.value.hint
 
 
-def test_real_sentences_have_the_reference_lengths(shared_data):
-    tokenizer = load_tokenizer(Workload(tokenizer=str(shared_data / "vocab.txt")))
-    lines = (shared_data / "sst2_train.tsv").read_text(encoding="utf-8").split("\n")[1:3001]
-    lengths = [len(found) for found in ids(tokenizer, [line.split("\t")[0] for line in lines], 512)]
-    assert lengths == pl.read_parquet(shared_data / "sst2_train.lengths.parquet")["length"].head(3000).to_list()
+def test_words_are_split_as_bert_splits_them(tmp_path):
+    """Punctuation and ideographs stand alone, accents go, and a word that its pieces do not make up is unknown."""
+    pieces = "[PAD] [UNK] [CLS] [SEP] it s ' a film - making . naive cafe $ 9 99 un ##aff ##able ! 电 影"
+    numbers = {piece: number for number, piece in enumerate(pieces.split())}
+    (tmp_path / "vocab.txt").write_text("\n".join(numbers), encoding="utf-8")
+    tokenizer = load_tokenizer(Workload(tokenizer=str(tmp_path / "vocab.txt")))
+    sentences = {
+        "It's a film-making.": "it ' s a film - making .",
+        "a\tNaïve  CAFÉ\n": "a naive cafe",
+        "$9.99!": "$ 9 . 99 !",
+        "unaffable 电影": "un ##aff ##able 电 影",
+        "a unfilm": "a [UNK]",
+    }
+    expected = [[2, *(numbers[piece] for piece in split.split()), 3] for split in sentences.values()]
+    assert ids(tokenizer, list(sentences), 512) == expected
