@@ -1,4 +1,4 @@
-"""One rank of the gradient test: `gradient_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE`; rank 0 prints JSON lines."""
+"""One rank of the gradient test: `gradient_rank.py RANK WORLD_SIZE RENDEZVOUS_FILE [cuda]`; rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -77,19 +77,23 @@ def flat_gradient(model: nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
-def full_gradient(toy: Toy, ids: np.ndarray) -> Tensor:
+def full_gradient(toy: Toy, ids: np.ndarray, device: torch.device) -> Tensor:
     """Gradient of the mean loss over all samples at once, in one process."""
-    model = toy.build_model(0)
-    toy.loss(model, toy.collate(toy.train, ids, 1)).backward()
+    model = toy.build_model(0).to(device)
+    toy.loss(model, {name: part.to(device) for name, part in toy.collate(toy.train, ids, 1).items()}).backward()
     return flat_gradient(model)
 
 
-def main(rank: int, world_size: int, file: str) -> None:
+def main(rank: int, world_size: int, file: str, kind: str = "cpu") -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=world_size)
     config = load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=5e-4"])
-    toy, timer = Toy(), StepTimer(torch.device("cpu"))
-    replica = Replica(config, toy, torch.device("cpu"), timer, build_strategy(config, torch.device("cpu")))
+    toy, timer = Toy(), StepTimer(device)
+    replica = Replica(config, toy, device, timer, build_strategy(config, device))
     random = np.random.default_rng(1)
     for weighted in (True, False):
         for trial in range(TRIALS):
@@ -103,7 +107,7 @@ def main(rank: int, world_size: int, file: str) -> None:
             timer.end_step()
             ids = np.concatenate([part for share in shares for part in share])
             assert total.value() == len(ids)
-            full, synchronised = full_gradient(toy, ids), flat_gradient(replica.model)
+            full, synchronised = full_gradient(toy, ids, device), flat_gradient(replica.model)
             replica.optimizer.zero_grad(set_to_none=True)
             if rank == 0:
                 result = {
@@ -120,5 +124,5 @@ def main(rank: int, world_size: int, file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
     os._exit(0)  # what torch's threads do while the interpreter goes down is not under test
