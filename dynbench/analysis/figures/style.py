@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -24,9 +23,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType
-
 FloatArray = NDArray[np.float64]
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -37,8 +33,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 LINE_STYLES = ("-", "--", ":")
 
-INK = "#222222"
-FAINT_INK = "#666666"
+RC = matplotlib.rc_params_from_file(Path(__file__).with_name("dynbench.mplstyle"), use_default_template=False)
+"""Settings under which `draw_figures` draws and saves."""
+
+INK, FAINT_INK = str(RC["text.color"]), str(RC["axes.edgecolor"])
 
 TITLE_IN = 0.42
 LEGEND_LINE_IN = 0.2
@@ -48,31 +46,6 @@ CAPTION_LINES = 4
 CAPTION_POINTS = 8
 CAPTION_WIDTH = 0.96
 """Part of the width that a caption may take: letters are rounded to other widths at the resolution of the file."""
-
-RC: dict[RcKeyType, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10,
-    "axes.edgecolor": FAINT_INK,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#E3E3E3",
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-    "text.color": INK,
-    "xtick.color": FAINT_INK,
-    "ytick.color": FAINT_INK,
-    "figure.dpi": 110,
-    "savefig.dpi": 150,
-}
-"""Settings under which `draw_figures` draws and saves."""
 
 
 @dataclass(frozen=True)
