@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dynbench.cli.gate import gate_options, judge
+from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
+from dynbench.cli.output import print_json, print_line, print_result, show_warnings
+from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
@@ -65,15 +66,14 @@ def command(
     from dynbench.analysis.analyze import analyze_runs
     from dynbench.analysis.gate import read_conditions
     from dynbench.analysis.selection import select_runs
-    from dynbench.cli.output import print_json
-    from dynbench.errors import UsageError
+    from dynbench.cli.console import working
 
     conditions = read_conditions(fail_on)
     if force and conditions:
         raise UsageError("--force shows numbers without a verdict, --fail-on asks for one", "Leave one of them out.")
     store = settings.store()
     with select_runs(refs, store, against, arm) as chosen:
-        with _progress(settings.shows_progress) as show:
+        with working(settings.shows_progress, "reading runs", line_every_s=LINE_EVERY_S) as show:
             report = analyze_runs(
                 chosen.runs,
                 store,
@@ -110,7 +110,6 @@ def _reports_anew(report: Report, store: RunStore) -> list[Path]:
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     """As given; without any, those that a comparison was made with."""
-    from dynbench.cli.output import show_warnings
     from dynbench.config.effects import unread
     from dynbench.config.situation import Situation
 
@@ -122,26 +121,6 @@ def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     return again.config().analysis
 
 
-@contextmanager
-def _progress(wanted: bool) -> Iterator[Callable[[str], None]]:
-    """A spinner with what is being done on a terminal; elsewhere a line every `LINE_EVERY_S` seconds."""
-    from dynbench.cli.output import stderr
-
-    if wanted and stderr.is_terminal:
-        with stderr.status("reading runs") as status:
-            yield lambda text: status.update(text)
-        return
-    last = time.monotonic()
-
-    def show(text: str) -> None:
-        nonlocal last
-        if wanted and time.monotonic() - last > LINE_EVERY_S:
-            last = time.monotonic()
-            stderr.print(text)
-
-    yield show
-
-
 def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     """Table, verdicts, checks, where the files are, and what to do next.
 
@@ -150,8 +129,6 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         documents: reports already written from it.
     """
     from dynbench.analysis.analyze import arm_records, arm_table, virtual_note
-    from dynbench.cli.next_command import next_command
-    from dynbench.cli.output import print_line, print_result
 
     header, cells = arm_table(report)
     print_result(header, cells, arm_records(report))
@@ -184,8 +161,6 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
 
 def show_verdicts(report: Report) -> None:
     """A line per comparison; without any, the folder."""
-    from dynbench.cli.output import print_line
-
     for comparison in report.comparisons:
         print_line(_verdict(comparison))
     if not report.comparisons:
@@ -198,8 +173,6 @@ def _verdict(comparison: Comparison) -> str:
 
 def show_findings(report: Report) -> None:
     """Every finding of the checks: what was seen, the limit, the next step."""
-    from dynbench.cli.output import print_line
-
     if not report.findings:
         print_line("checks: nothing found")
     for finding in report.findings:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from dynbench.cli.gate import gate_options, judge
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.output import print_json, print_line, show_warnings
+from dynbench.errors import RunLookupError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,8 +96,6 @@ def command(
     result = outcome.as_dict()
     judge(conditions, strict, outcome.findings, result)
     if settings.as_json:
-        from dynbench.cli.output import print_json
-
         print_json(result)
 
 
@@ -104,9 +105,6 @@ def _comparison(store: RunStore, reference: str) -> Run:
     Raises:
         RunLookupError: something else is.
     """
-    import shlex
-
-    from dynbench.errors import RunLookupError
     from dynbench.runs.store import results_option
 
     run = store.resolve(reference)
@@ -146,7 +144,6 @@ def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace
 
 
 def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
-    from dynbench.cli.output import show_warnings
     from dynbench.experiment.recipe_warnings import recipe_warnings
 
     warnings = recipe_warnings(recipes, store)
@@ -155,8 +152,6 @@ def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
 
 
 def _refuse_with_resume(others: Sequence[object], settings: Settings) -> None:
-    from dynbench.errors import UsageError
-
     if any((*others, settings.config_path, settings.overrides, settings.flags)):
         raise UsageError(
             "--resume goes on with the comparison's own recipe and settings and takes no others",
@@ -172,7 +167,7 @@ def _run(comparison: Run, store: RunStore, settings: Settings) -> Outcome | Cell
 
     def run_cell(run: Run, which: str) -> Outcome:
         if settings.shows_progress:
-            from dynbench.cli.output import stderr
+            from dynbench.cli.console import stderr
 
             stderr.print(f"comparison {which}", soft_wrap=True)
         return _run_one(run, store, settings)
@@ -201,8 +196,6 @@ def _show(outcome: Outcome | CellsOutcome, quiet: bool) -> None:
             show_report(outcome.analysed, outcome.reports)
         return
     if quiet:
-        from dynbench.cli.output import print_line
-
         print_line(str(outcome.run.path))
         return
     from dynbench.cli.compare_cells import show_cells

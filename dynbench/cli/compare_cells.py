@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dynbench.experiment.cells import CellsOutcome
+from dynbench.cli.next_command import next_command
+from dynbench.cli.output import print_line, print_result
+from dynbench.experiment.cells import CellsOutcome
+from dynbench.experiment.formats import interval, percent, speedup
+from dynbench.experiment.subject import read_subject
+from dynbench.runs.store import RunStore
 
 SHARES = ("overhead_share", "recovered_share")
 HEADER = ("settings", "ranks", "arm", "verdict", "speed-up", "interval", "predicted", "launch overhead", "recovered")
@@ -16,9 +18,6 @@ HEADER = ("settings", "ranks", "arm", "verdict", "speed-up", "interval", "predic
 
 def show_cells(outcome: CellsOutcome) -> None:
     """A table, and where the folders are."""
-    from dynbench.cli.next_command import next_command
-    from dynbench.cli.output import print_line, print_result
-
     kinds = [_ranks(outcome.run.path.parent, cell.comparison) for cell in outcome.cells]
     rows = [
         _cells(cell.label, kind, found)
@@ -41,9 +40,6 @@ def show_cells(outcome: CellsOutcome) -> None:
 
 def _ranks(results: Path, comparison: str) -> str:
     """The kind of ranks that a comparison's numbers are of."""
-    from dynbench.experiment.subject import read_subject
-    from dynbench.runs.store import RunStore
-
     store = RunStore(results)
     return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
 
@@ -64,8 +60,6 @@ def _record(settings: Mapping[str, object], ranks: str, found: Mapping[str, obje
 
 
 def _cells(label: str, ranks: str, found: Mapping[str, object]) -> tuple[str, ...]:
-    from dynbench.experiment.formats import interval, percent, speedup
-
     predicted = found.get("predicted_speedup")
     return (
         label,

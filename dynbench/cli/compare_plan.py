@@ -6,14 +6,19 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dynbench.cli.flags import FLAGS
 from dynbench.cli.options import Settings
-
-if TYPE_CHECKING:
-    from dynbench.config.recipes import Recipe
-    from dynbench.runs.store import RunStore
+from dynbench.cli.output import print_json, print_line, writing
+from dynbench.config.recipe_file import recipe_yaml, written_recipe
+from dynbench.config.recipes import Recipe, dump_recipe, resolve_cells
+from dynbench.config.sweep import sweep_document
+from dynbench.config.typed_settings import short_keys
+from dynbench.experiment.compare import on_first_node
+from dynbench.experiment.estimate import estimate
+from dynbench.experiment.order import abba_order
+from dynbench.experiment.recipe_warnings import arms_alike
+from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +32,6 @@ def load(
         ConfigError: every mistake in a file and in the options.
         UsageError: no recipe is meant, or a file cannot be read.
     """
-    from dynbench.config.recipe_file import written_recipe
-    from dynbench.config.recipes import resolve_cells
-    from dynbench.config.sweep import sweep_document
-    from dynbench.config.typed_settings import short_keys
-
     short = short_keys({flag.option.removeprefix("--"): flag.key for flag in FLAGS})
     config = None if settings.config_path is None else str(settings.config_path)
     name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
@@ -45,27 +45,14 @@ def save(written: Mapping[str, object], recipe: Recipe, file: str) -> None:
     Raises:
         UsageError: it is there, or cannot be written.
     """
-    from dynbench.config.recipe_file import recipe_yaml
-    from dynbench.errors import UsageError
-    from dynbench.experiment.compare import on_first_node
-
     if not on_first_node(recipe):
         return
-    try:
-        with Path(file).open("x", encoding="utf-8") as opened:
-            opened.write(f"# dynbench compare {shlex.quote(file)}\n{recipe_yaml(written)}")
-    except FileExistsError as error:
-        raise UsageError(f"--save-recipe {file}: exists already", "Name another file.") from error
-    except OSError as error:
-        raise UsageError(
-            f"--save-recipe {file}: cannot be written: {error.strerror}", "Name a file in an existing folder."
-        ) from error
+    with writing(f"--save-recipe {file}"), Path(file).open("x", encoding="utf-8") as opened:
+        opened.write(f"# dynbench compare {shlex.quote(file)}\n{recipe_yaml(written)}")
 
 
 def tell_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
     """Say on stderr which arms are configured alike, and return their names."""
-    from dynbench.experiment.recipe_warnings import arms_alike
-
     found = list(dict.fromkeys(tuple(names) for recipe in recipes for names in arms_alike(recipe, store)))
     for names in found:
         _log.info(
@@ -79,12 +66,6 @@ def show_plan(
     recipes: Sequence[Recipe], written: Mapping[str, object], warnings: Sequence[str], settings: Settings
 ) -> None:
     """Arms, cells, launches and the time they take, as a recipe with remarks; all settings under `-v` and `--json`."""
-    from dynbench.cli.output import print_json, print_line
-    from dynbench.config.recipe_file import recipe_yaml
-    from dynbench.config.recipes import dump_recipe
-    from dynbench.experiment.estimate import estimate
-    from dynbench.experiment.order import abba_order
-
     store = settings.store()
     alike = tell_alike(recipes, store)
     expected = estimate(recipes, store)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from dynbench.cli.output import stderr
+from dynbench.cli.console import stderr
 from dynbench.units import format_ms
 
 if TYPE_CHECKING:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.options import Settings, common_options, config_options
+from dynbench.cli.output import answered, print_line, refuse_existing, writing
+from dynbench.errors import UsageError
+from dynbench.runs.atomic import write_bytes
 
 if TYPE_CHECKING:
     from dynbench.schedule.plan import IntArray
@@ -49,24 +52,18 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     They are those of RUN, or of --dataset: cut to --max-length, without held-out samples, the subset drawn. The order
     stays, because batches depend on it: `train --dataset lengths` plans the same steps from the file.
     """
-    from dynbench.cli.output import print_json, print_line
-    from dynbench.errors import UsageError
     from dynbench.schedule.traces import describe
     from dynbench.trace_files import trace_suffix
 
     trace_suffix(output)
-    if output.exists() and not force:
-        raise UsageError(f"{output}: exists already", "Name another file with -o, or give --force.")
+    refuse_existing(output, force)
     trace, max_length = _trace(settings, run)
     save_lengths(trace.lengths, output)
     found = describe(trace.lengths)
-    if settings.as_json:
-        facts = {"path": output, "source": trace.source, "max_length": max_length, "lengths": found}
-        print_json({"schema_version": 1, "command": "data lengths", **facts})
+    facts = {"path": output, "source": trace.source, "max_length": max_length, "lengths": found}
+    if answered(settings, "data lengths", facts, str(output)):
         return
     print_line(str(output))
-    if settings.quiet:
-        return
     print_line(
         f"{found.samples:,} lengths in the order of the data ({trace.source}): mean {found.mean:.1f}, "
         f"p50 {found.p50:g}, max {found.max} tokens, cut to {max_length}; no text, no token, no label"
@@ -82,17 +79,11 @@ def save_lengths(lengths: IntArray, path: Path) -> None:
         DataError: unknown suffix.
         UsageError: the file cannot be written.
     """
-    from dynbench.errors import UsageError
-    from dynbench.runs.atomic import write_bytes
     from dynbench.trace_files import encode_trace
 
     content = encode_trace(lengths, path)
-    try:
+    with writing(path):
         write_bytes(path, content)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror}", "Name a file in an existing folder."
-        ) from error
 
 
 def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
@@ -101,7 +92,6 @@ def _trace(settings: Settings, run: str | None) -> tuple[Trace, int]:
     Raises:
         UsageError: a run, and settings of data beside it.
     """
-    from dynbench.errors import UsageError
     from dynbench.experiment.trace_sources import run_trace, training_trace
 
     if run is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from dynbench.cli.options import Settings, common_options
+from dynbench.cli.output import brief, print_json, print_line, print_pairs, print_table
+from dynbench.errors import ChecksFailed
 
 
 @click.command(epilog="Example: dynbench doctor --json")
@@ -13,8 +15,6 @@ from dynbench.cli.options import Settings, common_options
 def command(settings: Settings, strict: bool) -> None:
     """What this machine has, and what would go wrong."""
     from dynbench.cli.health import CHECKS
-    from dynbench.cli.output import brief, print_json, print_line, print_pairs, print_table
-    from dynbench.errors import ChecksFailed
     from dynbench.runs.provenance import machine_facts
 
     facts, unknown = machine_facts()

@@ -41,6 +41,14 @@ class Diagnosis:
     hint: str = ""
 
 
+def _judged(ok: bool, seen: str, hint: str) -> Diagnosis:
+    """With the next step where there is one to take."""
+    return Diagnosis(ok, seen, "" if ok else hint)
+
+
+WITHOUT_TORCH = Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
+
+
 def torch_works(settings: Settings) -> Diagnosis:
     """Torch can be imported, and its kind of build."""
     try:
@@ -53,16 +61,13 @@ def torch_works(settings: Settings) -> Diagnosis:
 def devices(settings: Settings) -> Diagnosis:
     """GPUs that torch sees."""
     if find_spec("torch") is None:
-        return Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
+        return WITHOUT_TORCH
     import torch
 
     if not torch.cuda.is_available():
         if torch.cuda.device_count():
-            return Diagnosis(
-                False,
-                "the driver lists GPUs, but CUDA does not start",
-                "Update the driver, or train with --device cpu.",
-            )
+            seen = "the driver lists GPUs, but CUDA does not start"
+            return Diagnosis(False, seen, "Update the driver, or train with --device cpu.")
         return Diagnosis(True, "no GPU: ranks run on the CPU with gloo")
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     seen = ", ".join(f"{item.name} {format_bytes(item.total_memory)}" for item in found)
@@ -74,7 +79,7 @@ def devices(settings: Settings) -> Diagnosis:
 def launcher(settings: Settings) -> Diagnosis:
     """Torchrun and the communication backends are there."""
     if find_spec("torch") is None:
-        return Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
+        return WITHOUT_TORCH
     import torch.distributed as distributed
 
     if not distributed.is_available() or find_spec("torch.distributed.run") is None:
@@ -83,9 +88,7 @@ def launcher(settings: Settings) -> Diagnosis:
         )
     backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
     seen = f"torchrun; backends: {', '.join(name for name, present in backends.items() if present) or 'none'}"
-    if not backends["gloo"]:
-        return Diagnosis(False, seen, "Ranks on the CPU need gloo; install a torch build with it.")
-    return Diagnosis(True, seen)
+    return _judged(backends["gloo"], seen, "Ranks on the CPU need gloo; install a torch build with it.")
 
 
 def cores(settings: Settings) -> Diagnosis:
@@ -93,18 +96,15 @@ def cores(settings: Settings) -> Diagnosis:
     usable = provenance.usable_cores()
     ranks = max(LEAST_RANKS, min(4, usable))
     seen = f"{usable} usable, {ranks} ranks by default on a CPU"
-    if usable < ranks:
-        return Diagnosis(False, seen, "Ranks will take turns and their times mean little; use more cores.")
-    return Diagnosis(True, seen)
+    return _judged(usable >= ranks, seen, "Ranks will take turns and their times mean little; use more cores.")
 
 
 def load(settings: Settings) -> Diagnosis:
     """Nothing else computes."""
     usable, average = provenance.usable_cores(), os.getloadavg()[0]
-    seen = f"load average {average:.2f} on {usable} cores, limit {BUSY_SHARE * usable:.1f}"
-    if average > BUSY_SHARE * usable:
-        return Diagnosis(False, seen, "Something else is running and will disturb timings; wait, or stop it.")
-    return Diagnosis(True, seen)
+    limit = BUSY_SHARE * usable
+    seen = f"load average {average:.2f} on {usable} cores, limit {limit:.1f}"
+    return _judged(average <= limit, seen, "Something else is running and will disturb timings; wait, or stop it.")
 
 
 def governor(settings: Settings) -> Diagnosis:
@@ -128,9 +128,7 @@ def memory(settings: Settings) -> Diagnosis:
     available, limit = facts["available"] or 0.0, facts["limit"]
     within = "" if limit is None else f" within the container's {format_bytes(limit * 1e6)}"
     seen = f"{format_bytes(available * 1e6)} available{within}, {format_bytes(LEAST_MEMORY_MB * 1e6)} needed"
-    if available < LEAST_MEMORY_MB:
-        return Diagnosis(False, seen, "Free some, or use fewer ranks (--nproc 2).")
-    return Diagnosis(True, seen)
+    return _judged(available >= LEAST_MEMORY_MB, seen, "Free some, or use fewer ranks (--nproc 2).")
 
 
 def results_folder(settings: Settings) -> Diagnosis:
@@ -145,9 +143,8 @@ def results_folder(settings: Settings) -> Diagnosis:
     except UsageError as error:
         return Diagnosis(False, error.message, error.hint)
     except OSError as error:
-        return Diagnosis(
-            False, f"{store.root}: cannot be made: {error.strerror}", "Name another with --results or DYNBENCH_RESULTS."
-        )
+        seen = f"{store.root}: cannot be made: {error.strerror}"
+        return Diagnosis(False, seen, "Name another with --results or DYNBENCH_RESULTS.")
     return Diagnosis(True, f"{store.root} can be written")
 
 
@@ -156,9 +153,8 @@ def disk(settings: Settings) -> Diagnosis:
     root = settings.store().root
     free = shutil.disk_usage(_nearest_folder(root)).free
     seen = f"{format_bytes(free)} free, {format_bytes(LEAST_DISK_BYTES)} wanted"
-    if free < LEAST_DISK_BYTES:
-        return Diagnosis(False, seen, "Remove runs (dynbench runs rm --failed), or name another --results folder.")
-    return Diagnosis(True, seen)
+    hint = "Remove runs (dynbench runs rm --failed), or name another --results folder."
+    return _judged(free >= LEAST_DISK_BYTES, seen, hint)
 
 
 def hub_cache(settings: Settings) -> Diagnosis:
@@ -167,11 +163,8 @@ def hub_cache(settings: Settings) -> Diagnosis:
     folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     models = sorted(path.name for path in folder.glob("models--*")) if folder.is_dir() else []
     if not models:
-        return Diagnosis(
-            True,
-            f"no model in {folder}",
-            "The embedded default needs none; pretrained weights need the network, or --model FOLDER.",
-        )
+        hint = "The embedded default needs none; pretrained weights need the network, or --model FOLDER."
+        return Diagnosis(True, f"no model in {folder}", hint)
     names = ", ".join(name.removeprefix("models--").replace("--", "/") for name in models)
     return Diagnosis(True, f"{folder}: {names}")
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from dynbench.cli.flags import FLAGS, Flag
+from dynbench.cli.output import set_up_logging, stdout_holds
 
 if TYPE_CHECKING:
     from dynbench.cli.output import Form
@@ -103,7 +104,6 @@ def common_options(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
     def wrapper(**given: object) -> object:
         settings = _take_settings(given)
-        from dynbench.cli.output import set_up_logging, stdout_holds
 
         set_up_logging(settings.verbosity, settings.debug)
         if settings.as_json and settings.form != "table":

@@ -4,51 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from dynbench.errors import UsageError
 from dynbench.runs.atomic import jsonable
+from dynbench.table_text import csv_text, pipes
 
-PIPE_WIDTH = 200
-"""Columns of a table that goes into a file or a pipe."""
-MOST_WIDTH = 10_000
+if TYPE_CHECKING:
+    from dynbench.cli.options import Settings
+
 Form = Literal["table", "md", "csv"]
 """What a result's table is printed as."""
-LONG_CELL = 30
-"""Characters from which a cell of several words is a sentence, which may be wrapped."""
-
-
-class _Console(Console):
-    """A console that leaves a closed pipe on stdout to the command line's own handling.
-
-    What is told on the way must not end a run: when nobody reads stderr any more, it leads nowhere.
-    """
-
-    def on_broken_pipe(self) -> None:
-        if not self.stderr:
-            raise BrokenPipeError
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-
-def _console(to_stderr: bool, width: int | None = None) -> Console:
-    stream = sys.stderr if to_stderr else sys.stdout
-    if width is None and not stream.isatty():
-        width = PIPE_WIDTH
-    return _Console(stderr=to_stderr, width=width, markup=False, highlight=False, emoji=False)
-
-
-stdout = _console(to_stderr=False)
-stderr = _console(to_stderr=True)
-
-
 _form: Form = "table"
 _tells = True
 
@@ -80,6 +52,44 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(jsonable(value), allow_nan=False))
 
 
+def answered(settings: Settings, command: str, content: Mapping[str, object], short: str | Iterable[str] = ()) -> bool:
+    """Print a result for a program where that is asked for; False where it is left to be shown to people.
+
+    Args:
+        settings: which form is asked for.
+        command: as its JSON names it.
+        content: of the object under `--json`.
+        short: what is printed under `-q`, in lines.
+    """
+    if settings.as_json:
+        print_json({"schema_version": 1, "command": command, **content})
+    elif settings.quiet:
+        for line in [short] if isinstance(short, str) else short:
+            print_line(line)
+    return settings.as_json or settings.quiet
+
+
+@contextmanager
+def writing(what: object, hint: str = "Name a file in an existing folder.") -> Iterator[None]:
+    """While a file is written that the user named.
+
+    Raises:
+        UsageError: it cannot be, or is there where a new one is made; `what` says which, else the system.
+    """
+    try:
+        yield
+    except FileExistsError as error:
+        raise UsageError(f"{what or error.filename}: exists already", "Name another file.") from error
+    except OSError as error:
+        raise UsageError(f"{what or error.filename}: cannot be written: {error.strerror}", hint) from error
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raises `UsageError` where a file that is to be written is there, unless `force`."""
+    if path.exists() and not force:
+        raise UsageError(f"{path}: exists already", "Name another file, or give --force.")
+
+
 def print_line(text: str) -> None:
     """Print one line of the result, never wrapped, so that paths can be copied."""
     _print(text)
@@ -105,8 +115,6 @@ def print_result(
     if _form == "table":
         print_table(columns, rows, keys=keys, bold=bold)
         return
-    from dynbench.table_text import csv_text, pipes
-
     if _form == "csv":
         click.echo(csv_text(records), nl=False)
         return
@@ -135,41 +143,14 @@ def print_table(
         keys: how many of the first columns tell the rows apart.
         bold: positions of rows that stand out.
     """
-    cells = _texts(rows)
-    numeric = _numeric(len(columns), cells)
-    target = stdout if _form == "table" else stderr
+    from dynbench.cli.console import drawn, stderr, stdout
 
     if title is not None:
         _print(title)
-
-    def draw(chosen: Sequence[int]) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for index in chosen:
-            column = [row[index] for row in cells]
-            wrapped = any(map(_is_long, column))
-            whole = max(Text(text).cell_len for text in (columns[index], *column))
-            table.add_column(
-                Text(columns[index]),
-                justify="right" if numeric[index] else "left",
-                no_wrap=not wrapped,
-                min_width=None if wrapped else whole,
-            )
-        for position, row in enumerate(cells):
-            table.add_row(*(Text(row[index]) for index in chosen), style="bold" if position in bold else "")
-        return table
-
-    def least(chosen: Sequence[int]) -> int:
-        return target.measure(draw(chosen), options=target.options.update(width=MOST_WIDTH)).minimum
-
-    def fits(chosen: Sequence[int]) -> bool:
-        return not target.is_terminal or least(chosen) <= target.width
-
-    for number, chosen in enumerate(_parts(len(columns), keys, fits)):
-        wide = least(chosen) > target.width
-        console = _console(to_stderr=target is stderr, width=least(chosen)) if wide else target
-        with console.capture() as drawn:
-            console.print(draw(chosen))
-        _print(("\n" if number else "") + "\n".join(line.rstrip() for line in drawn.get().splitlines()))
+    cells = _texts(rows)
+    target = stdout if _form == "table" else stderr
+    for text in drawn(target, columns, cells, _numeric(len(columns), cells), keys, bold):
+        _print(text)
 
 
 def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
@@ -179,20 +160,6 @@ def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
 def _numeric(columns: int, cells: Sequence[Sequence[str]]) -> list[bool]:
     """Which columns hold numbers only."""
     return [bool(cells) and all(_is_number(row[index]) for row in cells) for index in range(columns)]
-
-
-def _parts(columns: int, keys: int, fits: Callable[[Sequence[int]], bool]) -> list[list[int]]:
-    """Positions of the columns of each table: as many as fit beside the keys, at least one; all of them in a pipe."""
-    parts = [list(range(min(keys, columns)))]
-    for index in range(keys, columns):
-        if len(parts[-1]) > keys and not fits([*parts[-1], index]):
-            parts.append(list(range(keys)))
-        parts[-1].append(index)
-    return parts
-
-
-def _is_long(cell: str) -> bool:
-    return len(cell) > LONG_CELL and " " in cell
 
 
 def print_pairs(title: str, pairs: Mapping[str, object]) -> None:

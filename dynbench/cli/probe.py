@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.output import print_json, print_line, print_result, print_table
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 def command(settings: Settings, name: str | None, replace: bool) -> None:
     """Find the largest micro-batch of every rank and length, and fit a cost model of the training step."""
     from dynbench.analysis.figures import draw_figures
-    from dynbench.cli.output import print_json, print_line
+    from dynbench.cli.console import working
     from dynbench.experiment.next_training import next_training
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
 
-    with _progress(settings) as report:
+    with working(settings.shows_progress, "probing") as report:
         config = settings.config(paths=True)
         run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
         report("drawing figures")
@@ -43,9 +43,10 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
         report("checking the run to come")
         coming = next_training(config, run, settings.store())
     record = read_probe(run.path)
-    if settings.as_json:
-        shown = {"id": run.id, "name": name, "path": str(run.path), "status": str(run.status)}
-        print_json(_as_json(record, shown, coming))
+    if settings.as_json:  # the raw trials stay in `probe.json`
+        facts = record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"})
+        shown = {"id": run.id, "name": name, "path": run.path, "status": run.status}
+        print_json({"schema_version": 1, "command": "probe", "run": shown, **facts, "train": asdict(coming)})
         return
     if settings.quiet:
         print_line(str(run.path))
@@ -64,23 +65,8 @@ def next_settings(config: Config, run: Run) -> dict[str, object]:
     return {"schedule.mode": "dynamic", "schedule.policy": policy, "probe.run": run.label}
 
 
-@contextmanager
-def _progress(settings: Settings) -> Iterator[Callable[[str], None]]:
-    """One line that changes on a terminal, plain lines elsewhere, nothing under `-q`."""
-    from dynbench.cli.output import stderr
-
-    if not settings.shows_progress:
-        yield lambda text: None
-    elif sys.stderr.isatty():
-        with stderr.status("probing") as status:
-            yield status.update
-    else:
-        yield lambda text: stderr.print(text, soft_wrap=True)
-
-
 def _next_lines(coming: NextTraining, config: Config, run: Run, settings: Settings) -> Iterator[str]:
     """The command that goes on, with settings whose steps all fit, and why they are not those of the probe."""
-    from dynbench.cli.next_command import next_command, setting_words
     from dynbench.config.change import changed
 
     root = run.path.parent
@@ -97,20 +83,7 @@ def _next_lines(coming: NextTraining, config: Config, run: Run, settings: Settin
     yield f"next     {next_command('train', *setting_words('train', wanted, settings.config_path), root=root)}"
 
 
-def _as_json(record: ProbeRecord, run: Mapping[str, object], coming: NextTraining) -> dict[str, object]:
-    """The object that JSON.md describes; the raw trials stay in `probe.json`."""
-    return {
-        "schema_version": 1,
-        "command": "probe",
-        "run": run,
-        **record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"}),
-        "train": asdict(coming),
-    }
-
-
 def _show(record: ProbeRecord) -> None:
-    from dynbench.cli.output import print_line, print_result
-
     limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
     print_line(f"capacity on {record.device}, {record.precision}{limit}")
     print_result(
@@ -174,8 +147,6 @@ def _notes(record: ProbeRecord) -> Iterator[str]:
 
 
 def _show_cost(record: ProbeRecord) -> None:
-    from dynbench.cli.output import print_line, print_table
-
     cost = record.cost_model
     if cost is None:
         return
@@ -202,8 +173,6 @@ def _show_cost(record: ProbeRecord) -> None:
 
 
 def _show_prediction(record: ProbeRecord) -> None:
-    from dynbench.cli.output import print_line
-
     print_line("")
     known = {policy: speedup for policy, speedup in record.predicted_speedup.items() if speedup is not None}
     if not known:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from dynbench.cli.output import stderr
+from dynbench.cli.console import stderr
 
 if TYPE_CHECKING:
     from dynbench.engine.launching.progress import OnProgress, Progress

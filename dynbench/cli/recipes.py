@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, table_option
+from dynbench.cli.output import answered, print_json, print_line, print_result, refuse_existing, writing
 
 
 @click.group()
@@ -22,7 +24,6 @@ def command() -> None:
 @common_options
 def list_recipes(settings: Settings) -> None:
     """All shipped recipes."""
-    from dynbench.cli.output import print_json, print_line, print_result
     from dynbench.config.recipes import list_recipes, load_recipe
 
     found = [(name, path, load_recipe(path)) for name, path in list_recipes().items()]
@@ -30,11 +31,7 @@ def list_recipes(settings: Settings) -> None:
         {"name": name, "path": path, "description": recipe.description, "arms": list(recipe.arms)}
         for name, path, recipe in found
     ]
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "recipes ls", "recipes": rows})
-    elif settings.quiet:
-        print_line("\n".join(name for name, _, _ in found))
-    else:
+    if not answered(settings, "recipes ls", {"recipes": rows}, [name for name, _, _ in found]):
         cells = [(name, recipe.description) for name, _, recipe in found]
         print_result(("recipe", "what it does"), cells, rows)
 
@@ -44,7 +41,6 @@ def list_recipes(settings: Settings) -> None:
 @common_options
 def show_recipe(settings: Settings, name: str) -> None:
     """The text of a recipe."""
-    from dynbench.cli.output import print_json
     from dynbench.config.recipes import find_recipe
 
     path = find_recipe(name)
@@ -62,24 +58,13 @@ def show_recipe(settings: Settings, name: str) -> None:
 @common_options
 def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> None:
     """Copy a recipe, to change it."""
-    from dynbench.cli.next_command import next_command
-    from dynbench.cli.output import print_json, print_line
     from dynbench.config.recipes import find_recipe
-    from dynbench.errors import UsageError
 
     source = find_recipe(name)
     path = target / source.name if target.is_dir() else target
-    if path.exists() and not force:
-        raise UsageError(f"{path}: exists already", "Name another file, or give --force.")
-    try:
+    refuse_existing(path, force)
+    with writing(path):
         path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror}", "Name a file in an existing folder."
-        ) from error
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "recipes cp", "source": source, "path": path})
-    else:
+    if not answered(settings, "recipes cp", {"source": source, "path": path}, str(path)):
         print_line(str(path))
-        if not settings.quiet:
-            print_line(f"next  {next_command('compare', str(path), root=settings.store().root)}")
+        print_line(f"next  {next_command('compare', str(path), root=settings.store().root)}")

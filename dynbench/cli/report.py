@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options
+from dynbench.cli.output import answered, print_line, writing
+from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.experiment.reporting import Format
@@ -41,9 +44,6 @@ def command(
     solve: bool,
 ) -> None:
     """Fill the report template from a comparison or run; without one, from the latest comparison."""
-    from dynbench.cli.next_command import next_command
-    from dynbench.cli.output import print_json, print_line
-    from dynbench.errors import UsageError
     from dynbench.experiment.reporting import render_report, write_report
     from dynbench.experiment.subject import find_subject, read_subject
 
@@ -60,19 +60,12 @@ def command(
             raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
         click.echo(render_report(subject, lang, chosen, Path(), template), nl=False)
         return
-    try:
+    with writing(output, "Name a file in an existing folder with -o."):
         path = write_report(subject, lang, chosen, output, template)
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename or output}: cannot be written: {error.strerror}",
-            "Name a file in an existing folder with -o.",
-        ) from error
-    if settings.as_json:
-        subject_facts = {"id": subject.run.id, "name": subject.run.name, "path": subject.run.path}
-        print_json({"schema_version": 1, "command": "report", "subject": subject_facts, "path": path})
-    else:
+    facts = {"id": subject.run.id, "name": subject.run.name, "path": subject.run.path}
+    if not answered(settings, "report", {"subject": facts, "path": path}, str(path)):
         print_line(str(path))
-        if chosen == "md" and not settings.quiet:
+        if chosen == "md":
             words = [ref or subject.run.label, "--format", "html"]
             words += [] if lang == "en" else ["--lang", lang]
             words += [] if template is None else ["--template", str(template)]
@@ -86,8 +79,6 @@ def _format(form: Format | None, output: Path | None) -> Format:
     Raises:
         UsageError: a suffix of another format.
     """
-    from dynbench.errors import UsageError
-
     suffix = "" if output is None or str(output) == "-" else output.suffix.lower()
     known = SUFFIXES.get(suffix)
     if suffix and (known is None or form not in (None, known)):

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.options import Settings, common_options, table_option
+from dynbench.cli.output import answered, print_line, print_result
+from dynbench.errors import RunLookupError, UsageError
+from dynbench.runs.status import UNSUCCESSFUL
 
 if TYPE_CHECKING:
     from dynbench.runs.run import Run
@@ -68,7 +71,6 @@ def list_runs(
 
     A run is listed by itself where its comparison is not among those found.
     """
-    from dynbench.cli.output import print_json, print_line, print_result
     from dynbench.cli.runs_ls import Wanted, chosen, moment, rows_of, statuses, table, words
 
     exact = {"command": words(commands), "status": statuses(status), "dataset": words(dataset), "policy": words(policy)}
@@ -76,14 +78,10 @@ def list_runs(
     store = settings.store()
     every = rows_of(store.entries())
     rows = chosen(every, wanted, limit)
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "runs ls", "results": store.root, "runs": rows})
-    elif rows and settings.quiet and settings.form == "table":
-        print_line("\n".join(str(row["id"]) for row in rows))
+    if answered(settings, "runs ls", {"results": store.root, "runs": rows}, [str(row["id"]) for row in rows]):
+        pass
     elif rows:
         print_result(*table(every, rows, launches), rows)
-    elif settings.quiet:
-        pass
     elif every:
         print_line(f"None of the {len(every)} runs in {store.root} is so. `dynbench runs ls` lists them.")
     else:
@@ -98,16 +96,11 @@ def list_runs(
 @common_options
 def show_run(settings: Settings, ref: str) -> None:
     """One run: its record, where its configuration leaves the defaults, its environment, its files."""
-    from dynbench.cli.output import print_json, print_line
     from dynbench.cli.runs_show import facts_of, print_facts
 
     run = settings.store().resolve(ref)
     shown = facts_of(run)
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "runs show", **shown})
-    elif settings.quiet:
-        print_line(str(run.path))
-    else:
+    if not answered(settings, "runs show", shown, str(run.path)):
         print_facts(shown)
 
 
@@ -126,15 +119,10 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
     `dynbench analyze RUN... --against FILE` compares with it, `dynbench analyze FILE` analyzes its runs.
     """
     from dynbench.analysis.selection import export_runs
-    from dynbench.cli.output import print_json, print_line
 
     runs = export_runs(refs, settings.store(), output, arm)
-    if settings.as_json:
-        exported = [run.id for run in runs]
-        print_json({"schema_version": 1, "command": "runs export", "runs": exported, "path": output})
-        return
-    print_line(str(output))
-    if not settings.quiet:
+    if not answered(settings, "runs export", {"runs": [run.id for run in runs], "path": output}, str(output)):
+        print_line(str(output))
         print_line(f"next  dynbench analyze RUN... --against {shlex.quote(str(output))}")
 
 
@@ -168,7 +156,6 @@ def remove_runs(
     completed launches of a comparison that failed, unless --with-launches is given.
     """
     from dynbench.cli.runs_rm import remove
-    from dynbench.errors import UsageError
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
@@ -184,8 +171,6 @@ def _named(store: RunStore, refs: Sequence[str]) -> list[Run]:
     Raises:
         RunLookupError: a reference that means nothing, or a path.
     """
-    from dynbench.errors import RunLookupError
-
     for ref in refs:
         if os.sep in ref:
             raise RunLookupError(
@@ -197,7 +182,6 @@ def _named(store: RunStore, refs: Sequence[str]) -> list[Run]:
 def _unsuccessful(store: RunStore) -> list[Run]:
     """The runs of the registry that ended early."""
     from dynbench.runs.run import current_status
-    from dynbench.runs.status import UNSUCCESSFUL
 
     strange = {path for path, _ in _tell_strangers(store)}
     return [

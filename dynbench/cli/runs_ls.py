@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from dynbench.runs.lookup import Entries
-    from dynbench.runs.run import Run
-    from dynbench.runs.run_record import RunRecord
+from dynbench.cli.runs_show import shown_duration
+from dynbench.config.rules import known_world_size
+from dynbench.errors import RecordError, UsageError, did_you_mean
+from dynbench.runs.groups import groups_of
+from dynbench.runs.lookup import Entries
+from dynbench.runs.run import Run, current_status, duration_s
+from dynbench.runs.run_record import RunRecord
+from dynbench.runs.status import Status
 
 Row = dict[str, object]
 _INDENT = "  "
@@ -35,9 +38,6 @@ class Wanted:
 
     def holds(self, row: Row) -> bool:
         """Whether an entry is wanted."""
-        from datetime import datetime
-        from fnmatch import fnmatchcase
-
         return (
             all(not values or row[key] in values for key, values in self.exact.items())
             and (self.name is None or fnmatchcase(str(row["name"] or ""), self.name))
@@ -51,9 +51,6 @@ def statuses(text: str | None) -> list[str]:
     Raises:
         UsageError: one that is none.
     """
-    from dynbench.errors import UsageError, did_you_mean
-    from dynbench.runs.status import Status
-
     for word in words(text):
         if word not in tuple(Status):
             raise UsageError(
@@ -74,10 +71,6 @@ def moment(text: str | None) -> datetime | None:
     Raises:
         UsageError: neither.
     """
-    from datetime import UTC, datetime, timedelta
-
-    from dynbench.errors import UsageError
-
     if text is None:
         return None
     number, unit = text[:-1], text[-1:]
@@ -94,8 +87,6 @@ def moment(text: str | None) -> datetime | None:
 
 def rows_of(entries: Entries) -> list[Row]:
     """All entries, oldest first, each with its group and, of a comparison, with what was made for it."""
-    from dynbench.runs.groups import groups_of
-
     groups = groups_of(entries)
     members: dict[str, list[str]] = {}
     for run, _ in entries:
@@ -108,9 +99,6 @@ def rows_of(entries: Entries) -> list[Row]:
 
 def _row(run: Run, record: RunRecord) -> Row:
     """What `ls` says about a run by itself; what the configuration does not tell is None."""
-    from dynbench.errors import RecordError
-    from dynbench.runs.run import current_status, duration_s
-
     row: Row = {
         "id": run.id,
         "name": record.name,
@@ -130,7 +118,6 @@ def _row(run: Run, record: RunRecord) -> Row:
         config = run.config()
     except RecordError:
         return row
-    from dynbench.config.rules import known_world_size
 
     return row | {
         "policy": config.schedule.policy_name,
@@ -209,8 +196,6 @@ def _counted(members: Sequence[Row]) -> str:
 
 
 def _further(row: Row) -> list[object]:
-    from dynbench.cli.runs_show import shown_duration
-
     return [
         _when(str(row["created"])),
         shown_duration(row["duration_s"]),
@@ -222,8 +207,6 @@ def _further(row: Row) -> list[object]:
 
 def _when(created: str) -> str:
     """A stored UTC time as local time, to the minute."""
-    from datetime import datetime
-
     try:
         return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
     except ValueError:

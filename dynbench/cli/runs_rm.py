@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from dynbench.cli.options import Settings
-
-if TYPE_CHECKING:
-    from dynbench.runs.groups import Removal
-    from dynbench.runs.run import Run
-    from dynbench.runs.store import RunStore
+from dynbench.cli.output import answered, print_line
+from dynbench.errors import UsageError
+from dynbench.runs.groups import Removal, plan_removal, size_of
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.units import format_bytes
 
 
 def remove(
@@ -43,8 +43,6 @@ def remove(
         RunLookupError: one of them cannot go, as `RunStore.check_removable`.
         UsageError: what has to be said was not, and cannot be asked for; or a folder cannot be deleted.
     """
-    from dynbench.runs.groups import Removal, plan_removal, size_of
-
     runs = list({run.path: run for run in (*named, *unsuccessful)}.values())
     for run in runs:
         store.check_removable(run, force)
@@ -71,8 +69,6 @@ def _asked(comparisons: Sequence[Run], members: int, silent: bool) -> bool:
     Raises:
         UsageError: there is none, or it must not be asked.
     """
-    from dynbench.errors import UsageError
-
     names = " ".join(dict.fromkeys(run.label for run in comparisons))
     if silent or not sys.stdin.isatty():
         raise UsageError(
@@ -83,8 +79,6 @@ def _asked(comparisons: Sequence[Run], members: int, silent: bool) -> bool:
 
 
 def _confirm(runs: Sequence[Run]) -> None:
-    from dynbench.errors import UsageError
-
     if not sys.stdin.isatty():
         raise UsageError("runs rm: cannot ask, as the input is not a terminal", "Give --yes to remove without asking.")
     for run in runs:
@@ -93,24 +87,13 @@ def _confirm(runs: Sequence[Run]) -> None:
 
 
 def _tell(settings: Settings, removal: Removal, going: Sequence[Run], sizes: dict[str, int], dry_run: bool) -> None:
-    from dynbench.cli.output import print_json, print_line
-    from dynbench.units import format_bytes
-
-    if settings.as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "command": "runs rm",
-                "dry_run": dry_run,
-                "removed": [run.id for run in going],
-                "bytes": sum(sizes.values()),
-                "kept": [{"id": kept.run.id, "used_by": kept.used_by} for kept in removal.kept],
-            }
-        )
-        return
-    if settings.quiet:
-        if going:
-            print_line("\n".join(str(run.path) for run in going))
+    facts = {
+        "dry_run": dry_run,
+        "removed": [run.id for run in going],
+        "bytes": sum(sizes.values()),
+        "kept": [{"id": kept.run.id, "used_by": kept.used_by} for kept in removal.kept],
+    }
+    if answered(settings, "runs rm", facts, [str(run.path) for run in going]):
         return
     word = "would remove" if dry_run else "removed"
     for run in going:

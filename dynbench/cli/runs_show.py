@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dynbench.runs.run import Run
+from dynbench.cli.next_command import next_command
+from dynbench.cli.output import brief, print_line, print_pairs
+from dynbench.config.digest import differences
+from dynbench.config.schema import Config
+from dynbench.errors import RecordError
+from dynbench.runs.run import Run, current_status, duration_s
+from dynbench.runs.store import RunStore
+from dynbench.units import format_bytes, format_ms
 
 _log = logging.getLogger(__name__)
 OF_ITS_COMPARISONS = "that of its comparisons; dynbench runs show says it of each"
@@ -17,18 +22,11 @@ OF_ITS_RUNS = "that of its runs; dynbench runs show says it of each"
 
 def shown_duration(seconds: object) -> str:
     """Seconds in a readable unit; empty where they are unknown."""
-    from dynbench.units import format_ms
-
     return format_ms(seconds * 1000) if isinstance(seconds, int | float) else ""
 
 
 def facts_of(run: Run) -> dict[str, object]:
     """Everything that a run folder says about itself; parts that cannot be read say why instead."""
-    from dynbench.config.digest import differences
-    from dynbench.config.schema import Config
-    from dynbench.errors import RecordError
-    from dynbench.runs.run import current_status, duration_s
-
     record = run.record()
     facts: dict[str, object] = {
         "run": record.as_dict() | {"status": current_status(record), "path": run.path, "duration_s": duration_s(record)}
@@ -62,9 +60,6 @@ def facts_of(run: Run) -> dict[str, object]:
 
 def _comparison_facts(run: Run) -> dict[str, object]:
     """The runs by arm and the verdicts of a comparison, and what comes next; empty for any other entry."""
-    from dynbench.cli.next_command import next_command
-    from dynbench.errors import RecordError
-
     root = run.path.parent
     try:
         if (run.path / "cells.json").is_file():
@@ -92,9 +87,7 @@ def _comparison_facts(run: Run) -> dict[str, object]:
 
 def _cells_facts(run: Run) -> dict[str, object]:
     """The comparisons that a folder is over, each with what sets it apart and how it stands."""
-    from dynbench.cli.next_command import next_command
-    from dynbench.experiment.cells import read_cells
-    from dynbench.runs.store import RunStore
+    from dynbench.experiment.cells import read_cells  # with all of analysis
 
     store = RunStore(run.path.parent)
     cells = [(cell, store.root / cell.comparison) for cell in read_cells(run)]
@@ -112,9 +105,6 @@ def _cells_facts(run: Run) -> dict[str, object]:
 
 def print_facts(facts: dict[str, object]) -> None:
     """Print what `facts_of` found."""
-    from dynbench.cli.output import brief, print_line, print_pairs
-    from dynbench.units import format_bytes
-
     run = facts["run"]
     assert isinstance(run, dict)
     failure = run.pop("failure")

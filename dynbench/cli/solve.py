@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
+from dynbench.cli.output import answered, print_result, show_warnings, writing
+from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -100,7 +103,6 @@ def command(
     """
     if list_only:
         return _list_policies(settings)
-    from dynbench.cli.output import show_warnings
     from dynbench.experiment.solve_run import SolveOptions, run_solve
     from dynbench.schedule.solve import DEFAULT_WINDOW
 
@@ -124,18 +126,19 @@ def command(
         order=order,
         max_length=max_length,
     )
-    from dynbench.cli.solve_view import Progress
+    from dynbench.cli.console import working
+    from dynbench.cli.solve_view import PATIENCE_S, progress_on
 
     warnings = _unread(settings, config, traces, from_run, policies)
     show_warnings(warnings)
-    with Progress(enabled=settings.shows_progress) as progress:
+    with working(settings.shows_progress, after_s=PATIENCE_S, line_every_s=math.inf) as tell:
         solution = run_solve(
             config,
             options,
             settings.store(),
             name=name,
             replace_name=replace,
-            on_outcome=progress.update,
+            on_outcome=progress_on(tell),
             warnings=warnings,
         )
     if csv_path is not None:
@@ -216,7 +219,6 @@ def _dataset(settings: Settings, flags: Mapping[str, object]) -> Trace:
 
 def _write_trace(traces: Sequence[Trace], path: Path) -> None:
     from dynbench.cli.data import save_lengths
-    from dynbench.errors import UsageError
 
     if len(traces) != 1:
         raise UsageError(f"--write-trace {path}: {len(traces)} traces for one file", "Name a single trace.")
@@ -224,17 +226,13 @@ def _write_trace(traces: Sequence[Trace], path: Path) -> None:
 
 
 def _write_csv(solution: Solution, path: Path) -> None:
-    from dynbench.errors import UsageError
     from dynbench.experiment.solve_run import flat, write_csv
 
-    try:
+    with writing(f"--csv {path}", "Name a writable folder."):
         write_csv(path, [flat(line.result) for line in solution.lines])
-    except OSError as error:
-        raise UsageError(f"--csv {path}: cannot be written: {error.strerror}", "Name a writable folder.") from error
 
 
 def _show(settings: Settings, config: Config, solution: Solution, draw: bool) -> None:
-    from dynbench.cli.output import print_json, print_line
     from dynbench.cli.solve_next import next_lines
     from dynbench.cli.solve_view import print_solution
 
@@ -243,38 +241,25 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
         from dynbench.analysis.figures import draw_figures
 
         figures = draw_figures("solve", solution.run, solution.run.figures_dir)
-    if not settings.as_json and settings.quiet:
-        print_line(str(solution.run.path))
-        return
-    if not settings.as_json:
-        print_solution(solution, figures, next_lines(solution, config, settings))
-        return
     run = solution.run
-    print_json(
-        {
-            "schema_version": 1,
-            "command": "solve",
-            "run": {"id": run.id, "name": run.name, "path": run.path, "status": run.status},
-            "results": [line.result for line in solution.lines],
-            "skipped": solution.skipped,
-            "figures": figures,
-        }
-    )
+    facts = {
+        "run": {"id": run.id, "name": run.name, "path": run.path, "status": run.status},
+        "results": [line.result for line in solution.lines],
+        "skipped": solution.skipped,
+        "figures": figures,
+    }
+    if not answered(settings, "solve", facts, str(run.path)):
+        print_solution(solution, figures, next_lines(solution, config, settings))
 
 
 def _list_policies(settings: Settings) -> None:
-    from dynbench.cli.output import print_json, print_line, print_result
     from dynbench.schedule.policy import REGISTRY, missing_package
 
     policies = [
         {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": missing_package(name)}
         for name, entry in REGISTRY.items()
     ]
-    if settings.as_json:
-        print_json({"schema_version": 1, "command": "solve", "policies": policies})
-        return
-    if settings.quiet:
-        print_line("\n".join(REGISTRY))
+    if answered(settings, "solve", {"policies": policies}, REGISTRY):
         return
     rows = [
         (name, entry.summary, "train, solve" if entry.in_train else "solve", missing_package(name))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynbench.cli.next_command import next_command, setting_words
+from dynbench.cli.options import Settings
 from dynbench.cli.solve_view import best_of, gives_back_nothing
 from dynbench.config.change import changed
+from dynbench.config.schema import Config, Launch, Workload
+from dynbench.engine.planning import names_a_probe
+from dynbench.errors import RecordError
+from dynbench.experiment.solve_run import Solution
+from dynbench.experiment.trace_sources import asked_config
 from dynbench.runs.provenance import usable_cores
 from dynbench.schedule.traces import Trace
-
-if TYPE_CHECKING:
-    from dynbench.cli.options import Settings
-    from dynbench.config.schema import Config, Launch
-    from dynbench.experiment.solve_run import Solution
 
 SHORTEST, LONGEST = 2, 512
 """What `workload.max_length` takes, tokens."""
@@ -56,8 +57,6 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
 
 def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
     """The settings that load the trace's samples at the lengths that were planned, up to `most` tokens."""
-    from dynbench.config.schema import Workload
-
     fields = (
         "dataset",
         "data_path",
@@ -84,10 +83,6 @@ def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
 
 def _probed(config: Config, settings: Settings) -> Config | None:
     """What the probe that is planned with was asked for; None where none is."""
-    from dynbench.engine.planning import names_a_probe
-    from dynbench.errors import RecordError
-    from dynbench.experiment.trace_sources import asked_config
-
     if not names_a_probe(config):
         return None
     try:

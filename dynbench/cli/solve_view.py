@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
-from rich.status import Status
-
-from dynbench.cli import output
+from dynbench.cli.console import stderr
+from dynbench.cli.output import print_line, print_result
+from dynbench.experiment.solve_run import Solution, flat
 from dynbench.schedule.policy import REGISTRY
 from dynbench.schedule.solve import LINE_LIMIT_S, Line, Skipped
 from dynbench.schedule.traces import Trace, describe
 from dynbench.units import format_count
-
-if TYPE_CHECKING:
-    from dynbench.experiment.solve_run import Solution
 
 PATIENCE_S = 2.0
 """Progress is shown once a solve takes longer than this."""
@@ -37,37 +35,16 @@ ALIKE = {
 """Costs that plan like another one (a monotone function of it), by name."""
 
 
-class Progress:
-    """A line on stderr that says what was solved last; shown only when it takes a while, and gone afterwards."""
+def progress_on(tell: Callable[[str], None]) -> Callable[[Line | Skipped], None]:
+    """What to call with every outcome; it tells how many there were, and the last."""
+    numbers = count(1)
 
-    def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled and output.stderr.is_terminal
-        self._begin = time.monotonic()
-        self._lines = 0
-        self._status: Status | None = None
+    def update(outcome: Line | Skipped) -> None:
+        where = "{trace} G={world_size} {policy}" if isinstance(outcome, Line) else "{trace} G={world_size}"
+        facts = outcome.result if isinstance(outcome, Line) else asdict(outcome)
+        tell(f"{next(numbers)} lines solved, last {where.format(**facts)}")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, outcome: Line | Skipped) -> None:
-        """Note one more line."""
-        self._lines += 1
-        if not self._enabled or time.monotonic() - self._begin < PATIENCE_S:
-            return
-        if isinstance(outcome, Line):
-            where = "{trace} G={world_size} {policy}".format(**outcome.result)
-        else:
-            where = f"{outcome.trace} G={outcome.world_size}"
-        text = f"{self._lines} lines solved, last {where}"
-        if self._status is None:
-            self._status = output.stderr.status(text)
-            self._status.start()
-        else:
-            self._status.update(text)
+    return update
 
 
 def print_solution(solution: Solution, figures: Sequence[Path], following: Sequence[str]) -> None:
@@ -78,23 +55,21 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
         figures: files drawn.
         following: the lines on what comes next.
     """
-    from dynbench.experiment.solve_run import flat
-
     for trace in solution.traces:
-        output.print_line(_describe(trace))
+        print_line(_describe(trace))
         for note in _cut_notes(trace):
-            output.print_line(f"  {note}")
+            print_line(f"  {note}")
     results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
     rows = [_cells(result, results) for result in results]
-    output.print_result(COLUMNS, rows, map(flat, results), keys=KEYS, bold=best)
+    print_result(COLUMNS, rows, map(flat, results), keys=KEYS, bold=best)
     for note in (*_greedy_notes(results), *_steps_notes(results, solution.steps), *_notes(results)):
-        output.print_line(note)
+        print_line(note)
     for text in _left_out(solution.skipped):
-        output.stderr.print(text, soft_wrap=True)
-    output.print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
+        stderr.print(text, soft_wrap=True)
+    print_line(f"Results: {solution.run.path}" + (f" ({len(figures)} figure files)" if figures else ""))
     for text in following:
-        output.print_line(text)
+        print_line(text)
 
 
 def gives_back_nothing(results: Sequence[Mapping[str, Any]]) -> bool:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options
+from dynbench.cli.output import answered, print_json, print_line, print_table, show_warnings
+from dynbench.errors import RecordError
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -50,26 +53,22 @@ def command(settings: Settings, name: str | None, replace: bool, dry_run: bool, 
 
 
 def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
-    from dynbench.cli.output import print_json, print_line, show_warnings
     from dynbench.config.dump import dump_config
 
     show_warnings(plan.warnings)
     config = plan.resolved.config
     environment = [f"{key}={value}" for key, value in plan.environment.items()]
     if settings.as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "command": "train",
-                "dry_run": True,
-                "config": config.model_dump(mode="json"),
-                "decisions": plan.resolved.decisions,
-                "torchrun": list(plan.command),
-                "environment": plan.environment,
-                "run_path": plan.run_path,
-                "warnings": plan.warnings,
-            }
-        )
+        facts = {
+            "dry_run": True,
+            "config": config.model_dump(mode="json"),
+            "decisions": plan.resolved.decisions,
+            "torchrun": list(plan.command),
+            "environment": plan.environment,
+            "run_path": plan.run_path,
+            "warnings": plan.warnings,
+        }
+        print_json({"schema_version": 1, "command": "train", **facts})
         return
     print_line(dump_config(config).rstrip())
     for key, decision in plan.resolved.decisions.items():
@@ -82,17 +81,12 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.data_facts import read_data
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
-    from dynbench.cli.output import print_json, print_line, print_table
     from dynbench.config.digest import flatten
 
     run, summary = result.run, result.summary
     record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
-    if settings.as_json:
-        shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
-        print_json({"schema_version": 1, "command": "train", "run": shown, "summary": summary, "figures": figures})
-        return
-    if settings.quiet:
-        print_line(str(run.path))
+    shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
+    if answered(settings, "train", {"run": shown, "summary": summary, "figures": figures}, str(run.path)):
         return
     if summary is not None:
         header, cells = readable(summary_rows({run.label: summary}))
@@ -117,8 +111,6 @@ def _virtual_note(run: Run) -> str:
 
 def analysis_command(run: Run, store: RunStore) -> str:
     """The analysis of a run as it was asked for, against the latest run that has other scheduling only, or alone."""
-    from dynbench.cli.next_command import next_command, setting_words
-
     config = run.config()
     labels = [each.label for each in _compared(run, config, store)]
     return next_command("analyze", *labels, *setting_words("analyze", config), root=store.root)
@@ -127,7 +119,6 @@ def analysis_command(run: Run, store: RunStore) -> str:
 def _compared(run: Run, config: Config, store: RunStore) -> tuple[Run, ...]:
     """The run and the one to compare it with, static first."""
     from dynbench.config.digest import differences
-    from dynbench.errors import RecordError
 
     for other, record in reversed(store.entries()):
         if record.command != "train" or record.status != "completed" or other.id == run.id:

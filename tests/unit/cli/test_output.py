@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dynbench.cli import output
+from dynbench.cli import console, output
 
 
 @pytest.fixture(autouse=True)
@@ -100,13 +100,13 @@ def test_brief(value: object, text: str) -> None:
 
 
 def test_a_narrow_terminal_breaks_no_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(output.stdout, "_width", 10)
+    monkeypatch.setattr(console.stdout, "_width", 10)
     output.print_table(("word", "other"), [("unbreakable", "indivisible")])
     assert "unbreakable  indivisible" in capsys.readouterr().out
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(output, "stdout", output._Console(width=width, force_terminal=True, color_system=None))
+    monkeypatch.setattr(console, "stdout", console._Console(width=width, force_terminal=True, color_system=None))
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 300])
@@ -150,7 +150,7 @@ def test_sentences_are_wrapped_before_columns_go_below(
 
 
 def test_nobody_reading_stderr_ends_nothing() -> None:
-    code = "from dynbench.cli.output import stderr\nfor _ in range(3): stderr.print('x' * 100_000)\nprint('went on')"
+    code = "from dynbench.cli.console import stderr\nfor _ in range(3): stderr.print('x' * 100_000)\nprint('went on')"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, text=True, check=False)

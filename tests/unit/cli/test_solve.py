@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.cli import solve_view
+from dynbench.cli import console, solve_view
 from dynbench.cli.main import main
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -374,7 +374,6 @@ def test_progress_waits_before_it_shows(monkeypatch):
             self.shown = []
 
         def status(self, text):
-            self.shown.append(text)
             return self
 
         def start(self):
@@ -386,12 +385,13 @@ def test_progress_waits_before_it_shows(monkeypatch):
         def update(self, text):
             self.shown.append(text)
 
-    monkeypatch.setattr(solve_view.output, "stderr", terminal := Terminal())
+    monkeypatch.setattr(console, "stderr", terminal := Terminal())
     ticks = iter([0.0, 1.0, 3.0, 4.0])
-    monkeypatch.setattr(solve_view.time, "monotonic", lambda: next(ticks))
-    with solve_view.Progress(enabled=True) as progress:
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(ticks))
+    with console.working(True, after_s=solve_view.PATIENCE_S) as tell:
+        update = solve_view.progress_on(tell)
         for size in (2, 4, 8):
-            progress.update(Skipped("sst2", size, None, "why"))
+            update(Skipped("sst2", size, None, "why"))
     assert terminal.shown == ["2 lines solved, last sst2 G=4", "3 lines solved, last sst2 G=8", "stopped"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.cli import output
+from dynbench.cli import console, output
 from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.recipes import list_recipes
@@ -159,7 +159,7 @@ def test_a_narrow_terminal_cuts_and_breaks_nothing(
     words = [*SOLVE, "--format", form, "--results"]
     assert main([*words, str(tmp_path / "wide")]) == 0
     wide = capsys.readouterr().out
-    monkeypatch.setattr(output, "stdout", output._Console(width=40, force_terminal=True))
+    monkeypatch.setattr(console, "stdout", console._Console(width=40, force_terminal=True))
     monkeypatch.setenv("COLUMNS", "40")
     assert main([*words, str(tmp_path / "narrow")]) == 0
     narrow = capsys.readouterr().out
