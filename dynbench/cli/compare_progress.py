@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TimeElapsedColumn
 
-from dynbench.cli.console import stderr
+from dynbench.cli.console import progress_bar, stderr
 from dynbench.units import format_ms
 
 if TYPE_CHECKING:
@@ -42,16 +42,14 @@ class _Lines(Display):
             stderr.print(text, soft_wrap=True)
 
 
-class _Bars(Display):
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._task: TaskID = bars.add_task("starting", total=None, facts="")
+class _Bar(Display):
+    def __init__(self, update: Callable[..., None]) -> None:
+        self._update = update
 
     def on_progress(self, progress: CompareProgress) -> None:
         fraction = progress.steps_done / progress.total_steps
         facts = f"step {progress.steps_done}/{progress.total_steps}" if progress.steps_done else "starting ranks"
-        self._bars.update(
-            self._task,
+        self._update(
             description=_title(progress),
             completed=progress.done + fraction,
             total=progress.total,
@@ -59,7 +57,7 @@ class _Bars(Display):
         )
 
     def on_stage(self, text: str) -> None:
-        self._bars.update(self._task, description=text, completed=1, total=1, facts="")
+        self._update(description=text, completed=1, total=1, facts="")
 
 
 @contextmanager
@@ -70,14 +68,8 @@ def compare_display(wanted: bool) -> Iterator[Display]:
     elif not stderr.is_terminal:
         yield _Lines()
     else:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[facts]}"),
-        )
-        with Progress(*columns, console=stderr, refresh_per_second=4, transient=True) as bars:
-            yield _Bars(bars)
+        with progress_bar("starting", BarColumn(), TimeElapsedColumn()) as update:
+            yield _Bar(update)
 
 
 def _title(progress: CompareProgress) -> str:

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -74,6 +76,23 @@ def working(
         yield show if wanted else lambda text: None
     finally:
         status.stop()
+
+
+@contextmanager
+def progress_bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """A bar between what is being done and facts about it, gone afterwards.
+
+    Args:
+        what: is being done at first.
+        columns: the bar and what counts beside it.
+
+    Yields:
+        Takes `description`, `completed`, `total` and `facts` by name.
+    """
+    around = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
+    shown = Progress(around[0], *columns, around[1], console=stderr, refresh_per_second=4, transient=True)
+    with shown:
+        yield partial(shown.update, shown.add_task(what, total=None, facts=""))
 
 
 def drawn(

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from dynbench.cli.console import stderr
+from dynbench.cli.console import progress_bar, stderr
 
 if TYPE_CHECKING:
     from dynbench.engine.launching.progress import OnProgress, Progress
@@ -35,19 +34,11 @@ def progress_display(wanted: bool) -> Iterator[OnProgress | None]:
 
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=BAR_WIDTH),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[facts]}"),
-    )
-    with Bar(*columns, console=stderr, refresh_per_second=4, transient=True) as bar:
-        task = bar.add_task("starting ranks", total=None, facts="")
+    columns = BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+    with progress_bar("starting ranks", *columns) as update:
 
         def show(progress: Progress) -> None:
-            bar.update(
-                task,
+            update(
                 description="training" if progress.steps_done else "starting ranks",
                 completed=progress.steps_done,
                 total=progress.total_steps,

@@ -144,5 +144,7 @@ def solve_greedy_gap(source: Run) -> style.Drawing | None:
         left = upper is above[0]
         style.label_axes(upper, "gap of the maximum", "share of steps" if left else "", title=name)
         style.label_axes(lower, "greedy's gap of the variance", "share of steps" if left else "")
+    for axes in panels:
+        axes.set_ylim(0, 1.05)
     style.legend_of_figure(figure, above[0])
     return style.Drawing(figure, table)
