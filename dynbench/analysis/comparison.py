@@ -64,7 +64,7 @@ class Comparison:
     forbidden: Differences = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        """The `comparison` object of JSON.md, less the identity of its folder."""
+        """The `comparison` object of results/FIELDS.md, less the identity of its folder."""
         low, high = self.speedup.low, self.speedup.high
         return {
             "baseline": self.baseline.label,

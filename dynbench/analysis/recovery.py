@@ -63,9 +63,9 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
     """What the candidates of the pairs recover together.
 
     The bound leaves everything of a step as the baseline measured it but the slowest rank's compute, which becomes the
-    least that a plan of the step's samples could reach with one micro-batch per rank and no padding (DESIGN, `measured`
-    bound): max((G*alpha + beta*sum(L)) / sum(speed), (alpha + beta*Lmax) / fastest). Alpha and beta are fitted to the
-    baseline's own rows, its ranks brought to full speed.
+    least that a plan of the step's samples could reach with one micro-batch per rank and no padding (as
+    `schedule.bounds`, without gamma): max((G*alpha + beta*sum(L)) / sum(speed), (alpha + beta*Lmax) / fastest). Alpha
+    and beta are fitted to the baseline's own rows, its ranks brought to full speed.
 
     A plan that moves samples between steps, as a window does, may pass that: it can put long samples side by side, so
     that fewer steps wait for one. What no plan of the same samples in as many steps passes is the mean over ranks, the

@@ -72,7 +72,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
 
 
 def summary_of(merged: MergedRun) -> Summary:
-    """The `summary` object of JSON.md; absent facts are None."""
+    """The `summary` object of results/FIELDS.md; absent facts are None."""
     steps, facts = merged.measured, merged.facts
     total_ms = merged.time_ms if steps.height else None
     return {

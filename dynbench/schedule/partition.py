@@ -22,7 +22,9 @@ from dynbench.schedule.policy import BatchPolicy, Problem
 
 
 class Partition(BatchPolicy):
-    """Exact least maximum of one micro-batch per rank, then least total cost (DESIGN: `partition`).
+    """Exact least maximum of one micro-batch per rank, then least total cost.
+
+    Groups of samples that follow each other in sorted length are enough; `partition_search` says why.
 
     Equal ranks: exact in the maximum at any size, in the total up to `partition_total.TABLE_LIMIT`. Unequal ranks:
     see `partition_unequal`. Several micro-batches per rank: see `micro_batches`.

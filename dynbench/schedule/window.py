@@ -20,7 +20,7 @@ from dynbench.schedule.window_sweep import SortedWindow
 
 
 class Window(BatchPolicy):
-    """Least sum over a window's steps of the slowest rank's cost (DESIGN: `window W > 1`); a heuristic.
+    """Least sum over a window's steps of the slowest rank's cost; a heuristic.
 
     Every step gets exactly B of the window's samples, and the steps' mean lengths are spread no more than those of
     random batches. Never worse than `partition` on the same batches, whose plan is the fallback; with W=1, and for a

@@ -20,7 +20,7 @@ FEWEST = 4
 SESSION_H = 1.0
 """Hours without a launch after which the machine is in another state: other clocks, other neighbours, other code."""
 SPREAD_LIMIT = 0.10
-"""Coefficient of variation over launches, pyperf's limit for values of one benchmark."""
+"""Coefficient of variation over launches; `pyperf check` (github.com/psf/pyperf) has it for values of one benchmark."""
 OTHER_ARITHMETIC = ("train.precision", "compress.name")
 
 

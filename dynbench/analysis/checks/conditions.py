@@ -19,7 +19,11 @@ from dynbench.runs.probe_record import read_probe
 MEMORY_TOLERANCE = 1.01
 """Pages of libraries that a rank touches and a trial does not."""
 WARMUP_LIMIT = 14.8
-"""Modified z-score above which a first value stands out (hyperfine's limit for outliers)."""
+"""Standard deviations, from absolute ones, above which a first value stands out.
+
+The number is that of hyperfine (github.com/sharkdp/hyperfine, src/outlier_detection.rs: 14.826), where it counts plain
+absolute deviations, of which 1.4826 are a standard one.
+"""
 DRIFT_LIMIT = 0.10
 """Change over one launch, as a part of its median step."""
 DRIFT_STANDARD_ERRORS = 4

@@ -93,7 +93,7 @@ class Finding:
     cases: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        """The `checks` entry of JSON.md."""
+        """An entry of `checks` in results/FIELDS.md."""
         texts = {"severity": self.severity, "seen": self.seen, "limit": self.limit, "hint": self.hint, "id": self.id}
         return {**texts, "values": recorded(self.values), "cases": dict(self.cases)}
 
