@@ -20,7 +20,7 @@ from dynbench.schedule.prefix_heuristics import HEURISTICS, gap
 
 @dataclass(frozen=True, slots=True)
 class GreedyGap:
-    """Gaps step by step; units as in `prefix_heuristics.gap`.
+    """Gaps step by step; in the units of `prefix_heuristics.gap`.
 
     Attributes:
         max_cost: per heuristic, shape [T].
@@ -51,8 +51,7 @@ def greedy_gap(policy: Prefix, steps: int, limit_s: float | None = None) -> Gree
     Raises:
         NothingFits: a step's samples do not fit into the capacities.
     """
-    max_cost: dict[str, list[float]] = {name: [] for name in HEURISTICS}
-    variance: dict[str, list[float]] = {name: [] for name in HEURISTICS}
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in HEURISTICS}
     begin = time.perf_counter()
     batch = policy.problem.global_batch
     exact = policy if policy.problem.solver == "exact" else Prefix(replace(policy.problem, solver="exact"))
@@ -60,13 +59,10 @@ def greedy_gap(policy: Prefix, steps: int, limit_s: float | None = None) -> Gree
         if done == steps or (done and limit_s is not None and time.perf_counter() - begin > limit_s):
             break
         for name, heuristic in HEURISTICS.items():
-            found = gap(step.costs, heuristic(step.costs, batch), step.counts)
-            max_cost[name].append(found.max_cost)
-            variance[name].append(found.variance if step.plan.exact == "both" else np.nan)
-    return GreedyGap(
-        {name: np.array(gaps) for name, gaps in max_cost.items()},
-        {name: np.array(gaps) for name, gaps in variance.items()},
-    )
+            largest, variance = gap(step.costs, heuristic(step.costs, batch), step.counts)
+            pairs[name].append((largest, variance if step.plan.exact == "both" else np.nan))
+    gaps = {name: np.array(found).T for name, found in pairs.items()}
+    return GreedyGap({name: found[0] for name, found in gaps.items()}, {name: found[1] for name, found in gaps.items()})
 
 
 def _distribution(gaps: FloatArray) -> dict[str, float] | None:

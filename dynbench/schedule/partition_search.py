@@ -9,12 +9,15 @@ feasible when G groups reach the end.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.threshold_search import at_least_threshold
 
 _NARROWING = 9
 """Halvings with quick sweeps before the exact ones of a search over real numbers."""
@@ -47,15 +50,17 @@ def least_maximum(weights: IntArray | FloatArray, ranks: int, limits: IntArray |
     Returns:
         G sizes, each at least 1, the longest samples' group first; None when the limits cannot hold B samples.
     """
-    size = len(weights)
-    if limits is not None and reach(limits, ranks) < size:
+    if limits is not None and reach(limits, ranks) < len(weights):
         return None
+    cells, caps = _cells(weights), None if limits is None else _cells(limits)
     floor = max(float(weights.sum()) / ranks, float(weights[0]))
     if np.issubdtype(weights.dtype, np.integer):
-        threshold: float = _search_integers(np.ascontiguousarray(weights), ranks, limits, int(-(-floor // 1)))
-    else:
-        threshold = _search_reals(np.asarray(weights, dtype=np.float64), ranks, limits, floor)
-    return _share_out(_cells(weights), None if limits is None else _cells(limits), size, ranks, threshold)
+        counts, _ = _sweep(cells, caps, ranks, _least_integer(cells, caps, ranks, int(-(-floor // 1))))
+        return counts
+    low, high = floor, floor
+    if caps is None and cells[-1] > np.finfo(np.float64).tiny:
+        low, high = _narrow(1.0 / weights, ranks, floor)
+    return at_least_threshold(partial(_sweep, cells, caps, ranks), low, high)
 
 
 def largest_groups(weights: IntArray | FloatArray, counts: Sequence[int], limits: IntArray | None = None) -> IntArray:
@@ -87,90 +92,38 @@ def _cells(values: IntArray | FloatArray) -> memoryview:
     return np.ascontiguousarray(values).data
 
 
-def _search_integers(weights: IntArray, ranks: int, limits: IntArray | None, floor: int) -> int:
+def _least_integer(cells: memoryview, caps: memoryview | None, ranks: int, floor: int) -> int:
     """Least feasible threshold, by galloping up from the bound and halving."""
-    cells, size = weights.data, len(weights)
-    caps = None if limits is None else _cells(limits)
 
     def feasible(threshold: int) -> bool:
         if caps is None:
-            return _reaches_end(cells, size, ranks, threshold)
-        return len(_sweep(cells, caps, size, ranks, threshold)[0]) > 0
+            return _reaches_end(cells, ranks, threshold)
+        return _sweep(cells, caps, ranks, threshold)[0] is not None
 
     low, high, stride = floor, floor, max(1, floor // 32)
     while not feasible(high):
         low, high, stride = high + 1, high + stride, stride * 2
-    while low < high:
-        middle = (low + high) // 2
-        if feasible(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
-
-
-def _search_reals(weights: FloatArray, ranks: int, limits: IntArray | None, floor: float) -> float:
-    """Least feasible candidate: the interval's ends are moved to costs that a sweep meets, until they meet."""
-    cells, size = np.ascontiguousarray(weights).data, len(weights)
-    caps = None if limits is None else _cells(limits)
-    low, high = floor, floor
-    if caps is None and cells[size - 1] > np.finfo(np.float64).tiny:
-        low, high = _narrow(1.0 / weights, ranks, floor)
-    stride = max(floor / 32, float(weights[0]) / 32)
-    while True:
-        counts, peak, following = _sweep(cells, caps, size, ranks, high)
-        if counts:
-            high = peak
-            break
-        low, high, stride = following, max(high + stride, following), stride * 2
-    while low < high:
-        middle = (low + high) / 2
-        counts, peak, following = _sweep(cells, caps, size, ranks, middle if middle < high else low)
-        if counts:
-            high = peak
-        else:
-            low = following
-    return high
+    return low + bisect_left(range(low, high), True, key=feasible)
 
 
 def _narrow(inverse: FloatArray, ranks: int, floor: float) -> tuple[float, float]:
     """An interval that holds the least threshold, from sweeps with rounded quotients; wider than their rounding."""
-    cells, size = np.ascontiguousarray(inverse).data, len(inverse)
+    cells = _cells(inverse)
     low, high, stride = floor, floor, floor / 32
-    while not _reaches_end_real(cells, size, ranks, high):
+    while not _reaches_end_real(cells, ranks, high):
         low, high, stride = high, high + stride, stride * 2
     for _ in range(_NARROWING):
         middle = (low + high) / 2
-        if _reaches_end_real(cells, size, ranks, middle):
+        if _reaches_end_real(cells, ranks, middle):
             high = middle
         else:
             low = middle
     return max(floor, low * (1 - 1e-9)), high * (1 + 1e-9)
 
 
-def _share_out(cells: memoryview, caps: memoryview | None, size: int, ranks: int, threshold: float) -> list[int]:
-    """Greedy group sizes within a feasible threshold, one sample kept back for each group still to come."""
-    counts: list[int] = []
-    start = 0
-    for left in range(ranks - 1, -1, -1):
-        weight = cells[start]
-        count = int(threshold / weight) if weight else size
-        if (count + 1) * weight <= threshold:
-            count += 1
-        elif count * weight > threshold:
-            count -= 1
-        if caps is not None and caps[start] < count:
-            count = caps[start]
-        if count > size - start - left:
-            count = size - start - left
-        counts.append(count)
-        start += count
-    return counts
-
-
-def _reaches_end(cells: memoryview, size: int, ranks: int, threshold: int) -> bool:
+def _reaches_end(cells: memoryview, ranks: int, threshold: int) -> bool:
     """True when `ranks` greedy groups within an integer threshold take all samples."""
-    start = 0
+    size, start = len(cells), 0
     for _ in range(ranks):
         start += threshold // cells[start]
         if start >= size:
@@ -178,9 +131,9 @@ def _reaches_end(cells: memoryview, size: int, ranks: int, threshold: int) -> bo
     return False
 
 
-def _reaches_end_real(inverse: memoryview, size: int, ranks: int, threshold: float) -> bool:
+def _reaches_end_real(inverse: memoryview, ranks: int, threshold: float) -> bool:
     """As `_reaches_end`, for real weights given as their inverses; wrong only within rounding."""
-    start = 0
+    size, start = len(inverse), 0
     for _ in range(ranks):
         start += int(threshold * inverse[start])
         if start >= size:
@@ -188,16 +141,14 @@ def _reaches_end_real(inverse: memoryview, size: int, ranks: int, threshold: flo
     return False
 
 
-def _sweep(
-    cells: memoryview, caps: memoryview | None, size: int, ranks: int, threshold: float
-) -> tuple[list[int], float, float]:
-    """Greedy group sizes within a threshold, their largest cost, and the next threshold that would change a group.
+def _sweep(cells: memoryview, caps: memoryview | None, ranks: int, threshold: float) -> tuple[list[int] | None, float]:
+    """Greedy group sizes within a threshold, one sample kept back for each group still to come, and their largest cost.
 
-    The sizes are empty when the samples are not all taken.
+    Where they do not take all samples: None, and the next threshold that would change a group.
     """
     counts: list[int] = []
-    start, peak, following = 0, 0.0, float("inf")
-    for _ in range(ranks):
+    size, start, peak, following = len(cells), 0, 0.0, float("inf")
+    for left in range(ranks - 1, -1, -1):
         weight = cells[start]
         count = int(threshold / weight) if weight else size
         # The quotient is rounded; the products decide.
@@ -209,12 +160,11 @@ def _sweep(
             count = caps[start]
         else:
             following = min(following, (count + 1) * weight)
-        peak = max(peak, min(count, size - start) * weight)
+        if count > size - start - left:
+            count = size - start - left
         if count == 0:
-            return [], peak, following
+            return None, following
+        peak = max(peak, count * weight)
         counts.append(count)
         start += count
-        if start >= size:
-            counts[-1] -= start - size
-            return counts, peak, following
-    return [], peak, following
+    return (counts, peak) if start == size else (None, following)

@@ -7,6 +7,7 @@ start never allows less. So T is feasible when all ranks, used in some order, re
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from dynbench.schedule.cost import CostModel
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.rank_classes import ClassSearch, Path, sweep_order
+from dynbench.schedule.threshold_search import at_least_threshold
 
 STATE_LIMIT = 4096
 """Largest product of (ranks + 1) over the classes that is searched exactly: 12 ranks all different, or 63 and 63."""
@@ -82,27 +84,17 @@ class UnequalRanks:
         return next((path for path in paths if path is not None), None)
 
     def _least(self, lengths: IntArray, limits: IntArray) -> Path:
-        """The path of the least threshold: halving, with both ends moved to costs that can occur."""
+        """The path of the least threshold: found among the times that can occur."""
         problem = self._problem
         times = _Times(problem.cost, lengths, self._speeds, limits)
         low = batch_bound(lengths, problem.cost, problem.workers, speeds=problem.relative_speeds())
-        high, stride, best = low, low / 32, None
-        while best is None:
-            takes, following = times.within(high)
-            best = self._path(takes)
-            if best is None:
-                low, high, stride = following, max(high + stride, following), stride * 2
-        high = times.peak(best)
-        while low < high:
-            middle = (low + high) / 2
-            threshold = middle if middle < high else low
+
+        def trial(threshold: float) -> tuple[Path | None, float]:
             takes, following = times.within(threshold)
             path = self._path(takes)
-            if path is None:
-                low = following
-            else:
-                best, high = path, min(times.peak(path), threshold)
-        return best
+            return path, following if path is None else min(times.peak(path), threshold)
+
+        return at_least_threshold(trial, low, low)
 
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
         if limits[:, 0].max() == 0:
@@ -110,13 +102,9 @@ class UnequalRanks:
         for kind, members in enumerate(self._members):
             if limits[kind].max() == 0:
                 return fits.sample_too_long(step, int(ids[-1]), int(lengths[-1]), f"rank {members[0]}")
-        fitting, failing = self._problem.workers - 1, len(ids)
-        while failing - fitting > 1:
-            middle = (fitting + failing) // 2
-            if self._path(np.minimum(limits[:, :middle], middle)) is None:
-                failing = middle
-            else:
-                fitting = middle
+        ranks = self._problem.workers
+        fails = range(ranks, len(ids))
+        fitting = ranks - 1 + bisect_left(fails, True, key=lambda n: self._path(np.minimum(limits[:, :n], n)) is None)
         return fits.batch_too_large(step, len(ids), fitting, may_split=False)
 
 

@@ -13,11 +13,9 @@ from dynbench.errors import UsageError
 from dynbench.schedule import fits
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import Policy, Problem
-from dynbench.schedule.prefix_enumerate import check_enumerable
-from dynbench.schedule.prefix_solvers import PrefixSolution, solve_counts
-from dynbench.schedule.streams import RankStream, buffer_size, prefix_costs, prefix_limits
-
-__all__ = ["Prefix", "PrefixSolution", "PrefixStep", "RankStream", "require_room", "solve_counts"]
+from dynbench.schedule.prefix_enumerate import check_enumerable, room_of
+from dynbench.schedule.prefix_solvers import solve_counts
+from dynbench.schedule.streams import RankStream, buffer_size, candidate_costs
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +77,14 @@ class Prefix(Policy):
     def steps(self, start: int = 0) -> Iterator[PrefixStep]:
         """As `plans`, with the costs that each was solved from."""
         problem = self.problem
-        streams = [RankStream(problem, rank) for rank in range(problem.workers)]
+        ranks = range(problem.workers)
+        streams = [RankStream(problem, rank) for rank in ranks]
         for step in count():
             lengths = np.stack([stream.lengths for stream in streams])
-            costs = prefix_costs(problem, lengths) / self.problem.relative_speeds()[:, None]
+            costs = candidate_costs(self.problem, lengths, ranks)
             if not problem.capacity.unlimited:
-                limits = prefix_limits(problem, lengths)
-                self._check(limits, streams, step)
-                costs[np.arange(1, costs.shape[1] + 1) > limits[:, None]] = np.inf
-            solution = solve_counts(costs, problem.global_batch, solver=problem.solver)
+                self._check(room_of(costs), streams, step)
+            solution = solve_counts(costs, problem.global_batch, problem.solver)
             taken = [stream.take(n) for stream, n in zip(streams, solution.counts.tolist(), strict=True)]
             if step >= start:
                 yield PrefixStep(StepPlan(step, single(taken), solution.exact), costs, solution.counts)

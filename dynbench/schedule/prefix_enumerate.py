@@ -54,6 +54,11 @@ def all_counts(lower: IntArray, upper: IntArray, total: int) -> IntArray:
     return np.stack(columns, axis=1)
 
 
+def room_of(costs: FloatArray) -> IntArray:
+    """Most samples that each rank may take: its finite costs [G, K]; shape [G]."""
+    return np.asarray(np.isfinite(costs).sum(axis=1), dtype=np.int64)
+
+
 def costs_of(costs: FloatArray, counts: IntArray) -> FloatArray:
     """Cost per rank of each count vector: costs [G, K], counts [n, G] at least 1; shape [n, G]."""
     return costs[np.arange(costs.shape[0]), counts - 1]
@@ -87,7 +92,7 @@ def least_by_enumeration(allowed: FloatArray, global_batch: int) -> IntArray:
         UsageError: more than `REFERENCE_LIMIT` plans.
     """
     lower = np.ones(len(allowed), dtype=np.int64)
-    upper = np.minimum(np.isfinite(allowed).sum(axis=1), global_batch)
+    upper = np.minimum(room_of(allowed), global_batch)
     check_enumerable(upper, global_batch)
     counts = all_counts(lower, upper, global_batch)
     costs = costs_of(allowed, counts)

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.prefix_enumerate import room_of
 from dynbench.schedule.prefix_solvers import solve_greedy
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """How much worse counts are than the exact ones, in units of the exact maximum.
-
-    Attributes:
-        max_cost: (max - exact max) / exact max.
-        variance: (variance - exact variance) / (exact max)²; may be negative where the maximum is larger.
-    """
-
-    max_cost: float
-    variance: float
 
 
 def equal_counts(allowed: FloatArray, global_batch: int) -> IntArray:
@@ -29,7 +16,7 @@ def equal_counts(allowed: FloatArray, global_batch: int) -> IntArray:
     ranks = len(allowed)
     counts = np.full(ranks, global_batch // ranks, dtype=np.int64)
     counts[: global_batch % ranks] += 1
-    return _fill(np.minimum(counts, _limits(allowed)), allowed, np.arange(ranks), global_batch)
+    return _fill(np.minimum(counts, room_of(allowed)), allowed, np.arange(ranks), global_batch)
 
 
 def longest_first(allowed: FloatArray, global_batch: int) -> IntArray:
@@ -50,13 +37,9 @@ def longest_first(allowed: FloatArray, global_batch: int) -> IntArray:
     return _fill(counts, allowed, order[::-1], global_batch)
 
 
-def _limits(allowed: FloatArray) -> IntArray:
-    return np.asarray(np.isfinite(allowed).sum(axis=1), dtype=np.int64)
-
-
 def _fill(counts: IntArray, allowed: FloatArray, order: IntArray, global_batch: int) -> IntArray:
     """Give what is missing to the ranks in this order, up to their limits."""
-    limits = _limits(allowed)
+    limits = room_of(allowed)
     for rank in order:
         counts[rank] += min(global_batch - int(counts.sum()), int(limits[rank] - counts[rank]))
     return counts
@@ -70,9 +53,14 @@ HEURISTICS: dict[str, Callable[[FloatArray, int], IntArray]] = {
 """Counts [G] from costs [G, K] (infinite beyond each rank's limit) and the global batch."""
 
 
-def gap(costs: FloatArray, counts: IntArray, exact_counts: IntArray) -> Gap:
-    """Gap of counts [G] to the exact ones at costs [G, K]."""
+def gap(costs: FloatArray, counts: IntArray, exact_counts: IntArray) -> tuple[float, float]:
+    """How much worse counts [G] are than the exact ones at costs [G, K], in units of the exact maximum.
+
+    Returns:
+        (max - exact max) / exact max, and (variance - exact variance) / (exact max)²; the second may be negative where
+        the maximum is larger.
+    """
     ranks = np.arange(len(costs))
     ours, exact = costs[ranks, counts - 1], costs[ranks, exact_counts - 1]
     largest = float(exact.max())
-    return Gap((float(ours.max()) - largest) / largest, (float(ours.var()) - float(exact.var())) / largest**2)
+    return (float(ours.max()) - largest) / largest, (float(ours.var()) - float(exact.var())) / largest**2

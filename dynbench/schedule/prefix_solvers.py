@@ -27,22 +27,19 @@ class PrefixSolution:
     exact: Exactness
 
 
-def solve_counts(
-    costs: FloatArray, global_batch: int, limits: IntArray | None = None, solver: Solver = "exact"
-) -> PrefixSolution:
+def solve_counts(costs: FloatArray, global_batch: int, solver: Solver = "exact") -> PrefixSolution:
     """Counts of one step.
 
     Args:
         costs: cost of each rank's first 1, 2, …, K samples, non-decreasing along a row, infinite where it does not
-            fit, shape [G, K].
+            fit, shape [G, K]; a rank's first fits, and B together.
         global_batch: samples to take in all (B), at least G.
-        limits: most samples per rank, shape [G], at least 1 each and B together; K by default.
         solver: `exact`; `enumerate`, the reference for small cases; or `greedy`.
 
     Raises:
         UsageError: too many plans for `enumerate`.
     """
-    return _SOLVERS[solver](costs if limits is None else _within(costs, limits), global_batch)
+    return _SOLVERS[solver](costs, global_batch)
 
 
 def solve_exact(allowed: FloatArray, global_batch: int) -> PrefixSolution:
@@ -86,14 +83,6 @@ def least_threshold(allowed: FloatArray, global_batch: int) -> float:
     """
     everything = np.partition(allowed, global_batch - 1, axis=None)
     return max(float(everything[global_batch - 1]), float(allowed[:, 0].max()))
-
-
-def _within(costs: FloatArray, limits: IntArray) -> FloatArray:
-    """Costs, infinite beyond each rank's limit."""
-    buffer = costs.shape[1]
-    if int(limits.min()) >= buffer:
-        return costs
-    return np.where(np.arange(1, buffer + 1) <= limits[:, None], costs, np.inf)
 
 
 _SOLVERS: dict[Solver, Callable[[FloatArray, int], PrefixSolution]] = {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.order import DataOrder
 from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.policy import Problem
@@ -43,7 +42,6 @@ class RankStream:
         self._problem, self._rank = problem, rank
         self._size = buffer_size(problem)
         self._order = problem.data_order()
-        self._speed = float(problem.relative_speeds()[rank])
         self._epoch = 0
         self._start = 0
         self._ids = np.empty(0, dtype=np.int64)
@@ -59,14 +57,6 @@ class RankStream:
     def lengths(self) -> IntArray:
         """Padded lengths of the buffer, shape [K], tokens."""
         return self._lengths[self._start : self._start + self._size]
-
-    def candidate_costs(self) -> FloatArray:
-        """Cost over speed of the buffer's first 1, 2, …, K samples, shape [K]; non-decreasing."""
-        return prefix_costs(self._problem, self.lengths) / self._speed
-
-    def limit(self) -> int:
-        """Most of the buffer's first samples that the rank's capacity holds; at most K, 0 when not even the first."""
-        return _limit(self._problem.capacity, self._rank, np.maximum.accumulate(self.lengths))
 
     def take(self, count: int) -> IntArray:
         """Remove and return the first `count` samples of the buffer."""
@@ -85,21 +75,23 @@ class RankStream:
         self._lengths = self._problem.padded_lengths[ids]
 
 
-def prefix_costs(problem: Problem, lengths: IntArray) -> FloatArray:
-    """Cost of the first 1, 2, … samples of each buffer; shape of `lengths`, [..., K]."""
-    longest = np.maximum.accumulate(lengths, axis=-1)
-    return problem.cost.cost_padded(np.arange(1, lengths.shape[-1] + 1), longest)
+def candidate_costs(problem: Problem, lengths: IntArray, ranks: Sequence[int]) -> FloatArray:
+    """Cost over speed of the first 1, 2, …, K samples of each buffer, infinite beyond its rank's capacity.
 
+    Args:
+        problem: cost, capacities and speeds.
+        lengths: padded lengths of the buffers, shape [n, K], tokens.
+        ranks: whose buffers they are, shape [n].
 
-def prefix_limits(problem: Problem, lengths: IntArray) -> IntArray:
-    """Most of each buffer's first samples that the rank's capacity holds; lengths [G, K], result [G]."""
-    longest = np.maximum.accumulate(lengths, axis=1)
-    return np.array([_limit(problem.capacity, rank, row) for rank, row in enumerate(longest)], dtype=np.int64)
-
-
-def _limit(capacity: Capacity, rank: int, longest: IntArray) -> int:
-    fitting = capacity.limits_of(rank, longest)
-    return int(np.count_nonzero(fitting >= np.arange(1, len(longest) + 1)))
+    Returns:
+        Rows that do not decrease, shape [n, K].
+    """
+    longest, counts = np.maximum.accumulate(lengths, axis=1), np.arange(1, lengths.shape[1] + 1)
+    costs: FloatArray = problem.cost.cost_padded(counts, longest) / problem.relative_speeds()[ranks, None]
+    if not problem.capacity.unlimited:
+        limits = np.stack([problem.capacity.limits_of(rank, row) for rank, row in zip(ranks, longest, strict=True)])
+        costs[counts > limits] = np.inf
+    return costs
 
 
 @lru_cache(maxsize=2)

@@ -145,33 +145,3 @@ def plan_window(
     for step, positions in zip(deal.order, cut(order, deal.counts), strict=True):
         shares[step].append(positions)
     return shares
-
-
-def window_bound(
-    padded_lengths: IntArray, steps: int, cost: CostModel, workers: int, *, speeds: FloatArray | None = None
-) -> float:
-    """No dealing of a window has a smaller sum over its steps of the slowest rank's cost.
-
-    The steps' work adds up to at least that of the samples one by one, and each step takes at least its mean over the
-    ranks. And since k steps hold at most k*B samples, the (k+1)-th longest of the steps' longest samples is at least
-    the (k*B+1)-th longest of the window.
-
-    Args:
-        padded_lengths: lengths of the window's samples, rounded up, shape [W*B], tokens.
-        steps: global batches in the window (W).
-        cost: the cost model.
-        workers: ranks that train (G).
-        speeds: relative speed per rank, shape [G]; ones by default.
-
-    Returns:
-        The bound, in the cost's unit.
-    """
-    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
-    falling = np.sort(padded_lengths)[::-1]
-    longest = float(cost.cost_padded(1, falling[:: len(falling) // steps]).sum()) / float(speed.max())
-    work = float(cost.per_sample(falling).sum())
-    if cost.cost_type == "tokens_sq":
-        # A step of t tokens costs at least (t / sum(sqrt(speed)))²; squares are least when the steps' tokens are equal.
-        return max((work / float(np.sqrt(speed).sum())) ** 2 / steps, longest)
-    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    return max((steps * workers * alpha + work) / float(speed.sum()), longest)

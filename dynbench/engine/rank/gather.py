@@ -8,7 +8,10 @@ from dynbench.engine.rank.exchange import broadcast_integers, gather_floats
 from dynbench.schedule import fits
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import RankStream, require_room, solve_counts
+from dynbench.schedule.prefix import require_room
+from dynbench.schedule.prefix_enumerate import room_of
+from dynbench.schedule.prefix_solvers import solve_counts
+from dynbench.schedule.streams import RankStream, candidate_costs
 
 
 class GatheredPlans:
@@ -31,10 +34,10 @@ class GatheredPlans:
             NothingFits: the capacities cannot hold the samples at the front of the streams.
         """
         stream = self._stream
-        limit = stream.limit()
-        if limit == 0:
+        costs = candidate_costs(self._problem, stream.lengths[None], [self._rank])[0]
+        if np.isinf(costs[0]):
             raise fits.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {self._rank}")
-        offers = gather_floats(np.append(stream.candidate_costs(), limit), self._rank, self._problem.workers)
+        offers = gather_floats(costs, self._rank, self._problem.workers)
         counts = None if offers is None else self._solve(step, offers)
         counts = broadcast_integers(counts, self._problem.workers)
         return (stream.take(int(counts[self._rank])),)
@@ -42,8 +45,7 @@ class GatheredPlans:
     def observe(self, share: Share, compute_ms: float) -> None:
         """Of no use: the speeds are given."""
 
-    def _solve(self, step: int, offers: np.ndarray) -> IntArray:
-        """Counts from every rank's candidate costs and, in the last column, its limit; shape [G]."""
-        costs, limits = offers[:, :-1], offers[:, -1].astype(np.int64)
-        require_room(limits, self._problem.global_batch, step)
-        return solve_counts(costs, self._problem.global_batch, limits, self._problem.solver).counts
+    def _solve(self, step: int, costs: np.ndarray) -> IntArray:
+        """Counts from every rank's candidate costs, shape [G, K]; shape [G]."""
+        require_room(room_of(costs), self._problem.global_batch, step)
+        return solve_counts(costs, self._problem.global_batch, self._problem.solver).counts

@@ -6,6 +6,7 @@ G at a time. Every batch costs nearly T, but a step's samples vary in number and
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import count
 
@@ -35,15 +36,13 @@ class TokenBudget(Policy):
             raise NothingFits(f"a sample of {descending[0]} tokens is longer than a rank's capacity allows")
         most = problem.global_batch
         batches = max(problem.workers, len(descending) * problem.workers // most)
-        low, high = int(descending[0]), int(descending[0]) * most
-        while low < high:
-            middle = (low + high) // 2
-            if len(_cuts(descending, limits, middle)) <= batches:
-                high = middle
-            else:
-                low = middle + 1
-        self.budget_tokens = low
-        self._starts = _cuts(descending, limits, low)
+        longest = int(descending[0])
+
+        def enough(budget_tokens: int) -> bool:
+            return len(_cuts(descending, limits, budget_tokens)) <= batches
+
+        self.budget_tokens = longest + bisect_left(range(longest, longest * most), True, key=enough)
+        self._starts = _cuts(descending, limits, self.budget_tokens)
 
     @property
     def steps_per_epoch(self) -> int:

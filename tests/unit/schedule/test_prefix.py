@@ -11,8 +11,9 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import check_plan, step_costs
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.prefix import Prefix, RankStream, solve_counts
-from dynbench.schedule.streams import buffer_size
+from dynbench.schedule.prefix import Prefix
+from dynbench.schedule.prefix_solvers import solve_counts
+from dynbench.schedule.streams import RankStream, buffer_size, candidate_costs
 
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 101).astype(int), 1, 200)
 
@@ -66,8 +67,8 @@ def test_gathering_the_costs_gives_the_replicated_plans(batch_per_rank, buffer, 
     streams = [RankStream(problem, rank) for rank in range(3)]
     for plan in islice(Prefix(problem).plans(), 12):
         check_plan(plan, problem)
-        costs = np.stack([stream.candidate_costs() for stream in streams])
-        solution = solve_counts(costs, problem.global_batch, np.array([stream.limit() for stream in streams]))
+        costs = [candidate_costs(problem, stream.lengths[None], [rank])[0] for rank, stream in enumerate(streams)]
+        solution = solve_counts(np.stack(costs), problem.global_batch)
         assert plain(plan) == [s.take(n).tolist() for s, n in zip(streams, solution.counts.tolist(), strict=True)]
         assert plan.exact == solution.exact
 
