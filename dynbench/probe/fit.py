@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
+from dynbench.runs.probe_record import AccuracyRow
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.plan import FloatArray, IntArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 Predictor = Callable[[IntArray, IntArray], FloatArray]
 
 
@@ -24,16 +23,6 @@ class GridPoint:
     n: int
     length: int
     ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """How well a model predicts points that it has not seen."""
-
-    mape: float
-    """Mean absolute error over the measured value; 0.1 is 10 %."""
-    rank_correlation: float
-    """Spearman's."""
 
 
 def nonnegative_least_squares(design: FloatArray, target: FloatArray, weights: FloatArray) -> FloatArray:
@@ -62,13 +51,13 @@ def columns_of(points: Sequence[GridPoint]) -> tuple[IntArray, IntArray, FloatAr
     return n, length, np.array([point.ms for point in points], dtype=np.float64)
 
 
-def fit_measured(points: Sequence[GridPoint], pad_to_multiple_of: int = 1) -> CostModel:
+def fit_measured(points: Sequence[GridPoint]) -> CostModel:
     """`alpha + beta*n*L + gamma*n*L**2` with non-negative coefficients, weighted for relative error."""
     n, length, ms = columns_of(points)
     tokens = (n * length).astype(np.float64)
     design = np.column_stack([np.ones_like(tokens), tokens, tokens * length])
     alpha, beta, gamma = nonnegative_least_squares(design, ms, 1.0 / ms**2)
-    return CostModel("measured", alpha=alpha, beta=beta, gamma=gamma, pad_to_multiple_of=pad_to_multiple_of)
+    return CostModel("measured", alpha=alpha, beta=beta, gamma=gamma)
 
 
 def fit_proxy(points: Sequence[GridPoint], model: CostModel) -> Predictor:
@@ -124,7 +113,7 @@ def split(points: Sequence[GridPoint], seed: int, held_out: float = 0.25) -> tup
     return edges + [p for i, p in enumerate(inner) if i not in chosen], [inner[i] for i in sorted(chosen)]
 
 
-def accuracy(predict: Predictor, held_out: Sequence[GridPoint]) -> Accuracy | None:
+def accuracy(predict: Predictor, held_out: Sequence[GridPoint]) -> AccuracyRow | None:
     """Error and rank correlation on held-out points; None with fewer than three, or without any spread."""
     if len(held_out) < 3:
         return None
@@ -133,18 +122,16 @@ def accuracy(predict: Predictor, held_out: Sequence[GridPoint]) -> Accuracy | No
     mape = float(np.mean(np.abs(predicted - ms) / ms))
     if np.ptp(predicted) == 0 or np.ptp(ms) == 0:
         return None
-    return Accuracy(mape, float(spearmanr(predicted, ms).statistic))
+    return AccuracyRow(mape=mape, rank_correlation=float(spearmanr(predicted, ms).statistic))
 
 
-def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[str, Accuracy | None]:
+def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[str, AccuracyRow | None]:
     """Accuracy of every cost model on held-out points: the three proxies, the fit, and the interpolated table."""
     fitted, held_out = split(points, seed)
-    proxies: dict[str, CostModel] = {
-        "tokens": CostModel("tokens"),
-        "tokens_sq": CostModel("tokens_sq"),
-        "attention": CostModel("attention", attention_a=attention_a),
+    proxies = [CostModel("tokens"), CostModel("tokens_sq"), CostModel("attention", attention_a=attention_a)]
+    judged: dict[str, AccuracyRow | None] = {
+        model.cost_type: accuracy(fit_proxy(fitted, model), held_out) for model in proxies
     }
-    judged = {name: accuracy(fit_proxy(fitted, model), held_out) for name, model in proxies.items()}
     judged["measured"] = accuracy(fit_measured(fitted).cost, held_out)
     judged["table"] = accuracy(table(fitted), held_out)
     return judged

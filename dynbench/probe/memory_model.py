@@ -3,63 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dynbench.probe.fit import nonnegative_least_squares
+from dynbench.runs.probe_record import MemoryFit, TrialRow
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPoint:
-    """A trial that fitted: `n` samples of `length` tokens peaked at `peak_mb`."""
-
-    n: int
-    length: int
-    peak_mb: float
+def peak_mb(model: MemoryFit, n: float, length: float) -> float:
+    """Predicted peak of a micro-batch, MB."""
+    per_length, per_token = model.per_length_mb * length, model.per_token_mb + model.per_square_mb * length
+    return model.fixed_mb + model.per_sample_mb * n + per_length + per_token * n * length
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryModel:
-    """`fixed + per_sample*n + per_length*L + per_token*n*L + per_square*n*L**2`, in MB, all coefficients >= 0."""
-
-    fixed_mb: float
-    per_sample_mb: float
-    per_length_mb: float
-    per_token_mb: float
-    per_square_mb: float
-    mape: float
-    """Mean absolute relative error over the points it was fitted to."""
-    tokens_only_mape: float
-    """The same for the memory proxy `fixed + per_token*n*L`, padded tokens alone."""
-
-    def peak_mb(self, n: float, length: float) -> float:
-        """Predicted peak of a micro-batch, MB."""
-        return (
-            self.fixed_mb
-            + self.per_sample_mb * n
-            + self.per_length_mb * length
-            + (self.per_token_mb + self.per_square_mb * length) * n * length
-        )
-
-    def largest(self, length: int, limit_mb: float) -> int:
-        """Most samples of `length` whose predicted peak stays within the limit; 0 when none does."""
-        per_sample = self.per_sample_mb + (self.per_token_mb + self.per_square_mb * length) * length
-        room = limit_mb - self.fixed_mb - self.per_length_mb * length
-        if room < 0:
-            return 0
-        return int(room // per_sample) if per_sample > 0 else 2**31
+def largest(model: MemoryFit, length: int, limit_mb: float) -> int:
+    """Most samples of `length` whose predicted peak stays within the limit; 0 when none does."""
+    per_sample = model.per_sample_mb + (model.per_token_mb + model.per_square_mb * length) * length
+    room = limit_mb - model.fixed_mb - model.per_length_mb * length
+    if room < 0:
+        return 0
+    return int(room // per_sample) if per_sample > 0 else 2**31
 
 
-def fit_memory(points: Sequence[MemoryPoint]) -> MemoryModel | None:
-    """The model of the points that fitted; None with fewer than three of them."""
+def fit_memory(trials: Sequence[TrialRow]) -> MemoryFit | None:
+    """The model of the trials that passed and have a peak; None with fewer than three of them."""
+    points = [(t.n, t.length, t.peak_mem_mb) for t in trials if t.fits and t.peak_mem_mb]
     if len(points) < 3:
         return None
-    n = np.array([point.n for point in points], dtype=np.float64)
-    length = np.array([point.length for point in points], dtype=np.float64)
-    peak = np.array([point.peak_mb for point in points], dtype=np.float64)
-    ones = np.ones_like(n)
-    design = np.column_stack([ones, n, length, n * length, n * length**2])
+    n, length, peak = np.array(points, dtype=np.float64).T
+    design = np.column_stack([np.ones_like(n), n, length, n * length, n * length**2])
     weights = 1.0 / peak**2
     full = nonnegative_least_squares(design, peak, weights)
     proxy = nonnegative_least_squares(design[:, [0, 3]], peak, weights)
@@ -68,18 +40,18 @@ def fit_memory(points: Sequence[MemoryPoint]) -> MemoryModel | None:
         return float(np.mean(np.abs(columns @ coefficients - peak) / peak))
 
     fixed, per_sample, per_length, per_token, per_square = map(float, full)
-    return MemoryModel(
-        fixed,
-        per_sample,
-        per_length,
-        per_token,
-        per_square,
+    return MemoryFit(
+        fixed_mb=fixed,
+        per_sample_mb=per_sample,
+        per_length_mb=per_length,
+        per_token_mb=per_token,
+        per_square_mb=per_square,
         mape=error(design, full),
         tokens_only_mape=error(design[:, [0, 3]], proxy),
     )
 
 
-def between(model: MemoryModel | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]) -> int | None:
+def between(model: MemoryFit | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]) -> int | None:
     """Capacity at any length: the probed one at a grid length, else the model's within the probed neighbours.
 
     Capacity falls with length, so what was tested at the next longer length is safe, and what was tested at the next
@@ -100,6 +72,6 @@ def between(model: MemoryModel | None, length: int, limit_mb: float, capacity: M
     if safe is None:
         return None
     shorter = [grid for grid in capacity if grid < length]
-    predicted = safe if model is None else model.largest(length, limit_mb)
+    predicted = safe if model is None else largest(model, length, limit_mb)
     upper = capacity[max(shorter)] if shorter else None
     return max(safe, predicted if upper is None else min(predicted, upper))

@@ -21,10 +21,11 @@ from dynbench.padding import padded_lengths
 from dynbench.probe.capacity import ProbedCapacities, Report, find_capacities
 from dynbench.probe.children import Children
 from dynbench.probe.limits import memory_limit_bytes
+from dynbench.probe.memory_model import fit_memory
 from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
 from dynbench.probe.search import length_grid
 from dynbench.probe.soak import soak
-from dynbench.probe.tables import capacity_tables, memory_model_of
+from dynbench.probe.tables import capacity_tables
 from dynbench.probe.timing import (
     at_full_speed,
     fit_cost,
@@ -36,7 +37,7 @@ from dynbench.probe.timing import (
 )
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.ending import record_ending
-from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, MemoryFit, ProbeRecord
+from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, ProbeRecord
 from dynbench.runs.provenance import collect
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -158,7 +159,7 @@ class Prober:
         found = find_capacities(
             partial(self._children, run, tidy=True), lengths, self.processes, ceiling, settings, report
         )
-        memory = memory_model_of(found.trials)
+        memory = fit_memory(found.trials)
         timings = time_grid(
             partial(self._children, run, limited=False),
             partial(self._children, run, limited=False, splits=True),
@@ -205,7 +206,7 @@ class Prober:
             trials=found.trials,
             timings=timing_rows(timings.points, seed),
             cost_model=cost,
-            memory_model=None if memory is None else MemoryFit.model_validate(memory, from_attributes=True),
+            memory_model=memory,
             speeds=speeds,
             allreduce=None if self.virtual else timings.allreduce,
             overhead_ms=overhead_ms,
@@ -257,7 +258,7 @@ class Prober:
                 pad_to_multiple_of=multiple,
                 positions=workload.positions,
             ),
-            capacity=Capacity.table(capacity_tables(found.rows, memory_model_of(found.trials), self.processes))
+            capacity=Capacity.table(capacity_tables(found.rows, fit_memory(found.trials), self.processes))
             if usable and found is not None
             else Capacity(),
             speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,

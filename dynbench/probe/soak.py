@@ -10,9 +10,8 @@ from itertools import zip_longest
 from dynbench.errors import NothingFits, UsageError
 from dynbench.probe.capacity import Report, StartChildren
 from dynbench.probe.children import Reply
-from dynbench.probe.memory_model import MemoryModel
 from dynbench.probe.tables import capacity_tables
-from dynbench.runs.probe_record import CapacityRow, Soak
+from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, make_policy
@@ -41,7 +40,7 @@ def soak(
     start: StartChildren,
     problem: Problem,
     rows: Sequence[CapacityRow],
-    model: MemoryModel | None,
+    model: MemoryFit | None,
     steps: int,
     report: Report,
     limit_mb: float | None = None,
@@ -109,7 +108,7 @@ def _that_fits(problem: Problem, steps: int) -> Problem:
     return replace(problem, global_batch=fitting.global_batch)
 
 
-def _part_left(reply: Reply | None, model: MemoryModel | None, limit_mb: float | None, shrunk: int) -> float:
+def _part_left(reply: Reply | None, model: MemoryFit | None, limit_mb: float | None, shrunk: int) -> float:
     """What of its capacities a rank keeps.
 
     By as much as its peak, less what any step needs, was above the limit. Where memory was refused before, that is not

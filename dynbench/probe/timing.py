@@ -13,8 +13,8 @@ import numpy as np
 from dynbench.errors import WorkerFailed
 from dynbench.probe.capacity import StartChildren
 from dynbench.probe.children import Reply
-from dynbench.probe.fit import Accuracy, GridPoint, fit_measured, judge, split
-from dynbench.runs.probe_record import AccuracyRow, AllReduce, CostFit, TimingRow
+from dynbench.probe.fit import GridPoint, fit_measured, judge, split
+from dynbench.runs.probe_record import AllReduce, CostFit, TimingRow
 from dynbench.schedule.plan import FloatArray
 from dynbench.units import mb
 
@@ -182,16 +182,10 @@ def fit_cost(
     """The cost model of all points, and every model's accuracy on the points held out of a second fit."""
     points = over_ranks(measured)
     model = fit_measured(points)
-
-    def row(accuracy: Accuracy | None) -> AccuracyRow | None:
-        if accuracy is None:
-            return None
-        return AccuracyRow(mape=accuracy.mape, rank_correlation=accuracy.rank_correlation)
-
     return CostFit(
         alpha_ms=model.alpha,
         beta_ms_per_token=model.beta,
         gamma_ms_per_token2=model.gamma,
         further_ms=further_ms,
-        heldout={name: row(accuracy) for name, accuracy in judge(points, seed, attention_a).items()},
+        heldout=judge(points, seed, attention_a),
     )

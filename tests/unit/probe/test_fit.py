@@ -16,7 +16,8 @@ from dynbench.probe.fit import (
     split,
     table,
 )
-from dynbench.probe.memory_model import MemoryPoint, between, fit_memory
+from dynbench.probe.memory_model import between, fit_memory, largest, peak_mb
+from dynbench.runs.probe_record import TrialRow
 
 GRID = [(n, length) for n in (1, 2, 4, 8, 16, 32) for length in (32, 64, 128, 256)]
 
@@ -90,15 +91,19 @@ def test_order_alone_is_judged_and_ties_share_their_place() -> None:
     assert accuracy(lambda n, length: np.full(4, 3.0), measured) is None
 
 
+def trial(n: int, length: int, peak_mem_mb: float) -> TrialRow:
+    return TrialRow(rank=0, n=n, length=length, fits=True, peak_mem_mb=peak_mem_mb)
+
+
 def test_memory_model_and_the_lengths_between() -> None:
-    trials = [MemoryPoint(n, L, 500 + 0.02 * n * L + 1e-5 * n * L * L) for n, L in GRID]
+    trials = [trial(n, L, 500 + 0.02 * n * L + 1e-5 * n * L * L) for n, L in GRID]
     model = fit_memory(trials)
     assert model is not None
     assert model.mape < 1e-6 < model.tokens_only_mape
     limit = 700.0
     for length in (40, 100, 200):
-        n = model.largest(length, limit)
-        assert model.peak_mb(n, length) <= limit < model.peak_mb(n + 1, length)
+        n = largest(model, length, limit)
+        assert peak_mb(model, n, length) <= limit < peak_mb(model, n + 1, length)
     capacity = {32: 280, 64: 140, 128: 70}
     assert between(model, 64, limit, capacity) == 140
     assert 70 <= between(model, 100, limit, capacity) <= 140
@@ -108,5 +113,5 @@ def test_memory_model_and_the_lengths_between() -> None:
 
 
 def test_too_few_points_give_no_model() -> None:
-    assert fit_memory([MemoryPoint(1, 32, 100.0)]) is None
+    assert fit_memory([trial(1, 32, 100.0)]) is None
     assert accuracy(lambda n, length: n * length * 1.0, [GridPoint(1, 32, 1.0)]) is None

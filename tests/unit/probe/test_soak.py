@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from dynbench.probe.memory_model import MemoryModel
 from dynbench.probe.soak import soak
-from dynbench.runs.probe_record import CapacityRow, Soak
+from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem, make_policy
@@ -87,7 +86,15 @@ class Replaying(Ranks):
 
 
 LIMIT_MB = 200.0
-MODEL = MemoryModel(100.0, 0.0, 0.0, 0.1, 0.0, mape=0.0, tokens_only_mape=0.0)
+MODEL = MemoryFit(
+    fixed_mb=100.0,
+    per_sample_mb=0.0,
+    per_length_mb=0.0,
+    per_token_mb=0.1,
+    per_square_mb=0.0,
+    mape=0.0,
+    tokens_only_mape=0.0,
+)
 
 
 def replayed(global_batch: int, in_pieces: float) -> tuple[Replaying, Soak | None, list[CapacityRow]]:

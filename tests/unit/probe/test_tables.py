@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dynbench.lengths import SST2
 from dynbench.probe.fit import GridPoint
+from dynbench.probe.memory_model import fit_memory
 from dynbench.probe.predict import BreakEven, break_even_batch, predicted_speedups
-from dynbench.probe.tables import capacity_tables, memory_model_of
+from dynbench.probe.tables import capacity_tables
 from dynbench.probe.timing import at_full_speed, grid, rank_speeds
 from dynbench.runs.probe_record import CapacityRow, TrialRow
 from dynbench.schedule.cost import CostModel
@@ -33,7 +34,7 @@ def trial(n: int, length: int) -> TrialRow:
 def test_tables_never_rise_and_keep_the_probed_lengths(capacities: list[int]) -> None:
     falling = sorted(capacities, reverse=True)
     rows = [row(length, n) for length, n in zip((32, 128, 256), falling, strict=True)]
-    model = memory_model_of([trial(n, length) for n in (1, 4, 16) for length in (32, 128, 256)])
+    model = fit_memory([trial(n, length) for n in (1, 4, 16) for length in (32, 128, 256)])
     (table,) = capacity_tables(rows, model, 1)
     counts = [n for _, n in table]
     assert counts == sorted(counts, reverse=True)

@@ -13,8 +13,9 @@ import pytest
 from dynbench.analysis.figures import draw_figures
 from dynbench.config.schema import Probe
 from dynbench.probe.capacity import find_capacities
+from dynbench.probe.memory_model import fit_memory
 from dynbench.probe.soak import soak
-from dynbench.probe.tables import capacity_tables, memory_model_of
+from dynbench.probe.tables import capacity_tables
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, read_probe
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
@@ -58,7 +59,7 @@ class FakeRanks:
 def search(fits: Fits) -> tuple[list[CapacityRow], list[list[tuple[int, int | None]]]]:
     """Rows and tables of two ranks."""
     found = find_capacities(FakeRanks(fits).start, LENGTHS, 2, CEILING, Probe(), lambda text: None)
-    return found.rows, capacity_tables(found.rows, memory_model_of(found.trials), 2)
+    return found.rows, capacity_tables(found.rows, fit_memory(found.trials), 2)
 
 
 def within_tokens(*limits: int) -> Fits:
