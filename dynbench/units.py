@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 BYTES_PER_MB = 1_000_000
-BYTES_PER_MIB = 2**20
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -32,11 +31,6 @@ def parse_bytes(text: str) -> int:
 def mb(n_bytes: float) -> float:
     """Bytes to MB."""
     return n_bytes / BYTES_PER_MB
-
-
-def mib_to_bytes(mib: float) -> int:
-    """MiB to bytes."""
-    return round(mib * BYTES_PER_MIB)
 
 
 def format_bytes(n_bytes: float) -> str:
