@@ -1,4 +1,4 @@
-"""Loading by hub name: the local cache first, then the hub if it answers soon, else an error with the ways out."""
+"""Loading from a folder, or by hub name: the local cache, then the hub if it answers soon, else an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Literal, TypeVar
 
 from huggingface_hub import constants, try_to_load_from_cache
@@ -52,6 +54,32 @@ def local_folder(key: str, name: str) -> Path | None:
     if means_path(name):
         raise DataError(f"{key}: {name} does not exist; expected a folder or a hub name")
     return None
+
+
+def load_stored(key: str, name: str, load: Callable[[str, bool], T], expected: str, ways_out: str) -> T:
+    """What transformers saved in a local folder, or keeps under a hub name.
+
+    Args:
+        key: dotted configuration key, for messages.
+        name: the value given: a folder or a hub name.
+        load: loads the object from a folder or by a hub name; its second argument forbids the network.
+        expected: what a folder should hold, for messages.
+        ways_out: what to do without it.
+
+    Raises:
+        DataError: a folder without it.
+        HubError, UsageError: as `load_from_hub`.
+    """
+    folder = local_folder(key, name)
+    if folder is None:
+        return load_from_hub(key, name, partial(load, name), ways_out)
+    try:
+        return load(str(folder), True)
+    except MemoryError:
+        raise
+    except Exception as error:  # a file that is not what it should be fails anywhere in the libraries
+        reason = "its weights are no PyTorch file" if isinstance(error, UnpicklingError) else first_line(error)
+        raise DataError(f"{key}: {folder}: expected {expected}: {reason}", ways_out) from error
 
 
 def load_from_hub(

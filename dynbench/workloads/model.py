@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import nn
-
 from dynbench.config.schema import Workload
-from dynbench.workloads.configured_model import ConfiguredModel
-from dynbench.workloads.pretrained_model import PretrainedModel
+from dynbench.workloads.configured_model import configured_model
+from dynbench.workloads.model_source import ModelSource
+from dynbench.workloads.pretrained_model import pretrained_model
 from dynbench.workloads.quiet import quiet_libraries
-from dynbench.workloads.random_model import RandomModel
-
-
-class ModelSource(Protocol):
-    """Where a workload's model comes from."""
-
-    @property
-    def positions(self) -> int | None:
-        """Longest padded sample that the model can take, tokens; None for any."""
-        ...
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Source and shape, ready for JSON."""
-        ...
-
-    def build(self, seed: int) -> nn.Module:
-        """The model on the CPU in fp32, in training mode; equal seeds give equal weights."""
-        ...
+from dynbench.workloads.random_model import random_model
 
 
 def model_source(
@@ -50,7 +29,7 @@ def model_source(
     """
     quiet_libraries()
     if settings.weights == "pretrained":
-        return PretrainedModel.find(settings, vocab_size, pad_id, num_labels)
+        return pretrained_model(settings, vocab_size, pad_id, num_labels)
     if settings.shape == "model":
-        return ConfiguredModel.find(settings, vocab_size, pad_id, num_labels, end_id)
-    return RandomModel.shaped(settings, vocab_size, pad_id, num_labels)
+        return configured_model(settings, vocab_size, pad_id, num_labels, end_id)
+    return random_model(settings, vocab_size, pad_id, num_labels)

@@ -6,17 +6,35 @@ import logging
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from dynbench.errors import UsageError
-from dynbench.workloads.hub import first_line
+from dynbench.workloads.hub import first_line, load_stored
 
 logger = logging.getLogger(__name__)
 
 KEY = "workload.model"
+EXPECTED = "a model saved by transformers (config.json, model.safetensors)"
 
 OTHER_HEADS = "qa_"
 """How the names of settings begin that a classifier does not read."""
+
+
+def read_config(model: str, ways_out: str) -> PretrainedConfig:
+    """The configuration of `workload.model`; code that a folder brings along is never run.
+
+    Raises:
+        DataError: a local folder that holds none.
+        HubError: a hub name that is neither cached nor reachable.
+    """
+
+    def load(where: str, local_only: bool) -> PretrainedConfig:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            where, local_files_only=local_only, trust_remote_code=False
+        )
+        return config
+
+    return load_stored(KEY, model, load, EXPECTED, ways_out)
 
 
 def fit_to_data(

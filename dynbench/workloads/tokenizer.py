@@ -13,14 +13,15 @@ import transformers
 
 from dynbench.config.paths import VOCABULARY
 from dynbench.config.schema import Workload
-from dynbench.errors import DataError, UsageError
-from dynbench.workloads.hub import first_line, load_from_hub, local_folder
+from dynbench.errors import UsageError
+from dynbench.workloads.hub import load_stored
 from dynbench.workloads.quiet import quiet_libraries
 from dynbench.workloads.vocabulary import KEY, read_vocabulary
 
 logger = logging.getLogger(__name__)
 
 CHUNK_TEXTS = 20_000
+EXPECTED = "a tokenizer saved by transformers (tokenizer.json, tokenizer_config.json)"
 WAYS_OUT = "Name a local tokenizer (--tokenizer, a folder or a vocab.txt), or use --dataset embedded."
 
 
@@ -67,8 +68,7 @@ def load_tokenizer(settings: Workload) -> TextTokenizer:
     if Path(name).suffix == VOCABULARY:
         return _from_vocabulary(Path(name).expanduser())
     quiet_libraries()
-    folder = local_folder(key, name)
-    loaded = _load_by_name(key, name) if folder is None else _load_folder(key, folder)
+    loaded = load_stored(key, name, _load, EXPECTED, WAYS_OUT)
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise UsageError(f"{key}: {name} has no fast tokenizer (tokenizer.json)", WAYS_OUT)
@@ -82,21 +82,8 @@ def load_tokenizer(settings: Workload) -> TextTokenizer:
     return _wrap(backend, pad_id, name)
 
 
-def _load_by_name(key: str, name: str) -> transformers.PreTrainedTokenizerBase:
-    def load(local_only: bool) -> transformers.PreTrainedTokenizerBase:
-        return transformers.AutoTokenizer.from_pretrained(name, local_files_only=local_only)
-
-    return load_from_hub(key, name, load, WAYS_OUT)
-
-
-def _load_folder(key: str, folder: Path) -> transformers.PreTrainedTokenizerBase:
-    try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # a file that is not what it should be fails anywhere in the libraries
-        expected = "expected a tokenizer saved by transformers (tokenizer.json, tokenizer_config.json)"
-        raise DataError(f"{key}: {folder}: {expected}: {first_line(error)}", WAYS_OUT) from error
+def _load(where: str, local_only: bool) -> transformers.PreTrainedTokenizerBase:
+    return transformers.AutoTokenizer.from_pretrained(where, local_files_only=local_only)
 
 
 def _from_vocabulary(path: Path) -> TextTokenizer:

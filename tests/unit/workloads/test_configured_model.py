@@ -15,7 +15,6 @@ from dynbench.config.load import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.runs.store import RunStore
-from dynbench.workloads.configured_model import ConfiguredModel
 from dynbench.workloads.first_step import Trial, fit_for_training
 from dynbench.workloads.model import model_source
 from dynbench.workloads.registry import build_workload
@@ -175,7 +174,7 @@ def test_size_decides_over_the_folder_and_the_decision_is_kept(overrides, shape,
     resolved = resolve(config, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path))
     assert resolved.config.workload.size == shape
     assert ("workload.size" in resolved.decisions) is (not overrides)
-    assert isinstance(model_source(resolved.config.workload, 300, 0, 2), ConfiguredModel) is (shape == "model")
+    assert ("digest" in model_source(resolved.config.workload, 300, 0, 2).facts) is (shape == "model")
 
 
 def test_hub_names_and_folders_without_a_configuration_keep_the_small_shape(tmp_path):

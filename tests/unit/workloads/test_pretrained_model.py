@@ -10,11 +10,12 @@ import transformers
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, HubError, UsageError
-from dynbench.workloads.pretrained_model import PretrainedModel
+from dynbench.workloads.model_source import ModelSource
+from dynbench.workloads.pretrained_model import pretrained_model
 
 
-def find(name: object, num_labels: int = 2, vocab_size: int = 15, **settings) -> PretrainedModel:
-    return PretrainedModel.find(Workload(model=str(name), weights="pretrained", **settings), vocab_size, 0, num_labels)
+def find(name: object, num_labels: int = 2, vocab_size: int = 15, **settings) -> ModelSource:
+    return pretrained_model(Workload(model=str(name), weights="pretrained", **settings), vocab_size, 0, num_labels)
 
 
 @pytest.fixture

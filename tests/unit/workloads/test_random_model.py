@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from dynbench.config.schema import Workload
-from dynbench.workloads.random_model import SMALL_SHAPE, RandomModel
+from dynbench.workloads.random_model import SMALL_SHAPE, random_model
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -11,7 +11,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 
 def test_equal_seeds_give_equal_weights_whatever_came_before():
-    source = RandomModel.shaped(Workload(), vocab_size=50, pad_id=0, num_labels=2)
+    source = random_model(Workload(), vocab_size=50, pad_id=0, num_labels=2)
     first = source.build(3)
     torch.rand(5)
     assert torch.equal(weights(first), weights(source.build(3)))
@@ -21,7 +21,7 @@ def test_equal_seeds_give_equal_weights_whatever_came_before():
 
 
 def test_building_leaves_the_callers_random_numbers_alone():
-    source = RandomModel.shaped(Workload(), vocab_size=50, pad_id=0, num_labels=2)
+    source = random_model(Workload(), vocab_size=50, pad_id=0, num_labels=2)
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -30,17 +30,17 @@ def test_building_leaves_the_callers_random_numbers_alone():
 
 
 def test_sizes():
-    small = RandomModel.shaped(Workload(), vocab_size=50, pad_id=0, num_labels=3).config
+    small = random_model(Workload(), vocab_size=50, pad_id=0, num_labels=3).config
     assert {key: getattr(small, key) for key in SMALL_SHAPE} == SMALL_SHAPE
     assert (small.vocab_size, small.num_labels) == (50, 3)
-    base = RandomModel.shaped(Workload(size="base"), vocab_size=50, pad_id=0, num_labels=2).config
+    base = random_model(Workload(size="base"), vocab_size=50, pad_id=0, num_labels=2).config
     assert (base.dim, base.n_layers, base.n_heads, base.vocab_size) == (768, 6, 12, 30522)
-    assert RandomModel.shaped(Workload(size="base"), 40_000, 0, 2).config.vocab_size == 40_000
+    assert random_model(Workload(size="base"), 40_000, 0, 2).config.vocab_size == 40_000
 
 
 def test_dropout_reaches_every_module_or_stays_the_models_own():
     def probabilities(dropout: float | None) -> set[float]:
-        model = RandomModel.shaped(Workload(dropout=dropout), 50, 0, 2).build(0)
+        model = random_model(Workload(dropout=dropout), 50, 0, 2).build(0)
         return {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
 
     assert probabilities(0.0) == {0.0}
