@@ -67,7 +67,7 @@ def test_relative_speeds_follow_the_times() -> None:
 def problem(alpha: float, world_size: int = 4, samples: int = 4000) -> Problem:
     return Problem(
         lengths=SST2.sample(samples, np.random.default_rng(0)).astype(np.int64),
-        world_size=world_size,
+        workers=world_size,
         global_batch=8 * world_size,
         cost=CostModel("measured", alpha=alpha, beta=0.1, gamma=0.0),
     )

@@ -31,7 +31,7 @@ COSTS = st.sampled_from(
 
 
 def window_bound(
-    padded_lengths: np.ndarray, steps: int, cost: CostModel, world_size: int, *, speeds: np.ndarray | None = None
+    padded_lengths: np.ndarray, steps: int, cost: CostModel, workers: int, *, speeds: np.ndarray | None = None
 ) -> float:
     """No dealing of a window has a smaller sum over its steps of the slowest rank's cost.
 
@@ -43,13 +43,13 @@ def window_bound(
         padded_lengths: lengths of the window's samples, rounded up, shape [W*B], tokens.
         steps: global batches in the window (W).
         cost: the cost model.
-        world_size: ranks (G).
+        workers: ranks that train (G).
         speeds: relative speed per rank, shape [G]; ones by default.
 
     Returns:
         The bound, in the cost's unit.
     """
-    speed = np.ones(world_size) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
     falling = np.sort(padded_lengths)[::-1]
     longest = float(cost.cost_padded(1, falling[:: len(falling) // steps]).sum()) / float(speed.max())
     work = float(cost.per_sample(falling).sum())
@@ -57,7 +57,7 @@ def window_bound(
         # A step of t tokens costs at least (t / sum(sqrt(speed)))²; squares are least when the steps' tokens are equal.
         return max((work / float(np.sqrt(speed).sum())) ** 2 / steps, longest)
     alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    return max((steps * world_size * alpha + work) / float(speed.sum()), longest)
+    return max((steps * workers * alpha + work) / float(speed.sum()), longest)
 
 
 def trace(seed: int, size: int, kind: str = "heavy") -> np.ndarray:
