@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -32,8 +34,16 @@ class Layers:
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.values = {key: _copy(value) for key, value in self.document.mapping.items()}
+        self.values = deepcopy(self.document.mapping)
         self.problems.extend(self.document.problems)
+
+    def lay(self, overrides: Sequence[str], flags: Mapping[str, object]) -> None:
+        """Lay what the command line sets over what is there: `--set`, then flags; None values count as not given."""
+        for text in overrides:
+            self.override(text)
+        for key, value in flags.items():
+            if value is not None:
+                self.flag(key, value)
 
     def override(self, text: str) -> None:
         """Lay `a.b=c` over what is there; a mistake joins `problems`."""
@@ -56,7 +66,7 @@ class Layers:
 
     def typed(self, key: str, value: Value) -> None:
         """Lay a copy of a value over what is there as it is: text that looks like a number stays text."""
-        self._put(key, _copy(value), "")
+        self._put(key, deepcopy(value), "")
 
     def config(self, *, rules: bool = True, paths: bool = False, trains: bool = True) -> Config:
         """The validated configuration.
@@ -115,12 +125,6 @@ class Layers:
 
     def _located(self, problem: str) -> str:
         return f"{self._where(problem.partition(':')[0])}{problem}"
-
-
-def _copy(value: Value) -> Value:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _freeze(value: object) -> object:

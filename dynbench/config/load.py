@@ -42,11 +42,7 @@ def load_config(
             "stands under `settings`, and what the arm sets with --set.",
         )
     layers = Layers(document)
-    for text in overrides:
-        layers.override(text)
-    for key, value in (flags or {}).items():
-        if value is not None:
-            layers.flag(key, value)
+    layers.lay(overrides, flags or {})
     return layers.config(paths=paths, trains=trains)
 
 

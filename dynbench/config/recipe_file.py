@@ -27,11 +27,7 @@ def written_recipe(
     """
     text = document.mapping
     layers = Layers(Document("", cast(YamlMapping, text.get("settings") or {})))
-    for override in overrides:
-        layers.override(override)
-    for key, value in flags.items():
-        if value is not None:
-            layers.flag(key, value)
+    layers.lay(overrides, flags)
     outermost = [key for key in layers.given_by if not any(key.startswith(f"{other}.") for other in layers.given_by)]
     given = {key: _at(layers.values, key) for key in outermost}
     arms = [

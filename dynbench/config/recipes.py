@@ -194,11 +194,7 @@ def _load_cell(
     laid_over: set[str] = set()
     for index, arm in enumerate(text.arms):
         layers = Layers(_arm_document(document, text, cell, index))
-        for override in overrides:
-            layers.override(override)
-        for key, value in flags.items():
-            if value is not None:
-                layers.flag(key, value)
+        layers.lay(overrides, flags)
         laid_over |= layers.given_by.keys()
         try:
             arms[arm.name] = layers.config(rules=not document.problems, paths=paths)

@@ -9,7 +9,6 @@ checksum for every file. Equal runs give equal bytes.
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from dynbench import __version__
 from dynbench.errors import UsageError
-from dynbench.runs.atomic import jsonable
+from dynbench.runs.atomic import jsonable, replacing
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
 
@@ -86,20 +85,16 @@ def write_export(
         "arms": arms,
         "stored": stored,
     }
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with ZipFile(partial, "w") as file:
+        with replacing(path) as target, ZipFile(target, "w") as file:
             file.writestr(_entry(MANIFEST), json.dumps(jsonable(manifest), indent=2) + "\n")
             for run_id, files in sorted({**probes, **runs}.items()):
                 for name, source in sorted(files.items()):
                     _add(file, f"{RUNS}/{run_id}/{name}", source)
-        partial.replace(path)
     except OSError as error:
         raise UsageError(
             f"{error.filename or path}: {error.strerror or error}", "Name a file in an existing folder with -o."
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def record_files(run: Run) -> dict[str, Path]:

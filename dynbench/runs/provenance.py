@@ -27,26 +27,8 @@ from dynbench.units import mb
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "polars", "pydantic", "triton", "click", "rich")
 VARIABLES = ("DYNBENCH_CACHE", "DYNBENCH_RESULTS", "HF_HUB_OFFLINE", "LD_PRELOAD", "SLURM_JOB_ID", "SLURM_NNODES")
 FAMILIES = (
-    "ATEN_",
-    "CUBLAS_",
-    "CUDA_",
-    "CUDNN_",
-    "DNNL_",
-    "GLOO_",
-    "GOMP_",
-    "KMP_",
-    "MALLOC_",
-    "MKL_",
-    "NCCL_",
-    "NVIDIA_",
-    "OMP_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "PYTORCH_",
-    "TOKENIZERS_",
-    "TORCH_",
-    "TRITON_",
-    "UCX_",
+    *("ATEN_", "CUBLAS_", "CUDA_", "CUDNN_", "DNNL_", "GLOO_", "GOMP_", "KMP_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_"),
+    *("OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TOKENIZERS_", "TORCH_", "TRITON_", "UCX_"),
 )
 """With `VARIABLES`, the only environment variables recorded: those that change speed or results, by name or by how
 their names begin, none that hold a secret."""
@@ -73,8 +55,7 @@ def collect(
         data: fingerprint, sizes and sources of the data.
         devices: facts about accelerators, from torch; None where the run has no use for them.
     """
-    unknown: dict[str, str] = {}
-    facts = {key: _learn(key, learn, unknown) for key, learn in FACTS.items()}
+    facts, unknown = machine_facts()
     if devices is None:
         unknown["devices"] = "the command does not use torch"
     return {

@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
+HASH_STEP = np.uint64(0x9E3779B97F4A7C15)
+"""Of splitmix64: what its states are apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +74,14 @@ def work_hash(sample_ids: np.ndarray, lengths: np.ndarray) -> int:
     Args:
         sample_ids: shape [n], integers.
         lengths: shape [n], tokens after truncation, before padding.
-
-    The mixing function is splitmix64 (Steele, Lea and Flood, OOPSLA 2014, section 4).
     """
     with np.errstate(over="ignore"):
-        x = sample_ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + lengths.astype(np.uint64)
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(0xBF58476D1CE4E5B9)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-        return int(x.sum(dtype=np.uint64))
+        bits = sample_ids.astype(np.uint64) * HASH_STEP + lengths.astype(np.uint64)
+        return int(mixed(bits).sum(dtype=np.uint64))
+
+
+def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of splitmix64 (Steele, Lea and Flood, OOPSLA 2014, section 4); every bit depends on all."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

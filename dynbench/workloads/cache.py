@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from dynbench.config.schema import Workload
+from dynbench.runs.atomic import replacing
+from dynbench.runs.lock import locked
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets.base import TextSplit
 
@@ -54,7 +53,7 @@ def load_or_build(folder: Path, key: str, build: Callable[[], TokenisedData]) ->
         return stored
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             stored = _read(path)
             if stored is None:
                 stored = build()
@@ -82,27 +81,12 @@ def _read(path: Path) -> TokenisedData | None:
 
 
 def _write(path: Path, data: TokenisedData) -> None:
-    """Write beside `path` and rename, so that no reader ever sees half a file."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(
-                file,
-                tokens=data.tokens,
-                offsets=data.offsets,
-                labels=data.labels,
-                removed=np.zeros(len(data), np.int64) if data.removed is None else data.removed,
-                fingerprint=np.str_(data.fingerprint),
-            )
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock on `path`; the system releases it when the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with replacing(path) as file:
+        np.savez(
+            file,
+            tokens=data.tokens,
+            offsets=data.offsets,
+            labels=data.labels,
+            removed=np.zeros(len(data), np.int64) if data.removed is None else data.removed,
+            fingerprint=np.str_(data.fingerprint),
+        )

@@ -17,27 +17,15 @@ from numpy.typing import NDArray
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.runs.records import HASH_STEP, mixed
 from dynbench.trace_files import READERS, read_trace
 from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets import embedded
 from dynbench.workloads.datasets.base import LengthSplit, Splits
-from dynbench.workloads.datasets.embedded import (
-    CLASSES,
-    EVAL_SAMPLES,
-    FIRST_COMMON_ID,
-    FIRST_WORD_ID,
-    GENERATOR_SEED,
-    PAD_ID,
-    SIGNAL,
-    VOCAB_SIZE,
-    WORDS_PER_CLASS,
-    framed,
-    zipf,
-)
 
 TRAIN_STREAM, EVAL_STREAM = 0, 1
 CHUNK_TOKENS = 2**20
 """Tokens generated at a time, so that the arrays between take little memory."""
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 
 BitArray = NDArray[np.uint64]
 
@@ -54,7 +42,7 @@ def load(settings: Workload) -> Splits:
     if settings.eval_path is not None:
         own = _read(settings.eval_path, "workload.eval_path", settings)
         return Splits(train, _split(own, EVAL_STREAM, settings.eval_path))
-    drawn = np.random.default_rng(GENERATOR_SEED).choice(lengths, size=EVAL_SAMPLES)
+    drawn = np.random.default_rng(embedded.GENERATOR_SEED).choice(lengths, size=embedded.EVAL_SAMPLES)
     return Splits(train, _split(drawn, EVAL_STREAM, f"generated, lengths drawn from {settings.data_path}"))
 
 
@@ -66,7 +54,7 @@ def _read(name: str, key: str, settings: Workload) -> IntArray:
 
 
 def _split(lengths: IntArray, stream: int, source: str) -> LengthSplit:
-    return LengthSplit(lengths, partial(generate, stream=stream), VOCAB_SIZE, PAD_ID, source)
+    return LengthSplit(lengths, partial(generate, stream=stream), embedded.VOCAB_SIZE, embedded.PAD_ID, source)
 
 
 def generate(lengths: IntArray, stream: int) -> TokenisedData:
@@ -76,18 +64,18 @@ def generate(lengths: IntArray, stream: int) -> TokenisedData:
         lengths: tokens of each sample, at least 1, shape [N].
         stream: samples of different streams are independent of each other.
     """
-    root = _mixed(np.array([GENERATOR_SEED, stream], dtype=np.uint64)).sum(dtype=np.uint64)
-    seeds = _mixed(root + np.arange(len(lengths), dtype=np.uint64) * _STEP)
-    labels = (_mixed(seeds) % np.uint64(CLASSES)).astype(np.int64)
+    root = mixed(np.array([embedded.GENERATOR_SEED, stream], dtype=np.uint64)).sum(dtype=np.uint64)
+    seeds = mixed(root + np.arange(len(lengths), dtype=np.uint64) * HASH_STEP)
+    labels = (mixed(seeds) % np.uint64(embedded.CLASSES)).astype(np.int64)
     tokens = np.empty(int(lengths.sum()), dtype=np.int32)
     done = 0
     for start, end in _chunks(lengths):
         counts = lengths[start:end]
         position = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        bits = _mixed(np.repeat(seeds[start:end], counts) + (position + 1).astype(np.uint64) * _STEP)
+        bits = mixed(np.repeat(seeds[start:end], counts) + (position + 1).astype(np.uint64) * HASH_STEP)
         tokens[done : done + len(bits)] = _words(np.repeat(labels[start:end], counts), bits)
         done += len(bits)
-    return framed(tokens, lengths, labels)
+    return embedded.framed(tokens, lengths, labels)
 
 
 def _chunks(lengths: IntArray) -> Iterator[tuple[int, int]]:
@@ -104,14 +92,8 @@ def _chunks(lengths: IntArray) -> Iterator[tuple[int, int]]:
 def _words(labels: IntArray, bits: BitArray) -> IntArray:
     """One word id per entry of `labels` and of `bits`, as likely as in `embedded`."""
     uniform = (bits >> np.uint64(11)) * 2.0**-53
-    own = FIRST_WORD_ID + labels * WORDS_PER_CLASS + (uniform / SIGNAL * WORDS_PER_CLASS).astype(np.int64)
-    rest = (uniform - SIGNAL) / (1 - SIGNAL)
-    common = FIRST_COMMON_ID + np.searchsorted(np.cumsum(zipf())[:-1], rest, side="right")
-    return np.where(uniform < SIGNAL, own, common)
-
-
-def _mixed(bits: BitArray) -> BitArray:
-    """The output function of splitmix64: every bit depends on every bit."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    word = (uniform / embedded.SIGNAL * embedded.WORDS_PER_CLASS).astype(np.int64)
+    own = embedded.FIRST_WORD_ID + labels * embedded.WORDS_PER_CLASS + word
+    rest = (uniform - embedded.SIGNAL) / (1 - embedded.SIGNAL)
+    common = embedded.FIRST_COMMON_ID + np.searchsorted(np.cumsum(embedded.zipf())[:-1], rest, side="right")
+    return np.where(uniform < embedded.SIGNAL, own, common)
