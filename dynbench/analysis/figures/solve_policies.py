@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dynbench.analysis.figures import style
 from dynbench.errors import RecordError
@@ -79,26 +77,30 @@ def line_look(index: int) -> dict[str, Any]:
     return {"color": style.color(index), "marker": style.marker(index), "linestyle": style.dashes(index)}
 
 
-def policy_rows(
-    title: str, caption: str, table: pl.DataFrame, value: str, x_label: str, *, low: str = "", high: str = ""
-) -> tuple[Figure, list[Axes]]:
-    """Policies from top to bottom, a mark per world size, a panel per trace.
+def _policy_rows(
+    source: Run, title: str, note: str, value: str, x_label: str, *, low: str = "", high: str = "", also: str = ""
+) -> style.Drawing | None:
+    """Policies from top to bottom, a mark per world size, a panel per trace; None without results.
 
     Args:
+        source: the run.
         title: of the figure.
-        caption: of the figure.
-        table: as `solve_lines` gives it.
-        value: column of the marks.
+        note: in its caption.
+        value: column of `solve_lines`, of the marks.
         x_label: what it is, with its unit.
         low: column of the range drawn behind each mark, its lower end.
         high: the same, its upper end.
+        also: column that stands beside them in the figure's table.
     """
+    table = solve_lines(source)
+    if table is None or table[value].is_null().all():
+        return None
     names = traces(table)
     labels = table["label"].unique(maintain_order=True).to_list()
     sizes: Sequence[int] = table["world_size"].unique(maintain_order=True).to_list()
-    figure, panels = style.new_figure(
-        title, caption, columns=len(names), width_in=2.2 + 2.6 * len(names), height_in=1.9 + 0.34 * len(labels)
-    )
+    width_in, height_in = 2.2 + 2.6 * len(names), 1.9 + 0.34 * len(labels)
+    caption = f"{describe(source, table)} {note}"
+    figure, panels = style.new_figure(title, caption, columns=len(names), width_in=width_in, height_in=height_in)
     offsets = np.linspace(-0.24, 0.24, len(sizes)) if len(sizes) > 1 else np.zeros(1)
     for axes, name in zip(panels, names, strict=True):
         for order, size in enumerate(sizes):
@@ -114,62 +116,55 @@ def policy_rows(
         axes.grid(axis="x")
         style.label_axes(axes, x_label, "", title=name, from_zero=False)
     style.legend_of_figure(figure, panels[0])
-    return figure, panels
+    return style.Drawing(figure, table.select(*LINE, *filter(None, (low, value, high, also))))
 
 
 def solve_padding(source: Run) -> style.Drawing | None:
     """Padded over real tokens per policy and world size: what is computed over what is needed."""
-    table = solve_lines(source)
-    if table is None:
-        return None
-    figure, panels = policy_rows(
+    drawing = _policy_rows(
+        source,
         "Padding ratio",
-        f"{describe(source, table)} Padded tokens over real tokens, all ranks and steps together; 1 is none. Little "
-        "padding is not a fast step: that is decided by the slowest rank.",
-        table,
+        "Padded tokens over real tokens, all ranks and steps together; 1 is none. Little padding is not a fast step: "
+        "that is decided by the slowest rank.",
         "padding_ratio",
         "padded / real tokens",
     )
-    for axes in panels:
+    for axes in drawing.figure.axes if drawing else ():
         axes.axvline(1, color=style.FAINT_INK, linewidth=1)
-    return style.Drawing(figure, table.select(*LINE, "padding_ratio"))
+    return drawing
 
 
 def solve_batch_size(source: Run) -> style.Drawing | None:
     """Samples per rank and step, how uneven the counts become: median and range, at every world size."""
-    table = solve_lines(source)
-    if table is None:
-        return None
-    figure, panels = policy_rows(
+    drawing = _policy_rows(
+        source,
         "Samples per rank and step",
-        f"{describe(source, table)} Mark: median over ranks and steps; line: smallest to largest.",
-        table,
+        "Mark: median over ranks and steps; line: smallest to largest.",
         "samples_p50",
         "samples (log scale)",
         low="samples_min",
         high="samples_max",
     )
-    for axes in panels:
+    for axes in drawing.figure.axes if drawing else ():
         axes.set_xscale("log", base=2)
-    return style.Drawing(figure, table.select(*LINE, "samples_min", "samples_p50", "samples_max"))
+    return drawing
 
 
 def solve_correlation(source: Run) -> style.Drawing | None:
     """Correlation of adjacent batches' mean lengths: a policy that sorts the data shows up here."""
     table = solve_lines(source)
-    if table is None or table["adjacent_length_correlation"].is_null().all():
-        return None
-    fewest = int(str(table["steps"].min()))
+    fewest = 0 if table is None else int(str(table["steps"].min()))
     chance = 2 / max(fewest - 1, 1) ** 0.5
-    figure, panels = policy_rows(
+    drawing = _policy_rows(
+        source,
         "Correlation of adjacent batches' mean lengths",
-        f"{describe(source, table)} Within the grey band (two standard errors of {fewest} random steps) there is none. "
-        "Sorted data makes it large, and the loss saw-toothed.",
-        table,
+        f"Within the grey band (two standard errors of {fewest} random steps) there is none. Sorted data makes it "
+        "large, and the loss saw-toothed.",
         "adjacent_length_correlation",
         "correlation",
+        also="step_length_spread",
     )
-    for axes in panels:
+    for axes in drawing.figure.axes if drawing else ():
         axes.axvspan(-chance, chance, color=style.FAINT_INK, alpha=0.12, linewidth=0)
         axes.set_xlim(-1.05, 1.05)
-    return style.Drawing(figure, table.select(*LINE, "adjacent_length_correlation", "step_length_spread"))
+    return drawing
