@@ -6,8 +6,7 @@ Statistics use complete steps only: those for which every rank whose file can be
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_fil
 from dynbench.analysis.run_facts import RunFacts, read_facts, status_phrase
 from dynbench.analysis.steps import MERGED_COLUMNS, step_table
 from dynbench.errors import RecordError
+from dynbench.runs.atomic import replacing
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 
@@ -184,9 +184,11 @@ def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, servers: in
             )
         )
     )
-    _replace(run.path / PARQUET, lambda path: merged.sink_parquet(path))
+    with replacing(run.path / PARQUET) as file:
+        merged.sink_parquet(file.name)
     if csv:
-        _replace(run.path / CSV, lambda path: merged.sink_csv(path))
+        with replacing(run.path / CSV) as file:
+            merged.sink_csv(file.name)
     else:
         (run.path / CSV).unlink(missing_ok=True)
         log.info("%s: %d rows, merged_metrics.csv left out; --csv writes it", run.label, rows.height)
@@ -223,13 +225,3 @@ def _steps_of(evaluations: pl.DataFrame) -> list[int]:
     if "step" not in evaluations.columns:
         return []
     return evaluations["step"].cast(pl.Int64, strict=False).drop_nulls().to_list()
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes beside the path and renames, so that a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        write(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
