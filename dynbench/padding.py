@@ -16,3 +16,8 @@ def padded_lengths(lengths: ArrayLike, multiple: int, positions: int | None) -> 
     """
     rounded = -(-np.asarray(lengths, dtype=np.int64) // multiple) * multiple
     return rounded if positions is None else np.minimum(rounded, positions)
+
+
+def padded_width(lengths: NDArray[np.int64], multiple: int, positions: int | None) -> int:
+    """Length to which one batch of these samples is padded, tokens; arguments as `padded_lengths`."""
+    return int(padded_lengths(lengths.max(), multiple, positions))

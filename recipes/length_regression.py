@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
-from dynbench.padding import padded_lengths
 from dynbench.workloads.data import IntArray, TokenisedData
 
 WORDS = 512
@@ -67,9 +66,8 @@ class LengthRegression:
         """The model on the CPU in fp32; torch's random state is set to `seed` already."""
         return Regressor()
 
-    def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
-        """`tokens` and `mask`, both [n, L], and `target`, [n]."""
-        width = int(padded_lengths(data.lengths[ids].max(), pad_to_multiple_of, self.positions))
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
+        """`tokens` and `mask`, both [n, width], and `target`, [n]."""
         tokens, valid = data.padded(ids, width, PAD)
         target = np.where(valid, self._targets[tokens], 0).sum(axis=1) / data.lengths[ids]
         return {
@@ -79,11 +77,9 @@ class LengthRegression:
         }
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Mean over the samples of the Huber loss of each."""
-        return F.huber_loss(model(batch["tokens"], batch["mask"]), batch["target"])
+        """Sum over the samples of the Huber loss of each; every sample counts 1."""
+        return F.huber_loss(model(batch["tokens"], batch["mask"]), batch["target"], reduction="sum")
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
-        """The summed loss and the number of samples; there is no accuracy, so `correct` is left out."""
-        predicted = model(batch["tokens"], batch["mask"])
-        loss_sum = F.huber_loss(predicted, batch["target"], reduction="sum").item()
-        return {"loss_sum": loss_sum, "n": float(len(predicted))}
+        """The summed loss; there is no accuracy, so `correct` is left out."""
+        return {"loss_sum": self.loss(model, batch).item()}

@@ -12,8 +12,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+from batches import batch_of
 from torch import Tensor, nn
-from toys import BROKEN_COMPRESSORS, BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES, Toy
+from toys import BROKEN_COMPRESSORS, BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES, GivesMeans, Toy
 
 from dynbench.compress import registry as compressors
 from dynbench.config.load import load_config
@@ -24,13 +25,15 @@ from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
 from dynbench.engine.rank.hearsay import tell_failure
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.replica import Replica, evened_out
+from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.worker import train
 from dynbench.runs.run import Run
 from dynbench.sync import registry as strategies
 from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.micro_batch import evened_out
 
 CPU = torch.device("cpu")
 TRIALS = 6
@@ -102,8 +105,11 @@ class Watch:
             yield
 
 
-def watched_steps(rank: int, sync: str, compress: str, null: bool) -> list[dict[str, Any]]:
+def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | None = None) -> list[dict[str, Any]]:
     """Steps on random uneven shares, each of which moves the parameters by their gradient.
+
+    Planted faults are `counts` (samples in place of weights), `means` (of a batch in place of sums) and `repeats` (what
+    is run again counts).
 
     Returns:
         Of each step: `error` (relative distance of what rank 0 moved by from the gradient of the whole batch in one
@@ -115,12 +121,13 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool) -> list[dict[
         sync,
         compress,
     )
-    toy, timer, world_size = Toy(), StepTimer(CPU), dist.get_world_size()
+    toy, timer, world_size = GivesMeans() if fault == "means" else Toy(), StepTimer(CPU), dist.get_world_size()
     random = np.random.default_rng(1)
     watch, results = Watch(), []
     with (
         known(),
         null_wire() if null else nullcontext(),
+        patch.object(TokenisedData, "weight", lambda _, ids: len(ids)) if fault == "counts" else nullcontext(),
         patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
         patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
         closing(wiring.build_strategy(config, CPU)) as strategy,
@@ -135,22 +142,24 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool) -> list[dict[
             before = strategy.full_state()
             strategy.wire.take()
             watch.events, watch.gradients, watch.gradients_at_ready = [], 0, []
-            total = GlobalBatch(sum(map(len, mine)), len(mine))
+            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine))
             batches = one.load(tuple(mine))
             if strategy.collective_forward:
                 batches = evened_out(batches, total.most_micro_batches())
+            if fault == "repeats":
+                total = GlobalBatch(total.samples(), sum(batch.weight for batch in batches))
             with watch.over(strategy.wire):
-                parts = one.compute(batches, total.per_sample_weight)
+                parts = one.compute(batches, total.scale)
             assert [part.n for part in parts] == [len(ids) for ids in mine]
             one.update()
             timer.end_step()
             traffic = strategy.wire.take()
             after = strategy.full_state()
             ids = np.concatenate([part for share in (shares if not null else [mine]) for part in share])
-            scale = 1.0 if not null else world_size * len(ids) / total.value()
+            scale = total.scale() * toy.train.weights[ids].sum() if null else 1.0
             results.append(
                 {
-                    "error": None if before is None or after is None else moved(toy, ids, before, after, scale),
+                    "error": None if before is None or after is None else moved(ids, before, after, scale),
                     "events": watch.events,
                     "gradients_at_ready": watch.gradients_at_ready,
                     "expected_gradients": trainable * len(batches),
@@ -170,11 +179,12 @@ def random_shares(random: np.random.Generator, counts: np.ndarray) -> list[list[
     return [pieces[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def moved(toy: Toy, ids: np.ndarray, before: dict[str, Tensor], after: dict[str, Tensor], scale: float) -> float:
-    """Relative distance between what the parameters moved by and the gradient of the mean loss over all samples."""
+def moved(ids: np.ndarray, before: dict[str, Tensor], after: dict[str, Tensor], scale: float) -> float:
+    """Relative distance between what the parameters moved by and the gradient of the mean loss by weight."""
+    toy = Toy()
     model = toy.build_model(0)
     model.load_state_dict(before)
-    toy.loss(model, toy.collate(toy.train, ids, 1)).backward()
+    (toy.loss(model, batch_of(toy, ids)) / toy.train.weights[ids].sum()).backward()
     found = torch.cat([(before[name] - after[name]).flatten() for name, _ in model.named_parameters()])
     wanted = torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() * scale for p in model.parameters()]
@@ -190,7 +200,7 @@ def public(rank: int) -> list[float]:
         strategy = make()
         module = strategy.wrap(toy.build_model(0), CPU)
         optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
-        loss = toy.loss(module, toy.collate(toy.train, np.arange(rank, 60, 2), 1))
+        loss = toy.loss(module, batch_of(toy, np.arange(rank, 60, 2)))
         loss.backward()
         strategy.finish()
         strategy.step(optimizer, Precision("fp32", CPU))

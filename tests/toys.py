@@ -42,7 +42,7 @@ class TiedModel(nn.Module):
 
 
 class Toy(gradient_rank.Toy):
-    """Random tokens in float64."""
+    """Random tokens in float64, and unequal weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,26 @@ class Toy(gradient_rank.Toy):
         self.train = TokenisedData.from_samples(
             [random.integers(0, VOCABULARY, size=n).tolist() for n in random.integers(1, 40, size=SAMPLES)],
             random.integers(0, VOCABULARY, size=SAMPLES),
+            weights=random.integers(0, 4, size=SAMPLES),
         )
+
+    @classmethod
+    def of(cls, data: TokenisedData) -> Toy:
+        """The toy with other samples."""
+        toy = cls()
+        toy.train = data
+        return toy
 
     def build_model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return TiedModel().double()
+
+
+class GivesMeans(Toy):
+    """Fault: the mean over the batch, not the sum."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) / batch["weights"].sum().clamp(min=1)
 
 
 class Naive(Strategy):

@@ -81,14 +81,14 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
 
     Sums in another order round differently, and training amplifies that without end: over hundreds of steps the losses
     of equal gradients come apart smoothly. So the first `PARITY_STEPS` steps count, in which wrong gradients show, and
-    of the later ones those that rise to `JUMP` times all before them at once.
+    of the later ones those that rise to `JUMP` times all before them at once. A step without weight has a loss of 0.
 
     Returns:
         None where a loss is not finite: there is nothing to compare then.
     """
     worst = 0.0
     for a, b in pairs:
-        left, right = a.steps["loss_global"].to_numpy(), b.steps["loss_global"].to_numpy()
+        left, right = (run.steps["loss_global"].fill_null(0.0).to_numpy() for run in (a, b))
         if not (np.isfinite(left).all() and np.isfinite(right).all()):
             return None
         scale = np.maximum(np.maximum(np.abs(left), np.abs(right)), np.finfo(np.float64).tiny)

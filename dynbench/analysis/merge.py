@@ -124,8 +124,9 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
 
     Rows stand rank by rank, each in order of step. To the ranks' columns the merge adds `exposed_comm_ms` (least
     `sync_ms` of the step: what even the last worker to arrive spends), `wait_ms` (a worker's `sync_ms` less that),
-    `global_batch`, `step_time_max_ms`, `loss_global` (mean over the step's samples), and the throughputs of the step in
-    samples and real tokens per second. Ranks that train nothing have rows, and no part in what these add up to.
+    `global_batch`, `step_time_max_ms`, `loss_global` (mean over the step's samples by their weight), and the
+    throughputs of the step in samples and real tokens per second. Ranks that train nothing have rows, and no part in
+    what these add up to.
 
     Args:
         run: what to merge; the merged files go into its folder.

@@ -38,7 +38,7 @@ def column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.D
     column = (declared or {}).get(name)
     if column is not None and column.type != "number":
         return pl.Int64() if column.type == "integer" else pl.Categorical()
-    return pl.Float64() if name == "loss" else pl.Float32()
+    return pl.Float64() if name in ("loss", "weight") else pl.Float32()
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def find_rank_files(folder: Path) -> dict[int, Path]:
 def read_rank_file(rank: int, path: Path) -> RankFile:
     """Reads one file; a torn last line, unreadable lines and repeated steps are dropped and counted.
 
-    Columns beyond those of every run are kept, with the types declared beside the file.
+    Columns beyond those of every run are kept, with the types declared beside the file. In a file without weights
+    every sample counts 1.
     """
     declared = read_columns(path.parent)
     data = path.read_bytes()
@@ -79,11 +80,13 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if not data:
         return RankFile(rank, None, torn, Phrase(f"{path.name} is empty", "rank_file.empty", file=path.name))
     columns = data[: data.index(b"\n")].decode("utf-8", errors="replace").strip().split(",")
-    lacking = [name for name in COLUMNS if name not in columns]
+    lacking = [name for name in COLUMNS if name not in (*columns, "weight")]
     if lacking:
         text = f"{path.name} is of another version: it lacks {', '.join(lacking[:4])}"
         return RankFile(rank, None, torn, Phrase(text, "rank_file.version", file=path.name, columns=lacking[:4]))
     rows = _parse(data, {name: column_type(name, declared) for name in columns})
+    if "weight" not in columns:
+        rows = rows.with_columns(weight=pl.col("local_batch").cast(column_type("weight")))
     written = data.count(b"\n") - 1
     rows = rows.filter(pl.all_horizontal(pl.col(COLUMNS).is_not_null()))
     torn += written - rows.height

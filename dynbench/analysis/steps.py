@@ -35,9 +35,9 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
         One row per complete step in order of step, with: `warmup` (bool); `step_time_max_ms`; `exposed_comm_ms`;
         `<column>_mean`, `_max` and `_std` over ranks (population standard deviation) of `SPREAD_COLUMNS`;
         `<phase>_mean` over ranks of `PHASES`; `wait_max_ms`; `plan_max_ms`; `real_tokens`, `padded_tokens`,
-        `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global`; `work_hash`
-        (sum modulo 2**64); `skipped` (bool); throughputs; means over ranks of `OPTIONAL_MEANS` where the run has them.
-        And the number of steps dropped.
+        `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global` (by weight, null
+        where nothing weighs); `work_hash` (sum modulo 2**64); `skipped` (bool); throughputs; means over ranks of
+        `OPTIONAL_MEANS` where the run has them. And the number of steps dropped.
     """
     optional = [name for name in OPTIONAL_MEANS if name in rows.columns]
     grouped = rows.lazy().group_by("step").agg(_aggregates(optional)).collect(engine="streaming").sort("step")
@@ -47,7 +47,7 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
 
 def _aggregates(optional: list[str]) -> list[pl.Expr]:
     ms = {name: pl.col(name).cast(pl.Float64) for name in ("sync_ms", "plan_ms", "data_ms", "optimizer_ms")}
-    samples = pl.col("local_batch").cast(pl.Int64)
+    samples, weight = pl.col("local_batch").cast(pl.Int64), pl.col("weight")
     exposed = ms["sync_ms"].min()
     expressions = [
         pl.len().alias("ranks"),
@@ -63,7 +63,7 @@ def _aggregates(optional: list[str]) -> list[pl.Expr]:
         pl.col("padded_tokens").cast(pl.Int64).sum(),
         samples.sum().alias("global_batch"),
         pl.col("max_seq_len_in_batch").max().alias("longest"),
-        ((pl.col("loss") * samples).sum() / samples.sum()).alias("loss_global"),
+        pl.when(weight.sum() > 0).then((pl.col("loss") * weight).sum() / weight.sum()).alias("loss_global"),
         pl.col("work_hash").sum(),
         (pl.col("skipped") > 0).any().alias("skipped"),
         *(pl.col(name).cast(pl.Float64).mean() for name in optional),

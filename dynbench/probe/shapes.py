@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.micro_batch import MicroBatch, make_micro_batch
 
 
 def shaped(workload: Workload, n: int, length: int) -> TokenisedData:
@@ -16,5 +18,17 @@ def shaped(workload: Workload, n: int, length: int) -> TokenisedData:
     """
     real = max(1, length - 1)
     tokens = np.resize(workload.train.tokens, n * real)
-    labels = np.resize(workload.train.labels, n)
-    return TokenisedData(tokens, np.arange(n + 1, dtype=np.int64) * real, labels, "probe")
+    labels, weights = np.resize(workload.train.labels, n), workload.train.weights
+    return TokenisedData(
+        tokens,
+        np.arange(n + 1, dtype=np.int64) * real,
+        labels,
+        "probe",
+        weights=None if weights is None else np.resize(weights[weights > 0], n),
+    )
+
+
+def shaped_batch(workload: Workload, n: int, length: int, device: torch.device) -> MicroBatch:
+    """`shaped` samples as one micro-batch, padded to `length`."""
+    ids = np.arange(n, dtype=np.int64)
+    return make_micro_batch(workload, shaped(workload, n, length), ids, length, device)

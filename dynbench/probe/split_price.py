@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from dynbench.config.schema import Config
-from dynbench.engine.rank.replica import MicroBatch, Replica
+from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import build_strategy
-from dynbench.probe.shapes import shaped
+from dynbench.probe.shapes import shaped_batch
 from dynbench.workloads.base import Workload
 
 SETTLING = 3
@@ -45,12 +45,10 @@ class SplitStep:
 
     def ms(self, n: int, length: int, micro_batches: int) -> float:
         """Milliseconds of a step of so many micro-batches of `n` samples of `length` tokens, data left out."""
-        data = shaped(self._workload, n, length)
-        host = self._workload.collate(data, np.arange(n, dtype=np.int64), length)
-        inputs = {name: tensor.to(self._replica.device) for name, tensor in host.items()}
+        batch = shaped_batch(self._workload, n, length, self._replica.device)
         self._timer.clock.synchronise()
         start = time.perf_counter()
-        self._replica.compute([MicroBatch(n, inputs)] * micro_batches, lambda: 1 / (n * micro_batches))
+        self._replica.compute([batch] * micro_batches, lambda: 1 / (batch.weight * micro_batches))
         self._replica.update()
         self._timer.clock.synchronise()
         self._timer.take_phases()

@@ -6,7 +6,6 @@ import gc
 import statistics
 import time
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -16,7 +15,7 @@ from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.replica import build_optimizer
 from dynbench.probe.limits import limit_process
-from dynbench.probe.shapes import shaped
+from dynbench.probe.shapes import shaped_batch
 from dynbench.units import mb
 from dynbench.workloads.base import Workload
 
@@ -51,11 +50,10 @@ class TrialStep:
 
     def step(self, n: int, length: int) -> None:
         """Forward, backward and optimizer step of one micro-batch; ends with the device idle."""
-        host = self._workload.collate(shaped(self._workload, n, length), np.arange(n, dtype=np.int64), length)
-        inputs = {key: value.to(self.device) for key, value in host.items()}
+        batch = shaped_batch(self._workload, n, length, self.device)
         with self._precision.autocast():
-            loss = self._workload.loss(self._model, inputs)
-        self._precision.backward(loss)
+            loss = self._workload.loss(self._model, batch.inputs)
+        self._precision.backward(loss / batch.weight)
         self._precision.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":

@@ -58,11 +58,13 @@ class StepRow:
     reserved_mem_mb: float
     """Memory that the allocator holds on a GPU; resident at the step's end on a CPU."""
     loss: float
-    """Mean loss over this rank's samples, unweighted."""
+    """Mean loss over this rank's samples, each counting its weight; 0 where they weigh nothing."""
     work_hash: int
     """This rank's part of the step's hash, see `work_hash`; unsigned 64 bit."""
     skipped: int
     """1 when the loss scaler skipped the optimizer step, else 0."""
+    weight: float
+    """What this rank's samples count in the loss together: their number, or their target tokens."""
 
 
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(StepRow))

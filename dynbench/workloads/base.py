@@ -14,10 +14,15 @@ on.
 - A sample is a sequence of int32 ids and one int64 label. Both are the workload's own to read: they may be numbers of
   rows in arrays of its own. What `collate` is given is `train`, `eval` or, in a probe, samples made up of the ids and
   labels of `train`.
-- The loss is the mean over the batch's samples, so that every sample counts 1, however long: a rank's mean over n of
-  the B samples of a step is weighted by n * G / B before backward. Of a loss per token, take each sample's own mean
-  first; weights by target tokens are not offered. What mixes the samples of a batch, as batch normalisation does,
-  changes with the plan.
+- The loss is a sum, never a mean: the losses of the batch's samples added up, each already multiplied by its weight.
+  What is minimised is that sum over the step's samples on all ranks divided by their weight, W: a rank's sum is
+  multiplied by G / W before backward. A step whose samples weigh nothing has a gradient of 0.
+- The weights are `weights` of the data: None, and every sample counts 1, however long, with one loss of its own
+  (`reduction="sum"`); or of the mean over all target tokens, the number of targets of each sample, whose losses are
+  added up too.
+- That the losses add up is tried before the first step: of some samples together against each alone, with the model
+  in evaluation mode, on the device. What mixes the samples of a batch, as batch normalisation does in training, changes
+  with the plan.
 - All parameters that require a gradient must get one in every step, as DistributedDataParallel asks.
 """
 
@@ -50,19 +55,19 @@ class Workload(Protocol):
         """
         ...
 
-    def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """Some samples as one batch of CPU tensors, n first; the names of the tensors are the workload's own.
 
         Args:
             data: what `ids` number.
             ids: sample ids, int64, shape [n], n at least 1.
-            pad_to_multiple_of: the batch is padded to its longest sample's length, rounded up to a multiple of this,
-                but never above `positions`, tokens: `dynbench.padding.padded_lengths`. Plans count on it.
+            width: what every sample is padded to, tokens: the longest one's length, rounded up to a multiple of
+                `workload.pad_to_multiple_of`, but never above `positions`. Plans count on it.
         """
         ...
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Mean loss over the batch's samples, a scalar with gradient.
+        """The losses of the batch's samples added up, each times its weight, a scalar with gradient.
 
         Args:
             model: what `build_model` gave, wrapped by the synchronisation, on the device; call it, not its parts.
@@ -71,10 +76,9 @@ class Workload(Protocol):
         ...
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
-        """Sums that add up over batches and ranks; the caller switches gradients off.
+        """Sums that add up over batches and ranks; the caller switches gradients off and knows number and weight.
 
         Returns:
-            `loss_sum`, the loss summed over the samples; `n`, their number; and `correct`, how many of them were right,
-            where that means anything.
+            `loss_sum`, as `loss`; and `correct`, how many of the samples were right, where that means anything.
         """
         ...

@@ -18,7 +18,7 @@ KEY = "workload.name"
 PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."
 METHODS = {
     "build_model": "build_model(self, seed)",
-    "collate": "collate(self, data, ids, pad_to_multiple_of)",
+    "collate": "collate(self, data, ids, width)",
     "loss": "loss(self, model, batch)",
 }
 """Methods that every workload has, and how they are called."""

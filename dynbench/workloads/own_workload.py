@@ -19,6 +19,7 @@ from dynbench.config.schema import Config
 from dynbench.errors import DynbenchError, UsageError, WorkerFailed
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.loss_sums import check_sums
 from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, content_digest, find_own_code, missing_methods
 
 EVAL_SUMS = "eval_sums(self, model, batch)"
@@ -45,24 +46,30 @@ class OwnWorkload:
         self.train: TokenisedData = getattr(self._theirs, "train", None)  # type: ignore[assignment]  # checked below
         self.eval: TokenisedData | None = getattr(self._theirs, "eval", None)
         self.positions: int | None = getattr(self._theirs, "positions", None)
+        self._device = torch.device("cuda" if config.launch.device == "cuda" else "cpu")
         self._check_methods()
         self._check_values()
         self.facts = self._describe()
 
     def build_model(self, seed: int) -> nn.Module:
-        """Theirs, under `seed` whether they look at it or not; the caller's random state is left as it was."""
+        """Theirs, under `seed` whether they look at it or not; the caller's random state is left as it was.
+
+        Raises:
+            UsageError: no model to train, or its losses do not add up over samples.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self._theirs.build_model(seed)
-        if not isinstance(model, nn.Module):
-            raise self._wrong("build_model", model, "a torch.nn.Module")
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UsageError(f"{KEY}: {self._code.name}: build_model gave a model with nothing to train", PROTOCOL)
+            if not isinstance(model, nn.Module):
+                raise self._wrong("build_model", model, "a torch.nn.Module")
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                raise UsageError(f"{KEY}: {self._code.name}: build_model gave a model with nothing to train", PROTOCOL)
+            check_sums(self, model, f"{KEY}: {self._code.name}", self._device)
         return model.train()
 
-    def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """Theirs, refused where it is not a mapping of CPU tensors of n samples."""
-        batch = self._theirs.collate(data, ids, pad_to_multiple_of)
+        batch = self._theirs.collate(data, ids, width)
         if not isinstance(batch, dict) or not batch:
             raise self._wrong("collate", batch, "a dict of tensors")
         for key, value in batch.items():
@@ -74,16 +81,18 @@ class OwnWorkload:
         """Theirs, refused where it is not one number with a gradient."""
         loss = self._theirs.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
-            raise self._wrong("loss", loss, "a scalar tensor, the mean over the batch's samples")
+            raise self._wrong("loss", loss, "a scalar tensor, the sum over the batch's samples")
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError(f"{KEY}: {self._code.name}: loss has no gradient; compute it from the model", PROTOCOL)
         return loss
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
-        """Theirs, refused without `loss_sum` and `n`; `correct` is theirs to leave out."""
+        """Theirs, refused without `loss_sum`; `correct` is theirs to leave out."""
         sums = self._theirs.eval_sums(model, batch)
-        if not isinstance(sums, dict) or not {"loss_sum", "n"} <= set(sums) <= {"loss_sum", "n", "correct"}:
-            raise self._wrong("eval_sums", sums, "a dict with loss_sum and n, and correct where there is an accuracy")
+        if not isinstance(sums, dict) or not {"loss_sum"} <= set(sums) <= {"loss_sum", "correct"}:
+            found = f" of {', '.join(map(str, sums))}" if isinstance(sums, dict) else ""
+            expected = "a dict of loss_sum, and correct where there is an accuracy"
+            raise self._wrong("eval_sums", sums, expected, found)
         return {key: float(value) for key, value in sums.items()}
 
     def _check_methods(self) -> None:
@@ -116,11 +125,13 @@ class OwnWorkload:
                 raise self._wrong(key, data, "a TokenisedData of dynbench.workloads.data")
             if not len(data):
                 raise UsageError(f"{KEY}: {self._code.name}: {key} holds no sample", PROTOCOL)
+            if data.weights is not None and not data.weights.any():
+                raise UsageError(f"{KEY}: {self._code.name}: {key} has a weight of 0 for every sample", PROTOCOL)
             if self.positions is not None and (longest := int(data.lengths.max())) > self.positions:
                 raise UsageError(
                     f"{KEY}: {self._code.name}: {key} has a sample of {longest} tokens, beyond its positions, "
                     f"{self.positions}",
-                    f"Cut the samples: {key}.truncate({self.positions}).",
+                    f"Cut the samples: {key}.truncate({self.positions}), before they are weighed.",
                 )
 
     def _describe(self) -> dict[str, object]:
@@ -141,8 +152,8 @@ class OwnWorkload:
             "workload": {"name": self._code.name, "digest": self._code.digest, "beside": _beside(self._code)},
         }
 
-    def _wrong(self, what: str, value: object, expected: str) -> UsageError:
-        shape = f" of shape {list(value.shape)} on {value.device.type}" if isinstance(value, Tensor) else ""
+    def _wrong(self, what: str, value: object, expected: str, details: str = "") -> UsageError:
+        shape = f" of shape {list(value.shape)} on {value.device.type}" if isinstance(value, Tensor) else details
         found = f"a {type(value).__name__}{shape}"
         return UsageError(f"{KEY}: {self._code.name}: {what} is {found}; expected {expected}", PROTOCOL)
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
-from dynbench.padding import padded_lengths
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.model import model_source
@@ -53,12 +52,8 @@ class TextClassification:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
         return self._source.build(seed)
 
-    def collate(self, data: TokenisedData, ids: IntArray, pad_to_multiple_of: int) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask` (both [n, L]) and `labels` ([n]) of the samples `ids`, int64 on the CPU.
-
-        L is the longest sample rounded up to `pad_to_multiple_of`, but never above what the model can take.
-        """
-        width = int(padded_lengths(data.lengths[ids].max(), pad_to_multiple_of, self.positions))
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask` (both [n, width]) and `labels` ([n]) of the samples `ids`, int64 on the CPU."""
         rows, valid = data.padded(ids, width, self._pad_id)
         return {
             "input_ids": torch.from_numpy(rows),
@@ -67,16 +62,15 @@ class TextClassification:
         }
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Mean cross entropy over the batch's samples."""
-        return F.cross_entropy(_logits(model, batch), batch["labels"])
+        """Cross entropy summed over the batch's samples."""
+        return F.cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
-        """Summed cross entropy, number of right answers, number of samples."""
+        """Summed cross entropy and number of right answers."""
         logits, labels = _logits(model, batch), batch["labels"]
         return {
             "loss_sum": F.cross_entropy(logits, labels, reduction="sum").item(),
             "correct": float((logits.argmax(dim=-1) == labels).sum().item()),
-            "n": float(len(labels)),
         }
 
 

@@ -85,6 +85,14 @@ def test_a_compressor_that_forgets_to_divide_is_caught(ranks: WarmRanks) -> None
         judge(steps, ROUNDED)
 
 
+@pytest.mark.parametrize(
+    ("sync", "fault"), [("ddp", "counts"), ("ddp", "means"), ("sharding", "counts"), ("sharding", "repeats")]
+)
+def test_wrong_weights_are_caught(ranks: WarmRanks, sync: str, fault: str) -> None:
+    with pytest.raises(AssertionError, match="the mean gradient"):
+        judge(ranks(watched_steps, sync, "none", False, fault), ROUNDED)
+
+
 def gradient_bytes() -> int:
     return sum(p.numel() for p in TiedModel().parameters() if p.requires_grad) * 8
 
@@ -178,6 +186,7 @@ def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
     assert merged.height == 2 * STEPS
     assert merged["micro_batches"].to_list() == [1 + (step + rank) % 3 for step in range(STEPS) for rank in (0, 1)]
     assert merged["loss"].is_finite().all()
+    assert merged["weight"].to_list() == merged["local_batch"].to_list()
     assert merged["bytes_raw"].dtype == pl.Int64
     assert (merged["bytes_raw"] > 0).all()
     assert (merged["bytes_wire"] > 0).all() != null

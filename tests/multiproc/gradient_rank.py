@@ -19,6 +19,7 @@ from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import build_strategy
 from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.micro_batch import make_micro_batch
 
 SAMPLES, VOCABULARY, WIDTH, CLASSES = 60, 50, 16, 3
 TRIALS = 12
@@ -39,12 +40,13 @@ class Model(nn.Module):
 
 
 class Toy:
-    """A workload in float64."""
+    """A workload in float64 whose samples weigh unequally, some nothing."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
         samples = [random.integers(0, VOCABULARY, size=n).tolist() for n in random.integers(1, 40, size=SAMPLES)]
-        self.train = TokenisedData.from_samples(samples, random.integers(0, CLASSES, size=SAMPLES))
+        labels, weights = random.integers(0, CLASSES, size=SAMPLES), random.integers(0, 4, size=SAMPLES)
+        self.train = TokenisedData.from_samples(samples, labels, weights=weights)
         self.eval = self.positions = None
         self.facts: dict[str, object] = {}
 
@@ -52,14 +54,18 @@ class Toy:
         torch.manual_seed(seed)
         return Model().double()
 
-    def collate(self, data: TokenisedData, ids: np.ndarray, pad_to_multiple_of: int) -> dict[str, Tensor]:
-        rows, valid = data.padded(ids, int(data.lengths[ids].max()), 0)
-        labels = torch.from_numpy(data.labels[ids])
-        return {"tokens": torch.from_numpy(rows), "valid": torch.from_numpy(valid).double(), "labels": labels}
+    def collate(self, data: TokenisedData, ids: np.ndarray, width: int) -> dict[str, Tensor]:
+        rows, valid = data.padded(ids, width, 0)
+        return {
+            "tokens": torch.from_numpy(rows),
+            "valid": torch.from_numpy(valid).double(),
+            "labels": torch.from_numpy(data.labels[ids]),
+            "weights": torch.from_numpy(data.weights[ids]),
+        }
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         logits = model(batch["tokens"], batch["valid"])
-        return nn.functional.cross_entropy(logits, batch["labels"])
+        return nn.functional.cross_entropy(logits, batch["labels"], reduction="none") @ batch["weights"]
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
         raise NotImplementedError
@@ -78,9 +84,10 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 
 def full_gradient(toy: Toy, ids: np.ndarray, device: torch.device) -> Tensor:
-    """Gradient of the mean loss over all samples at once, in one process."""
+    """Gradient of the weighted mean loss over all samples at once, in one process."""
     model = toy.build_model(0).to(device)
-    toy.loss(model, {name: part.to(device) for name, part in toy.collate(toy.train, ids, 1).items()}).backward()
+    batch = make_micro_batch(toy, toy.train, ids, 1, device)
+    (toy.loss(model, batch.inputs) / batch.weight).backward()
     return flat_gradient(model)
 
 
@@ -101,12 +108,12 @@ def main(rank: int, world_size: int, file: str, kind: str = "cpu") -> None:
             shares = random_shares(random, world_size, micro_batches)
             mine = shares[rank]
             local = sum(map(len, mine))
-            total = GlobalBatch(local)
-            weight = total.per_sample_weight if weighted else partial(operator.truediv, 1, local)
-            replica.compute(replica.load(tuple(mine)), weight)
+            total = GlobalBatch(local, replica.weight(tuple(mine)))
+            scale = total.scale if weighted else partial(operator.truediv, 1, local)
+            replica.compute(replica.load(tuple(mine)), scale)
             timer.end_step()
             ids = np.concatenate([part for share in shares for part in share])
-            assert total.value() == len(ids)
+            assert total.samples() == len(ids)
             full, synchronised = full_gradient(toy, ids, device), flat_gradient(replica.model)
             replica.optimizer.zero_grad(set_to_none=True)
             if rank == 0:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from dynbench.config.load import load_config
 from dynbench.runs.records import work_hash
 from dynbench.sampler import PlannedBatchSampler
+from dynbench.workloads.micro_batch import make_micro_batch
 from dynbench.workloads.registry import build_workload
 
 
@@ -49,7 +50,7 @@ def main(rank: int, world_size: int, file: str, config_file: str, state_file: st
     while step < total:
         sampler.set_epoch(step // len(sampler))
         for ids in loader:
-            loss = workload.loss(model, workload.collate(data, ids, 1))
+            loss = workload.loss(model, make_micro_batch(workload, data, ids, 1).inputs) / len(ids)
             (loss * sampler.weight(ids)).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Uneven shares, weighted by b_g * G / B_t, give the gradient of the whole batch."""
+"""Uneven shares of unequal samples, summed and multiplied by G / W_t, give the gradient of the whole batch."""
 
 from __future__ import annotations
 

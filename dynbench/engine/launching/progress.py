@@ -27,7 +27,7 @@ class Progress:
     elapsed_s: float
     """Since the launch."""
     loss: float | None = None
-    """Mean loss over the last step's samples."""
+    """Mean loss over the last step's samples, each counting its weight; None where they weigh nothing."""
     tokens_per_s: float | None = None
     """Real tokens over recent steps."""
     imbalance: float | None = None
@@ -117,7 +117,7 @@ class ProgressReader:
             return progress
         by_rank = [[row for row in rows if row["step"] in last] for rows in self._rows]
         newest = [rows[-1] for rows in by_rank]
-        samples = sum(int(row["local_batch"]) for row in newest)
+        weight = sum(float(row["weight"]) for row in newest)
         step_ms = [max(float(row["step_time_ms"]) for row in rows) for rows in zip(*by_rank, strict=True)]
         compute = [[float(row["compute_ms"]) for row in rows] for rows in zip(*by_rank, strict=True)]
         tokens = sum(int(row["real_tokens"]) for rows in by_rank for row in rows)
@@ -126,7 +126,7 @@ class ProgressReader:
             progress.steps_done,
             progress.total_steps,
             progress.elapsed_s,
-            loss=sum(int(row["local_batch"]) * float(row["loss"]) for row in newest) / samples,
+            loss=sum(float(row["weight"]) * float(row["loss"]) for row in newest) / weight if weight else None,
             tokens_per_s=tokens / (sum(step_ms) / 1e3),
             imbalance=longest / mean if mean > 0 else None,
         )

@@ -15,6 +15,7 @@ from dynbench.engine.rank.precision import Precision
 from dynbench.schedule.plan import IntArray
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
+from dynbench.workloads.micro_batch import make_micro_batch
 
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
@@ -72,16 +73,19 @@ class Evaluator:
         return True
 
     def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> None:
-        """Mean loss and, where the workload counts it, accuracy over all ranks' samples, appended to the file."""
+        """Weighted mean loss and, where the workload counts it, accuracy over all ranks' samples, appended to the file.
+
+        Samples that weigh nothing together have no mean, and nothing is written.
+        """
         with strategy.evaluating() as model:
             sums = self._local_sums(model, precision)
-        loss_sum, correct, samples = self._sum_over_ranks(sums)
-        if self._file is not None and samples > 0:
+        loss_sum, weight, samples, correct = self._sum_over_ranks(sums)
+        if self._file is not None and weight > 0:
             with self._file.open("a", encoding="utf-8") as file:
                 if file.tell() == 0:
                     file.write(_COLUMNS)
                 accuracy = "" if math.isnan(correct) else repr(correct / samples)
-                file.write(f"{step},{loss_sum / samples!r},{accuracy},{samples:.0f}\n")
+                file.write(f"{step},{loss_sum / weight!r},{accuracy},{samples:.0f}\n")
 
     def _choose(self, config: Config, rank: int, world_size: int) -> list[IntArray] | None:
         data = self._workload.eval
@@ -97,15 +101,16 @@ class Evaluator:
         return batches
 
     def _local_sums(self, model: nn.Module, precision: Precision) -> list[float]:
-        assert self._workload.eval is not None and self._batches is not None
-        sums = np.zeros(3)
+        data = self._workload.eval
+        assert data is not None and self._batches is not None
+        sums = np.zeros(4)
         model.eval()
         # Not in inference mode: what a strategy gathers in a forward pass would stay of no use to the next step.
         with torch.no_grad(), precision.autocast():
             for number, ids in enumerate((*self._batches, *self._idle)):
-                inputs = self._workload.collate(self._workload.eval, ids, self._pad_to_multiple_of)
-                part = self._workload.eval_sums(model, {key: value.to(self._device) for key, value in inputs.items()})
+                batch = make_micro_batch(self._workload, data, ids, self._pad_to_multiple_of, self._device)
+                part = self._workload.eval_sums(model, batch.inputs)
                 if number < len(self._batches):
-                    sums += (part["loss_sum"], part.get("correct", math.nan), part["n"])
+                    sums += (part["loss_sum"], batch.weight, batch.n, part.get("correct", math.nan))
         model.train()
         return [float(value) for value in sums]

@@ -20,29 +20,36 @@ PATIENCE = timedelta(days=7)
 
 
 class GlobalBatch:
-    """The step's samples over all ranks (B_t), summed while the forward pass runs, and what each rank runs them in.
+    """The step's samples over all ranks (B_t) and what they weigh (W_t), summed while the forward pass runs.
+
+    Also what each rank runs them in. What a rank runs again without counting it is no part of this.
 
     Args:
         local_batch: samples of this rank in this step.
+        weight: what they count in the loss together.
         micro_batches: of this rank.
     """
 
-    def __init__(self, local_batch: int, micro_batches: int = 1) -> None:
-        self._total = torch.zeros(1 + dist.get_world_size(), dtype=torch.int64)
-        self._total[0], self._total[1 + dist.get_rank()] = local_batch, micro_batches
+    def __init__(self, local_batch: int, weight: float, micro_batches: int = 1) -> None:
+        self._total = torch.zeros(2 + dist.get_world_size(), dtype=torch.float64)
+        self._total[0], self._total[1], self._total[2 + dist.get_rank()] = local_batch, weight, micro_batches
         self._work = dist.all_reduce(self._total, async_op=True)
 
-    def value(self) -> int:
+    def samples(self) -> int:
         """B_t; waits for the slowest rank's plan."""
         return int(self._waited()[0])
 
     def most_micro_batches(self) -> int:
         """Of the rank that has most; waits for the slowest rank's plan."""
-        return int(self._waited()[1:].max())
+        return int(self._waited()[2:].max())
 
-    def per_sample_weight(self) -> float:
-        """G / B_t: DDP averages over ranks, so n samples weigh n * G / B_t."""
-        return dist.get_world_size() / self.value()
+    def scale(self) -> float:
+        """G / W_t, which makes of a rank's summed loss its part of the step's mean: DDP averages over ranks.
+
+        0 where the step's samples weigh nothing.
+        """
+        weight = float(self._waited()[1])
+        return dist.get_world_size() / weight if weight else 0.0
 
     def check(self, expected: int, step: int) -> None:
         """Refuse a step in which the ranks' plans do not make up the global batch.
@@ -50,9 +57,9 @@ class GlobalBatch:
         Raises:
             DynbenchError: they do not.
         """
-        if self.value() != expected:
+        if self.samples() != expected:
             raise DynbenchError(
-                f"step {step}: the ranks planned {self.value()} samples together instead of {expected}",
+                f"step {step}: the ranks planned {self.samples()} samples together instead of {expected}",
                 "The ranks disagree on the plan: do all of them read the same data?",
             )
 

@@ -11,11 +11,12 @@ from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.exchange import GlobalBatch
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.replica import Replica, evened_out, mean_loss, seed_dropout
+from dynbench.engine.rank.replica import Replica, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder, traffic_values
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.runs.columns import REPEATED
 from dynbench.runs.row_writer import RowWriter
+from dynbench.workloads.micro_batch import evened_out
 
 
 def run_steps(
@@ -83,13 +84,13 @@ class Loop:
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
-        total = GlobalBatch(sum(len(ids) for ids in share), len(share))
+        total = GlobalBatch(sum(len(ids) for ids in share), self.replica.weight(share), len(share))
         with self.timer.host("data"):
             batches = self.replica.load(share)
         if strategy.collective_forward:
             batches = evened_out(batches, total.most_micro_batches())
         seed_dropout(train.seed, self.context.rank, step, self.context.device)
-        parts = self.replica.compute(batches, total.per_sample_weight)
+        parts = self.replica.compute(batches, total.scale)
         with self.timer.device("optimizer"):
             self.replica.update()
         phases, step_ms = self.timer.end_step()
@@ -100,11 +101,11 @@ class Loop:
             self.rows.row(
                 step,
                 share,
+                parts,
                 phases,
                 step_ms=step_ms,
                 peak_mem_mb=self.memory.peak_mb(),
                 reserved_mem_mb=self.memory.reserved_mb(),
-                loss=mean_loss(parts),
                 skipped=self.replica.precision.take_skipped(),
             ),
             {

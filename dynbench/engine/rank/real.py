@@ -55,7 +55,7 @@ def real_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths, problem.padded_lengths),
+            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths),
             writer=writer,
             evaluator=Evaluator(
                 config,

@@ -5,40 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Config, Train
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.schedule.plan import IntArray, Share
+from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One padded batch on the device."""
-
-    n: int
-    """Samples."""
-    inputs: dict[str, Tensor]
-    repeats: bool = False
-    """Run once more with weight 0, because other ranks have more micro-batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossPart:
-    """A micro-batch's loss."""
-
-    n: int
-    mean: Tensor
-    """Mean loss over its samples, a detached scalar."""
+from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch
 
 
 class Replica:
@@ -79,17 +59,18 @@ class Replica:
 
     def load(self, share: Share) -> list[MicroBatch]:
         """The micro-batches of a share, padded and moved to the device."""
-        batches = []
-        for ids in share:
-            inputs = self._workload.collate(self._workload.train, ids, self._pad_to_multiple_of)
-            batches.append(MicroBatch(len(ids), {name: tensor.to(self.device) for name, tensor in inputs.items()}))
-        return batches
+        workload, multiple = self._workload, self._pad_to_multiple_of
+        return [make_micro_batch(workload, workload.train, ids, multiple, self.device) for ids in share]
 
-    def compute(self, batches: Sequence[MicroBatch], per_sample_weight: Callable[[], float]) -> list[LossPart]:
+    def weight(self, share: Share) -> float:
+        """What a share's samples count in the loss together."""
+        return sum(self._workload.train.weight(ids) for ids in share)
+
+    def compute(self, batches: Sequence[MicroBatch], scale: Callable[[], float]) -> list[LossPart]:
         """Forward and backward of all micro-batches, then synchronisation.
 
-        A micro-batch's mean loss over n samples is multiplied by n * `per_sample_weight()`, which is asked for after
-        the first forward pass, so that what it waits for overlaps with it.
+        A micro-batch's loss, summed over its samples, is multiplied by `scale()`, which is asked for after the first
+        forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0.
         """
         parts, clock = [], self._timer.clock
         for number, batch in enumerate(batches, 1):
@@ -97,10 +78,10 @@ class Replica:
             with nullcontext() if last else self.strategy.accumulating():
                 with self._timer.device("forward"), self.precision.autocast():
                     loss = self._workload.loss(self.strategy.module, batch.inputs)
-                weighted = loss * (0.0 if batch.repeats else batch.n * per_sample_weight())
+                scaled = loss * (0.0 if batch.repeats else scale())
                 self._backward_start = clock.mark()
                 with self._telling_why():
-                    self.precision.backward(weighted)
+                    self.precision.backward(scaled)
                     if last:
                         self.strategy.finish()
                 end = clock.mark()
@@ -108,7 +89,7 @@ class Replica:
             self._timer.add("backward", self._backward_start, ready)
             self._timer.add("sync", ready, end)
             if not batch.repeats:
-                parts.append(LossPart(batch.n, loss.detach()))
+                parts.append(LossPart(batch.n, batch.weight, batch.width, loss.detach()))
         return parts
 
     def update(self) -> None:
@@ -138,17 +119,6 @@ def build_optimizer(parameters: Iterable[nn.Parameter], settings: Train) -> Opti
     return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
-def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
-    """Micro-batches up to `count`: the smallest again and again, with weight 0."""
-    smallest = min(batches, key=lambda batch: sum(tensor.numel() for tensor in batch.inputs.values()))
-    return [*batches, *[replace(smallest, repeats=True)] * (count - len(batches))]
-
-
-def mean_loss(parts: Sequence[LossPart]) -> float:
-    """Mean loss over a share's samples, unweighted; waits for the device."""
-    return sum(part.n * part.mean.item() for part in parts) / sum(part.n for part in parts)
-
-
 def seed_dropout(seed: int, rank: int, step: int, device: torch.device) -> None:
     """Give this rank and step a random stream of its own, the same whichever process plays the rank.
 
@@ -159,9 +129,3 @@ def seed_dropout(seed: int, rank: int, step: int, device: torch.device) -> None:
         torch.cuda.manual_seed(mixed)
     else:
         torch.default_generator.manual_seed(mixed)
-
-
-def padded_tokens(share: Share, padded_lengths: IntArray) -> tuple[int, int]:
-    """Padded tokens of a share, summed over its micro-batches, and its longest padded length."""
-    widths = [int(padded_lengths[ids].max()) for ids in share]
-    return sum(len(ids) * width for ids, width in zip(share, widths, strict=True)), max(widths)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dynbench.engine.rank.replica import padded_tokens
 from dynbench.engine.rank.timers import Phase
 from dynbench.runs.columns import COMM_COLUMNS, REPEATED, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.sync.base import Strategy
 from dynbench.wire.traffic import Traffic
+from dynbench.workloads.micro_batch import LossPart, mean_loss
 
 
 def extra_columns(strategy: Strategy) -> tuple[Column, ...]:
@@ -35,31 +35,28 @@ class RowBuilder:
         policy: name of the policy.
         warmup_steps: steps before measuring.
         lengths: tokens of every training sample, shape [N].
-        padded_lengths: tokens of every training sample padded by itself, shape [N].
     """
 
     rank: int
     policy: str
     warmup_steps: int
     lengths: IntArray
-    padded_lengths: IntArray
 
     def row(
         self,
         step: int,
         share: Share,
+        parts: Sequence[LossPart],
         phases: Mapping[Phase, float],
         *,
         step_ms: float,
         peak_mem_mb: float,
         reserved_mem_mb: float,
-        loss: float,
         skipped: bool,
     ) -> StepRow:
-        """The row of one step; `phases` and `step_ms` in milliseconds, `loss` the mean over the share's samples."""
+        """The row of one step: a share, what its micro-batches gave, and `phases` and `step_ms` in milliseconds."""
         ids = np.concatenate(share)
         lengths = self.lengths[ids]
-        padded, longest = padded_tokens(share, self.padded_lengths)
         return StepRow(
             step=step,
             rank=self.rank,
@@ -67,9 +64,9 @@ class RowBuilder:
             policy=self.policy,
             local_batch=len(ids),
             micro_batches=len(share),
-            max_seq_len_in_batch=longest,
+            max_seq_len_in_batch=max(part.width for part in parts),
             real_tokens=int(lengths.sum()),
-            padded_tokens=padded,
+            padded_tokens=sum(part.n * part.width for part in parts),
             plan_ms=phases["plan"],
             data_ms=phases["data"],
             forward_ms=phases["forward"],
@@ -80,7 +77,8 @@ class RowBuilder:
             step_time_ms=step_ms,
             peak_mem_mb=peak_mem_mb,
             reserved_mem_mb=reserved_mem_mb,
-            loss=loss,
+            loss=mean_loss(parts),
             work_hash=work_hash(ids, lengths),
             skipped=int(skipped),
+            weight=sum(part.weight for part in parts),
         )

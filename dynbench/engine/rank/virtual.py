@@ -17,7 +17,7 @@ from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.loop import run_steps
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
-from dynbench.engine.rank.replica import Replica, mean_loss, seed_dropout
+from dynbench.engine.rank.replica import Replica, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import Phase, StepTimer
 from dynbench.engine.rank.wiring import build_strategy, session
@@ -27,6 +27,7 @@ from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
 from dynbench.units import mb
 from dynbench.workloads.base import Workload
+from dynbench.workloads.micro_batch import LossPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Turn:
     """What one virtual rank did in one step; times in ms as that rank would have needed them."""
 
     share: Share
+    parts: Sequence[LossPart]
     phases: Mapping[Phase, float]
-    loss: float
     peak_mem_mb: float
     reserved_mem_mb: float
 
@@ -54,8 +55,8 @@ class Turn:
 class VirtualLoop:
     """The steps of all virtual ranks.
 
-    Gradients are those of the real run: there a sample weighs G / B_t before the mean over G ranks, here 1 / B_t in a
-    sum. Every rank has its own random stream per step, as a real one has.
+    Gradients are those of the real run: there losses are multiplied by G / W_t before the mean over G ranks, here by
+    1 / W_t in a sum. Every rank has its own random stream per step, as a real one has.
     """
 
     config: Config
@@ -82,8 +83,9 @@ class VirtualLoop:
         with self.timer.host("plan"):
             plan = self.plans.plan(step)
         plan_ms = self.timer.take_phases()["plan"]
-        weight = 1 / sum(plan.local_batches)
-        turns = [self.turn(step, rank, share, weight) for rank, share in enumerate(plan.shares)]
+        weight = sum(self.replica.weight(share) for share in plan.shares)
+        scale = 1 / weight if weight else 0.0
+        turns = [self.turn(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
         with self.timer.device("optimizer"):
             self.replica.update()
         phases, _ = self.timer.end_step()
@@ -91,19 +93,19 @@ class VirtualLoop:
             self.plans.observe(rank, turn.share, turn.compute_ms)
         self.record(step, turns, plan_ms, phases["optimizer"])
 
-    def turn(self, step: int, rank: int, share: Share, weight: float) -> Turn:
-        """Forward and backward of one rank, every sample of this weight, the device synchronised around them."""
+    def turn(self, step: int, rank: int, share: Share, scale: float) -> Turn:
+        """Forward and backward of one rank, its loss times `scale`, the device synchronised around them."""
         self.memory.reset()
         with self.timer.host("data"):
             batches = self.replica.load(share)
         seed_dropout(self.config.train.seed, rank, step, self.replica.device)
         self.timer.clock.synchronise()
-        parts = self.replica.compute(batches, lambda: weight)
+        parts = self.replica.compute(batches, lambda: scale)
         self.timer.clock.synchronise()
         phases = self.timer.take_phases()
         factor = self.config.launch.slowdown.get(rank, 1.0)
         stretched = {**phases, "forward": phases["forward"] * factor, "backward": phases["backward"] * factor}
-        return Turn(share, stretched, mean_loss(parts), self.memory.peak_mb(), self.memory.reserved_mb())
+        return Turn(share, parts, stretched, self.memory.peak_mb(), self.memory.reserved_mb())
 
     def record(self, step: int, turns: Sequence[Turn], plan_ms: float, optimizer_ms: float) -> None:
         """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
@@ -119,11 +121,11 @@ class VirtualLoop:
             row = rows.row(
                 step,
                 turn.share,
+                turn.parts,
                 phases,
                 step_ms=plan_ms + slowest_ms + self.comm_ms + optimizer_ms,
                 peak_mem_mb=turn.peak_mem_mb,
                 reserved_mem_mb=turn.reserved_mem_mb,
-                loss=turn.loss,
                 skipped=skipped,
             )
             writer.write(row)
@@ -148,10 +150,7 @@ def virtual_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=[
-                RowBuilder(rank, policy, config.train.warmup_steps, lengths, problem.padded_lengths)
-                for rank in range(world_size)
-            ],
+            rows=[RowBuilder(rank, policy, config.train.warmup_steps, lengths) for rank in range(world_size)],
             writers=[files.enter_context(RowWriter(run.rank_file(rank))) for rank in range(world_size)],
             evaluator=Evaluator(
                 config,

@@ -125,6 +125,7 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
                     loss=float(0.7 * np.exp(-step / 200) + 0.01 * lengths[ids].mean() / 20 + fake.loss_shift),
                     work_hash=work_hash(ids, lengths[ids]),
                     skipped=0,
+                    weight=float(len(ids)),
                 )
             )
     return rows

@@ -38,7 +38,7 @@ def rewrite(run, compute_ms, micro_batches=1, warmup_factor=1.0):
                     micro_batches=micro_batches, max_seq_len_in_batch=length, real_tokens=n, padded_tokens=n * length,
                     plan_ms=0.1, data_ms=DATA_MS, forward_ms=ms / 2, backward_ms=ms / 2, sync_ms=1.0,
                     optimizer_ms=OPTIMIZER_MS, compute_ms=ms, step_time_ms=ms + 3, peak_mem_mb=1.0,
-                    reserved_mem_mb=1.0, loss=0.5, work_hash=1, skipped=0,
+                    reserved_mem_mb=1.0, loss=0.5, work_hash=1, skipped=0, weight=float(n),
                 )
             )  # fmt: skip
         writer.close()

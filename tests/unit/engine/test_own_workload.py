@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import batch_of
 from own import NAME
 from toys import InDouble
 
@@ -118,7 +119,7 @@ def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path)
     workload, run = build_workload(config), Run(tmp_path / "run")
     run.ranks_dir.mkdir(parents=True)
     write_text(run.config_file, dump_config(config))
-    batch = workload.collate(workload.train, np.arange(3), 1)
+    batch = batch_of(workload, np.arange(3))
     with pytest.raises(RuntimeError) as caught:
         workload.loss(workload.build_model(0), {**batch, "tokens": batch["tokens"].float()})
 

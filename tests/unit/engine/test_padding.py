@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_problem
@@ -16,6 +17,7 @@ from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import REGISTRY, missing_package
 from dynbench.workloads.base import Workload
+from dynbench.workloads.micro_batch import LossPart, make_micro_batch
 from dynbench.workloads.registry import build_workload
 
 POSITIONS, STEPS = 512, 4
@@ -43,15 +45,17 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
     window = ["schedule.window=2"] if policy == "window" else []
     config = load_config(None, [*SETTINGS, f"schedule.policy={policy}", f"schedule.cost_type={cost_type}", *window])
     problem = build_problem(config, workload.train.lengths, 2, MULTIPLE, positions=workload.positions)
-    rows = [RowBuilder(rank, policy, 0, problem.lengths, problem.padded_lengths) for rank in (0, 1)]
+    rows = [RowBuilder(rank, policy, 0, problem.lengths) for rank in (0, 1)]
     planner, widths = Planner(policy, problem), []
     for step in range(STEPS):
         plan = planner.plan(step)
         planned = step_facts(plan, problem)
         for rank, share in enumerate(plan.shares):
-            shapes = [workload.collate(workload.train, ids, MULTIPLE)["input_ids"].shape for ids in share]
+            batches = [make_micro_batch(workload, workload.train, ids, MULTIPLE) for ids in share]
+            shapes = [batch.inputs["input_ids"].shape for batch in batches]
+            parts = [LossPart(batch.n, batch.weight, batch.width, torch.zeros(())) for batch in batches]
             row = rows[rank].row(
-                step, share, PHASES, step_ms=0.0, peak_mem_mb=0.0, reserved_mem_mb=0.0, loss=0.0, skipped=False
+                step, share, parts, PHASES, step_ms=0.0, peak_mem_mb=0.0, reserved_mem_mb=0.0, skipped=False
             )
             assert row.padded_tokens == planned.padded_tokens[rank] == sum(n * width for n, width in shapes)
             assert row.max_seq_len_in_batch == max(width for _, width in shapes)

@@ -18,7 +18,6 @@ from probes import COST, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_cost
-from dynbench.engine.rank.replica import LossPart, MicroBatch
 from dynbench.errors import UsageError
 from dynbench.probe.children import Children
 from dynbench.probe.split_price import SplitStep
@@ -26,6 +25,7 @@ from dynbench.probe.timing import Timings, at_full_speed, fit_cost, further_at_f
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.sync.registry import REGISTRY
+from dynbench.workloads.micro_batch import LossPart, MicroBatch
 from dynbench.workloads.registry import build_workload
 
 ALPHA, BETA, FURTHER = 7.0, 0.1, 5.0
@@ -99,9 +99,9 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
         parts, gradients = [], []
         inner = step._replica.compute
 
-        def compute(batches: Sequence[MicroBatch], weight: Callable[[], float]) -> list[LossPart]:
+        def compute(batches: Sequence[MicroBatch], scale: Callable[[], float]) -> list[LossPart]:
             parts.append([batch.n for batch in batches])
-            return inner(batches, weight)
+            return inner(batches, scale)
 
         def update() -> None:
             gradients.append([p.grad.clone() for p in step._replica.model.parameters()])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import CONFIGS, TABLE, write_config
+from batches import batch_of
 
 from dynbench.config.load import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
@@ -35,12 +36,12 @@ def test_every_parameter_left_to_train_gets_a_gradient_and_padding_changes_nothi
     model = made.build_model(3)
     assert model.training and not caplog.text.count("padding changes")
     short, long = (int(pick(made.train.lengths)) for pick in (np.argmin, np.argmax))
-    batch = made.collate(made.train, np.array([short, long]), 1)
+    batch = batch_of(made, np.array([short, long]))
     together = made.loss(model, batch)
     together.backward()
     assert all(part.grad is not None for part in model.parameters() if part.requires_grad)
-    apart = [made.loss(model, made.collate(made.train, np.array([i]), 1)).item() for i in (short, long)]
-    assert together.item() == pytest.approx(np.mean(apart), rel=1e-4)
+    apart = [made.loss(model, batch_of(made, np.array([i]))).item() for i in (short, long)]
+    assert together.item() == pytest.approx(sum(apart), rel=1e-4)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -61,7 +62,7 @@ def test_dropout_goes_by_each_architectures_own_names(architecture, dropout, tmp
     assert set(told.values()) == {dropout}
     assert rates(model) <= {dropout}
     assert "two passes differ" not in caplog.text
-    batch = made.collate(made.train, np.arange(8), 1)
+    batch = batch_of(made, np.arange(8))
     torch.manual_seed(0)
     first, again = made.loss(model, batch), made.loss(model, batch)
     assert torch.equal(first, again) is (dropout == 0)
@@ -95,7 +96,7 @@ def test_positions_are_those_that_samples_can_use(architecture, positions, tmp_p
     assert made.positions == positions
     longest = positions or 100
     assert made.train.lengths.max() == longest
-    made.loss(made.build_model(0), made.collate(made.train, np.array([np.argmax(made.train.lengths)]), 64))
+    made.loss(made.build_model(0), batch_of(made, np.array([np.argmax(made.train.lengths)]), 64))
 
 
 def test_the_vocabulary_grows_to_the_datas_and_keeps_what_it_has_beyond(tmp_path):

@@ -71,3 +71,28 @@ def test_arrays_that_do_not_fit_are_refused():
         TokenisedData.from_arrays(np.ones(3, np.int32), np.array([0, 2]), np.array([0]))
     with pytest.raises(ValueError, match="no tokens"):
         TokenisedData.from_samples([[1], []], np.array([0, 0]))
+
+
+def test_weights_go_with_their_samples_and_into_the_fingerprint():
+    samples, labels = [[1, 2], [3], [4, 5, 6]], np.zeros(3, dtype=np.int64)
+    plain, weighed = (TokenisedData.from_samples(samples, labels, weights=weights) for weights in (None, [2, 0, 0.5]))
+    assert (plain.weight(np.arange(3)), weighed.weight(np.arange(3)), weighed.weight(np.array([1]))) == (3, 2.5, 0)
+    assert weighed.take(np.array([2, 1, 2])).weights.tolist() == [0.5, 0, 0.5]
+    assert weighed.fingerprint != plain.fingerprint
+    ones = TokenisedData.from_samples(samples, labels, weights=[1, 1, 1])
+    assert (ones.weights, ones.fingerprint) == (None, plain.fingerprint)
+
+
+@pytest.mark.parametrize("weights", [[1, 2], [1, -1, 2], [1, float("nan"), 2], [[1, 2, 3]], ["a", "b", "c"]])
+def test_what_weighs_no_samples_is_refused(weights):
+    with pytest.raises(ValueError, match=r"weights are one finite number|could not convert"):
+        TokenisedData.from_samples([[1], [2], [3]], np.zeros(3, dtype=np.int64), weights=weights)
+
+
+def test_what_is_weighed_is_cut_no_more_and_nothing_is_padded_to_less_than_it_is():
+    data = TokenisedData.from_samples([[1, 2, 3], [3]], np.zeros(2, dtype=np.int64), weights=[3, 1])
+    assert data.truncate(3) is data
+    with pytest.raises(ValueError, match="cut first, then weigh"):
+        data.truncate(2)
+    with pytest.raises(ValueError, match="a sample of 3 tokens cannot be padded to 2"):
+        data.padded(np.array([0]), 2, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import batch_of
 from own import NAME, imports_forgotten, write_own
 
 from dynbench.config.load import load_config
@@ -47,11 +48,11 @@ def test_the_shipped_example_learns() -> None:
     model, losses = workload.build_model(0), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for step in range(30):
-        loss = workload.loss(model, workload.collate(workload.train, np.arange(64) + 64 * step, 1))
-        loss.backward()
+        loss = workload.loss(model, batch_of(workload, np.arange(64) + 64 * step))
+        (loss / 64).backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(loss.item() / 64)
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
     assert workload.facts["fingerprint"] == workload.train.fingerprint
     assert workload.facts["task"] == "regression"
@@ -60,9 +61,72 @@ def test_the_shipped_example_learns() -> None:
 def test_a_padded_sample_gives_what_it_gives_alone() -> None:
     workload = build_workload(load_config(None, [f"workload.name={NAME}", "workload.max_length=32"]))
     model, long = workload.build_model(0).eval(), int(np.argmax(workload.train.lengths))
-    apart = [workload.loss(model, workload.collate(workload.train, np.array([i]), 1)).item() for i in (0, long)]
-    together = workload.loss(model, workload.collate(workload.train, np.array([0, long]), 8)).item()
-    assert together == pytest.approx(np.mean(apart), rel=1e-4)
+    apart = [workload.loss(model, batch_of(workload, np.array([i]))).item() for i in (0, long)]
+    together = workload.loss(model, batch_of(workload, np.array([0, long]), 8)).item()
+    assert together == pytest.approx(sum(apart), rel=1e-4)
+
+
+MEAN = "    def loss(self, model, batch): return super().loss(model, batch) / len(batch['target'])\n"
+HALVES = "    def eval_sums(self, m, batch): return {'loss_sum': self.loss(m, batch).item() / len(batch['target'])}\n"
+MEAN_OF_TOKENS = """\
+    def loss(self, model, batch):
+        return super().loss(model, batch) * batch["mask"].sum() / len(batch["mask"])
+"""
+
+
+@pytest.mark.parametrize(("body", "what"), [(MEAN, "loss"), (MEAN_OF_TOKENS, "loss"), (HALVES, "eval_sums' loss_sum")])
+def test_losses_that_do_not_add_up_over_samples_are_refused(tmp_path: Path, body: str, what: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"mine\.py:Mine: {what} is \S+ for 4 samples together, but \S+ for each"
+    ) as it:
+        build(tmp_path, body).build_model(0)
+    assert "reduction='sum'" in it.value.hint
+
+
+WEIGHED = """\
+    def _sequences(self, count, longest, seed):
+        data = super()._sequences(count, longest, seed)
+        weights = data.lengths % 3
+        return type(data).from_arrays(data.tokens, data.offsets, data.labels, weights=weights)
+
+    def collate(self, data, ids, width):
+        batch = super().collate(data, ids, width)
+        return {**batch, "weight": batch["mask"].sum(1) * 0 + batch["target"].new_tensor(data.weights[ids])}
+
+    def loss(self, model, batch):
+        errors = (model(batch["tokens"], batch["mask"]) - batch["target"]) ** 2
+        return (errors * batch["weight"]).sum()
+"""
+
+
+def test_losses_times_weights_add_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workload = build(tmp_path, WEIGHED)
+    workload.build_model(0)
+    assert not caplog.records
+    assert set(workload.train.weights) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("    def loss(self, m, batch): return super().loss(m, batch) * torch.rand(())\n", "two passes give"),
+        ("    def loss(self, m, batch): return super().loss(m, batch) * batch['mask'].shape[1]\n", "padding changes"),
+    ],
+)
+def test_what_cannot_be_judged_or_depends_on_padding_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, told: str
+) -> None:
+    workload = build(tmp_path, body)
+    sys.modules[type(workload._theirs).__module__].torch = torch
+    workload.build_model(0)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2, "loss, and what eval_sums makes of it"
+    assert all(told in message for message in messages)
+
+
+def test_weights_of_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="train has a weight of 0 for every sample"):
+        build(tmp_path, WEIGHED.replace("data.lengths % 3", "data.lengths * 0"))
 
 
 def test_equal_seeds_give_equal_weights_also_where_the_class_ignores_them(tmp_path: Path) -> None:
@@ -100,11 +164,11 @@ def test_what_breaks_the_protocol_is_refused_when_it_is_made(tmp_path: Path, bod
     [
         ("    def build_model(self, seed): return torch\n", "build_model is a module"),
         ("    def build_model(self, seed): return torch.nn.ReLU()\n", "nothing to train"),
-        ("    def collate(self, data, ids, k): return []\n", "collate is a list; expected a dict of tensors"),
-        ("    def collate(self, data, ids, k): return {'x': torch.ones(2, 5)}\n", "of shape [2, 5] on cpu; expected"),
+        ("    def collate(self, data, ids, width): return []\n", "collate is a list; expected a dict of tensors"),
+        ("    def collate(self, data, ids, w): return {'x': torch.ones(2, 5)}\n", "of shape [2, 5] on cpu; expected"),
         ("    def loss(self, m, batch): return super().loss(m, batch).repeat(3)\n", "of shape [3] on cpu; expected"),
         ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "loss has no gradient"),
-        ("    def eval_sums(self, m, batch): return {'loss': 1}\n", "eval_sums is a dict; expected a dict with"),
+        ("    def eval_sums(self, m, batch): return {'loss': 1}\n", "eval_sums is a dict of loss; expected"),
     ],
 )  # fmt: skip
 def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Path, body: str, told: str) -> None:
@@ -112,7 +176,7 @@ def test_what_breaks_the_protocol_later_is_refused_where_it_happens(tmp_path: Pa
     sys.modules[type(workload._theirs).__module__].torch = torch
     with pytest.raises(UsageError, match=r"workload\.name: ") as caught:
         model = workload.build_model(0)
-        batch = workload.collate(workload.train, IDS, 1)
+        batch = batch_of(workload, IDS)
         workload.loss(model, batch)
         workload.eval_sums(model, batch)
     assert told in caught.value.message

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from batches import batch_of
 
 from dynbench.config.schema import Config, Train, Workload
 from dynbench.workloads.registry import build_workload
@@ -29,7 +30,7 @@ def pretrained(tsv_file, model_folder):
 @pytest.mark.parametrize(("multiple", "width"), [(1, 7), (4, 8), (16, 16)])
 def test_collate_pads_to_the_longest_rounded_up(workload, multiple, width):
     ids = np.flatnonzero(workload.train.lengths <= 7)[:5]
-    batch = workload.collate(workload.train, ids, multiple)
+    batch = batch_of(workload, ids, multiple)
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (5, width)
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
     assert batch["attention_mask"].sum(dim=1).tolist() == workload.train.lengths[ids].tolist()
@@ -38,7 +39,7 @@ def test_collate_pads_to_the_longest_rounded_up(workload, multiple, width):
 
 
 def test_collate_never_exceeds_the_models_positions(pretrained):
-    assert pretrained.collate(pretrained.train, np.arange(3), 100)["input_ids"].shape[1] == 64
+    assert batch_of(pretrained, np.arange(3), 100)["input_ids"].shape[1] == 64
 
 
 def test_samples_longer_than_the_model_are_cut_with_a_warning(tmp_path, model_folder, caplog):
@@ -49,28 +50,24 @@ def test_samples_longer_than_the_model_are_cut_with_a_warning(tmp_path, model_fo
     assert workload.train.lengths.max() == workload.eval.lengths.max() == 64
     assert "samples are cut to 64" in caplog.text
     assert workload.facts["decisions"]["workload.max_length"]["value"] == 64
-    workload.loss(workload.build_model(0), workload.collate(workload.train, np.arange(4), 8)).backward()
+    workload.loss(workload.build_model(0), batch_of(workload, np.arange(4), 8)).backward()
 
 
-def test_loss_is_the_mean_and_sums_add_up(workload):
+def test_loss_is_a_sum_and_sums_add_up(workload):
     model = workload.build_model(0).eval()
-    whole = workload.collate(workload.train, np.arange(12), 1)
+    whole = batch_of(workload, np.arange(12))
     with torch.no_grad():
         logits = model(input_ids=whole["input_ids"], attention_mask=whole["attention_mask"]).logits
         expected = F.cross_entropy(logits, whole["labels"], reduction="none")
-        parts = [
-            workload.eval_sums(model, workload.collate(workload.train, ids, 1))
-            for ids in (np.arange(5), np.arange(5, 12))
-        ]
-        assert workload.loss(model, whole).item() == pytest.approx(expected.mean().item(), rel=1e-6)
-    assert sum(part["n"] for part in parts) == 12
+        parts = [workload.eval_sums(model, batch_of(workload, ids)) for ids in (np.arange(5), np.arange(5, 12))]
+        assert workload.loss(model, whole).item() == pytest.approx(expected.sum().item(), rel=1e-6)
     assert sum(part["loss_sum"] for part in parts) == pytest.approx(expected.sum().item(), rel=1e-5)
     assert sum(part["correct"] for part in parts) == (logits.argmax(1) == whole["labels"]).sum().item()
 
 
 def test_padding_does_not_change_the_loss_and_hiding_the_mask_would(workload):
     model = workload.build_model(0).double().eval()
-    tight, wide = (workload.collate(workload.train, np.arange(8), multiple) for multiple in (1, 32))
+    tight, wide = (batch_of(workload, np.arange(8), multiple) for multiple in (1, 32))
     with torch.no_grad():
         loss = workload.loss(model, tight)
         assert loss.dtype == torch.float64
@@ -81,7 +78,7 @@ def test_padding_does_not_change_the_loss_and_hiding_the_mask_would(workload):
 
 def test_half_precision_logits_are_raised_for_the_loss(workload):
     model = workload.build_model(0).bfloat16()
-    assert workload.loss(model, workload.collate(workload.train, np.arange(4), 1)).dtype == torch.float32
+    assert workload.loss(model, batch_of(workload, np.arange(4))).dtype == torch.float32
 
 
 def test_facts_are_json_and_tell_where_things_come_from(workload, tsv_file, vocab_file):
@@ -101,17 +98,17 @@ def test_the_same_configuration_gives_the_same_workload(tsv_file, vocab_file):
 
 def test_a_small_model_learns_the_embedded_labels():
     workload = build_workload(Config(workload=Workload(dropout=0.0)))
-    held_out = workload.collate(workload.eval, np.arange(256), 1)
+    held_out = batch_of(workload, np.arange(256), data=workload.eval)
     model = workload.build_model(0)
     with torch.no_grad():
         before = workload.eval_sums(model, held_out)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     order = np.random.default_rng(0).permutation(len(workload.train))
     for step in range(40):
-        workload.loss(model, workload.collate(workload.train, order[step * 24 : (step + 1) * 24], 1)).backward()
+        workload.loss(model, batch_of(workload, order[step * 24 : (step + 1) * 24])).backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
         after = workload.eval_sums(model, held_out)
     assert after["loss_sum"] < 0.7 * before["loss_sum"]
-    assert after["correct"] / after["n"] > 0.8
+    assert after["correct"] / 256 > 0.8

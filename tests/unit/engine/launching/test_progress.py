@@ -9,7 +9,7 @@ import pytest
 from dynbench.engine.launching.progress import Progress, ProgressReader
 from dynbench.runs.run import Run
 
-HEADER = "step,local_batch,real_tokens,compute_ms,step_time_ms,loss\n"
+HEADER = "step,weight,real_tokens,compute_ms,step_time_ms,loss\n"
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_before_the_first_row(run: Run) -> None:
 
 def test_rates_over_ranks(run: Run) -> None:
     reader = ProgressReader(run, range(2), 10, None)
-    append(run, 0, HEADER + "0,3,30,10,40,1.0\n1,3,30,30,40,2.0\n2,3,3")
+    append(run, 0, HEADER + "0,3.0,30,10,40,1.0\n1,3.0,30,30,40,2.0\n2,3.0,3")
     append(run, 1, HEADER + "0,1,10,20,40,5.0\n1,1,10,10,42,6.0\n")
     progress = reader.look()
     assert progress.steps_done == 2

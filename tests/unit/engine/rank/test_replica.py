@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,12 +16,12 @@ from torch import nn
 from dynbench.config.load import load_config
 from dynbench.config.schema import Sync
 from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.replica import MicroBatch, Replica, evened_out, padded_tokens, seed_dropout
+from dynbench.engine.rank.replica import Replica, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import session
-from dynbench.padding import padded_lengths
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
+from dynbench.workloads.micro_batch import MicroBatch, evened_out
 
 
 @pytest.fixture
@@ -42,14 +41,6 @@ def test_dropout_streams_differ_by_seed_rank_and_step() -> None:
     keys = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1, 64) for step in (0, 1, 500)]
     assert len({drawn(*key) for key in keys}) == len(keys)
     assert drawn(0, 1, 2) == drawn(0, 1, 2)
-
-
-def test_padded_tokens_are_summed_over_micro_batches() -> None:
-    lengths = np.array([3, 9, 5, 1])
-    share = (np.array([0, 1]), np.array([2, 3]))
-    assert padded_tokens(share, padded_lengths(lengths, 1, None)) == (2 * 9 + 2 * 5, 9)
-    assert padded_tokens(share, padded_lengths(lengths, 8, None)) == (2 * 16 + 2 * 8, 16)
-    assert padded_tokens(share, padded_lengths(lengths, 8, 10)) == (2 * 10 + 2 * 8, 10)
 
 
 @pytest.mark.usefixtures("alone")
@@ -114,13 +105,13 @@ def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() ->
     config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
     device = torch.device("cpu")
     replica = Replica(config, workload, device, StepTimer(device), Counting())  # type: ignore[arg-type]
-    batch = MicroBatch(1, {"x": torch.ones(1, 2)})
+    batch = MicroBatch(1, 1.0, 2, {"x": torch.ones(1, 2)})
     parts = replica.compute([batch] * 3, lambda: 1 / 3)
     assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
 
 
 def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero() -> None:
-    batches = [MicroBatch(n, {"x": torch.ones(n, width)}) for n, width in ((2, 9), (4, 2), (3, 3))]
+    batches = [MicroBatch(n, float(n), width, {}) for n, width in ((2, 9), (4, 2), (3, 3))]
     evened = evened_out(batches, 5)
     assert evened[:3] == batches
     assert [(batch.n, batch.repeats) for batch in evened[3:]] == [(4, True)] * 2

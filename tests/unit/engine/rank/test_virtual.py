@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.virtual import Turn, VirtualLoop, gradient_megabytes
 from dynbench.runs.records import StepRow
+from dynbench.workloads.micro_batch import LossPart
 
 
 class Collected:
@@ -22,7 +24,8 @@ class Collected:
 
 def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -> Turn:
     phases = {"plan": 0.0, "data": 1.0, "forward": forward_ms, "backward": backward_ms, "sync": 0.0, "optimizer": 0.0}
-    return Turn(share, phases, 0.5, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
+    parts = [LossPart(len(ids), 1.0, int(ids.max()) + 1, torch.tensor(0.5)) for ids in share]
+    return Turn(share, parts, phases, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
 
 
 def test_everyone_waits_for_the_slowest() -> None:
@@ -33,7 +36,7 @@ def test_everyone_waits_for_the_slowest() -> None:
         replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False)),
         timer=None,
         memory=None,
-        rows=[RowBuilder(rank, "static", 0, lengths, lengths) for rank in (0, 1)],
+        rows=[RowBuilder(rank, "static", 0, lengths) for rank in (0, 1)],
         writers=files,
         evaluator=None,
         comm_ms=4.0,
@@ -48,7 +51,5 @@ def test_everyone_waits_for_the_slowest() -> None:
 
 
 def test_gradient_size() -> None:
-    import torch
-
     model = torch.nn.Linear(500, 500, bias=False)
     assert gradient_megabytes(model) == pytest.approx(1.0)

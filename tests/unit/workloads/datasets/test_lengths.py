@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import transformers
+from batches import batch_of
 
 from dynbench.config.schema import Config, Train, Workload
 from dynbench.errors import DataError, UsageError
@@ -156,5 +157,5 @@ def test_a_pretrained_model_must_know_the_generated_tokens(tmp_path, trace, voca
             loaded(trace, **model)
         return
     workload = loaded(trace, **model)
-    batch = workload.collate(workload.train, np.argsort(workload.train.lengths)[:4], 1)
+    batch = batch_of(workload, np.argsort(workload.train.lengths)[:4])
     assert workload.loss(workload.build_model(0), batch).isfinite()

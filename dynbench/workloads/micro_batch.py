@@ -1,0 +1,70 @@
+"""Samples that a rank runs together: how many, what they weigh, how long they are padded, and their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dynbench.padding import padded_width
+from dynbench.workloads.base import Workload
+from dynbench.workloads.data import IntArray, TokenisedData
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One padded batch on a device."""
+
+    n: int
+    """Samples."""
+    weight: float
+    """What they count in the loss together."""
+    width: int
+    """Padded length of each, tokens."""
+    inputs: dict[str, Tensor]
+    repeats: bool = False
+    """Run once more without counting, because other ranks have more micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossPart:
+    """What is kept of a micro-batch that was run."""
+
+    n: int
+    weight: float
+    width: int
+    total: Tensor
+    """Its samples' losses added up, a detached scalar."""
+
+
+def make_micro_batch(
+    workload: Workload, data: TokenisedData, ids: IntArray, multiple: int, device: torch.device = CPU
+) -> MicroBatch:
+    """The samples `ids` of `data`, padded as everywhere and moved to `device`.
+
+    Args:
+        workload: makes the tensors.
+        data: its own, or of its kind.
+        ids: sample ids, int64, shape [n].
+        multiple: `workload.pad_to_multiple_of`, tokens.
+        device: where to.
+    """
+    width = padded_width(data.lengths[ids], multiple, workload.positions)
+    inputs = {name: tensor.to(device) for name, tensor in workload.collate(data, ids, width).items()}
+    return MicroBatch(len(ids), data.weight(ids), width, inputs)
+
+
+def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Micro-batches up to `count`: the smallest again and again, counting nothing."""
+    smallest = min(batches, key=lambda batch: batch.n * batch.width)
+    return [*batches, *[replace(smallest, repeats=True)] * (count - len(batches))]
+
+
+def mean_loss(parts: Sequence[LossPart]) -> float:
+    """Weighted mean loss over a share's samples, 0 where they weigh nothing; waits for the device."""
+    weight = sum(part.weight for part in parts)
+    return sum(part.total.item() for part in parts) / weight if weight else 0.0

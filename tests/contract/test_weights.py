@@ -1,0 +1,168 @@
+"""Samples that weigh unequally train as in one process under every policy, split or not; and faults that must show.
+
+Virtual ranks run the steps of a whole run; over real ranks, tests/contract/test_strategies.py judges every strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+from batches import batch_of
+from toys import GivesMeans, Toy
+
+from dynbench.analysis.rankfiles import read_rank_file
+from dynbench.analysis.steps import step_table
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.planning import build_problem
+from dynbench.engine.rank import replica
+from dynbench.engine.rank.exchange import GlobalBatch
+from dynbench.engine.rank.memory import memory_meter
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.virtual import virtual_loop
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import REGISTRY, missing_package
+from dynbench.workloads.data import TokenisedData
+
+CPU = torch.device("cpu")
+RANKS, STEPS = 3, 4
+POLICIES = [name for name, entry in REGISTRY.items() if entry.in_train]
+SPLITTING = ("static", "partition", "group_by_length", "hf_batch_rebalance")
+CASES = [*((policy, 1) for policy in POLICIES), *((policy, parts) for policy in SPLITTING for parts in (2, 3))]
+
+
+def configured(policy: str, parts: int) -> Config:
+    window = ["schedule.window=2"] if policy == "window" else []
+    settings = [
+        *(f"schedule.policy={policy}", f"schedule.micro_batches={parts}", *window),
+        *("train.global_batch=18", "train.warmup_steps=0", f"train.steps={STEPS}", "train.eval_samples=0"),
+        *("launch.launcher=virtual", f"launch.world_size={RANKS}", "launch.device=cpu"),
+    ]
+    machine = Machine(cores=2, gpus=0, bf16=False)
+    return resolve(load_config(None, settings), machine, RunStore(Path("nowhere"))).config
+
+
+def sgd(parameters, _=None) -> torch.optim.Optimizer:
+    """Moves by the gradient, so that a wrong factor shows."""
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def trained(folder: Path, config: Config, toy: Toy) -> tuple[list[torch.Tensor], pl.DataFrame]:
+    """Parameters after all steps of virtual ranks, and the step table of their rows."""
+    run = Run(folder)
+    run.ranks_dir.mkdir(parents=True)
+    context = RankContext(0, 0, 1, CPU)
+    with (
+        patch.object(replica, "build_optimizer", sgd),
+        virtual_loop(run, config, context, toy, memory_meter(CPU), StopFlag()) as loop,
+    ):
+        loop.run()
+        parameters = [parameter.detach().clone() for parameter in loop.replica.model.parameters()]
+    rows = pl.concat([read_rank_file(rank, run.rank_file(rank)).rows for rank in range(RANKS)])
+    return parameters, step_table(rows, RANKS)[0]
+
+
+def in_one_process(config: Config, toy: Toy) -> tuple[list[torch.Tensor], list[float | None]]:
+    """The same samples step by step, all of them at once: parameters, and the mean loss by weight of each step."""
+    planner = Planner(config.schedule.policy_name, build_problem(config, toy.train.lengths, RANKS, 1))
+    model, losses = toy.build_model(config.train.seed), []
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        ids = np.concatenate([ids for share in planner.plan(step).shares for ids in share])
+        weight = toy.train.weights[ids].sum()
+        loss = toy.loss(model, batch_of(toy, ids)) / (weight or 1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item() if weight else None)
+    return list(model.parameters()), losses
+
+
+def judge(folder: Path, config: Config, toy: Toy, fault=None) -> None:
+    """The steps are those of one process, and their rows say so."""
+    with fault or nullcontext():
+        found, steps = trained(folder, config, toy)
+    wanted, losses = in_one_process(config, Toy.of(toy.train))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert steps["loss_global"].to_list() == [
+        loss if loss is None else pytest.approx(loss, rel=1e-9) for loss in losses
+    ]
+
+
+@pytest.mark.parametrize(("policy", "parts"), CASES)
+def test_a_run_is_that_of_one_process(tmp_path: Path, policy: str, parts: int) -> None:
+    if reason := missing_package(policy):
+        pytest.skip(f"{policy} {reason}")
+    judge(tmp_path, configured(policy, parts), Toy())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_steps_that_weigh_nothing_move_nothing_and_have_no_loss(tmp_path: Path, parts: int) -> None:
+    data = Toy().train
+    first = Planner("static", build_problem(configured("static", 1), data.lengths, RANKS, 1)).plan(0)
+    weights = np.zeros(len(data))
+    weights[first.shares[1][0][0]] = 2.5
+    weighed = TokenisedData.from_arrays(data.tokens, data.offsets, data.labels, weights=weights)
+    judge(tmp_path, configured("static", parts), Toy.of(weighed))
+    rows = read_rank_file(0, Run(tmp_path).rank_file(0)).rows
+    assert rows["weight"].to_list()[:2] == rows["loss"].to_list()[:2] == [0.0] * 2
+
+
+FAULTS = {
+    "counts in place of weights": lambda: patch.object(TokenisedData, "weight", lambda _, ids: float(len(ids))),
+    "weights of a micro-batch only": lambda: patch.object(
+        replica.Replica, "weight", lambda self, share: self._workload.train.weight(share[0])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_weights_are_caught(tmp_path: Path, fault: str) -> None:
+    with pytest.raises(AssertionError):
+        judge(tmp_path, configured("partition", 2), Toy(), FAULTS[fault]())
+
+
+def test_a_mean_in_place_of_a_sum_is_caught(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        judge(tmp_path, configured("partition", 2), GivesMeans())
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("weight", "scale"), [(2.5, 0.4), (0.0, 0.0), (2.0**40 + 1, 1 / (2**40 + 1))])
+def test_a_summed_loss_is_divided_by_the_steps_weight(weight: float, scale: float) -> None:
+    total = GlobalBatch(3, weight, 2)
+    assert (total.samples(), total.scale(), total.most_micro_batches()) == (3, scale, 2)
+
+
+def test_rows_without_weights_count_samples(tmp_path: Path) -> None:
+    """As an earlier version wrote them."""
+    trained(tmp_path, configured("partition", 1), Toy())
+    path = Run(tmp_path).rank_file(0)
+    weighed = read_rank_file(0, path)
+    lines = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    assert lines[0].endswith(",skipped")
+    path.write_text("".join(f"{line}\n" for line in lines))
+    counted = read_rank_file(0, path)
+    assert counted.rows["weight"].to_list() == counted.rows["local_batch"].to_list() != weighed.rows["weight"].to_list()
+    assert counted.rows.schema == weighed.rows.schema
+    assert (counted.note, counted.torn_lines) == (None, 0)
