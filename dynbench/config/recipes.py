@@ -112,43 +112,14 @@ def find_recipe(reference: str) -> Path:
     )
 
 
-def load_recipe(
-    path: Path,
-    overrides: Sequence[str] = (),
-    flags: Mapping[str, object] | None = None,
-    launches: int | None = None,
-) -> Recipe:
-    """The first comparison of a recipe, and the only one of most; see `load_cells`."""
-    return load_cells(path, overrides, flags, launches)[0]
-
-
-def load_cells(
-    path: Path,
-    overrides: Sequence[str] = (),
-    flags: Mapping[str, object] | None = None,
-    launches: int | None = None,
-    *,
-    paths: bool = False,
-) -> list[Recipe]:
-    """A recipe's comparisons with their arms resolved.
-
-    Flags go over `--set` over the arm over the cell over the shared settings over the defaults.
-
-    Args:
-        path: the recipe's file.
-        overrides: texts like `train.steps=200`, for all arms.
-        flags: dotted key to value, for all arms; None values count as not given.
-        launches: launches per arm; None takes the recipe's.
-        paths: also look up the files and folders that training reads.
-
-    Returns:
-        One recipe per cell; a single one where the recipe has no cells.
+def load_recipe(path: Path) -> Recipe:
+    """The first comparison of a recipe's file, and the only one of most.
 
     Raises:
         ConfigError: every mistake in the file and in every arm, with `file:line`.
         UsageError: the file cannot be read.
     """
-    return resolve_cells(path.stem, load_mapping(path), overrides, flags, launches, paths=paths)
+    return resolve_cells(path.stem, load_mapping(path))[0]
 
 
 def resolve_cells(
@@ -160,7 +131,20 @@ def resolve_cells(
     *,
     paths: bool = False,
 ) -> list[Recipe]:
-    """The comparisons of a recipe that is already read; else as `load_cells`.
+    """A recipe's comparisons with their arms resolved.
+
+    Flags go over `--set` over the arm over the cell over the shared settings over the defaults.
+
+    Args:
+        name: of the recipe.
+        document: its text, read.
+        overrides: texts like `train.steps=200`, for all arms.
+        flags: dotted key to value, for all arms; None values count as not given.
+        launches: launches per arm; None takes the recipe's.
+        paths: also look up the files and folders that training reads.
+
+    Returns:
+        One recipe per cell; a single one where the recipe has no cells.
 
     Raises:
         ConfigError: every mistake, those that the document knows among them.

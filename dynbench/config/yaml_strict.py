@@ -7,7 +7,7 @@ text, text and 12 (YAML 1.2.2, section 10.3.2).
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -40,6 +40,15 @@ _PATTERNS: tuple[tuple[str, str, str | None], ...] = (
         "-+.0123456789",
     ),
 )
+
+_READ: dict[str, Callable[[str], Value]] = {
+    _NULL: lambda text: None,
+    _BOOL: lambda text: text.lower() == "true",
+    _INT: lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
+    _FLOAT: lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
+    _STR: str,
+}
+"""Tag of a scalar to what its text means."""
 
 _ADVICE = {"@": "quote the value", "`": "quote the value", "%": "quote the value", "\t": "indent with spaces"}
 """What to do about a character that cannot stand where it was found."""
@@ -145,18 +154,9 @@ class _Reader:
 
     def scalar(self, node: Node, path: str) -> Value:
         text: str = node.value
-        match node.tag:
-            case t if t == _NULL:
-                return None
-            case t if t == _BOOL and text.lower() in ("true", "false"):
-                return text.lower() == "true"
-            case t if t == _INT:
-                return _parse_int(text)
-            case t if t == _FLOAT:
-                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-            case t if t == _STR:
-                return text
-        raise self.refused_tag(node, path)
+        if node.tag not in _READ or (node.tag == _BOOL and text.lower() not in ("true", "false")):
+            raise self.refused_tag(node, path)
+        return _READ[node.tag](text)
 
     def refused_tag(self, node: Node, path: str) -> _Refused:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
@@ -167,11 +167,6 @@ class _Reader:
 def _line(node: Node) -> int:
     line: int = node.start_mark.line + 1
     return line
-
-
-def _parse_int(text: str) -> int:
-    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return int(text, base)
 
 
 def read_yaml(text: str, source: str) -> Document:

@@ -161,19 +161,16 @@ class _Setting:
     uncapped: Problem
     """For policies that know no capacities; their violations are counted against `problem`."""
     baseline: Series | None
-    steps: int
-    limit_s: float | None
 
 
 def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterator[Line | Skipped]:
     """The lines of one trace at one world size; `static` is always run, as the baseline."""
-    steps, limit_s = request.steps_per_line, request.line_limit_s
     # With `auto`, it is the capacities that make static split its shares.
     uncapped = replace(problem, capacity=Capacity()) if problem.micro_batches != "auto" else problem
     baseline = None
     if problem.global_batch % problem.workers == 0:
-        baseline = run_policy(make_policy("static", uncapped), problem, steps, limit_s)
-    setting = _Setting(request, trace, problem, uncapped, baseline, steps, limit_s)
+        baseline = run_policy(make_policy("static", uncapped), problem, request.steps_per_line, request.line_limit_s)
+    setting = _Setting(request, trace, problem, uncapped, baseline)
     for name in request.policies or tuple(REGISTRY):
         reason = None if request.policies else _too_slow(name, problem) or missing_package(name)
         if reason is not None:
@@ -199,7 +196,7 @@ def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
             policy.warn_of_little_choice()
         series = setting.baseline if name == "static" else None
         if series is None:
-            series = run_policy(policy, problem, setting.steps, setting.limit_s)
+            series = run_policy(policy, problem, request.steps_per_line, request.line_limit_s)
         yield _line(setting, policy, series)
 
 

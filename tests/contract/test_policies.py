@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import check_plan, step_facts
+from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.peers.token_budget import TokenBudget
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.planner import Planner
@@ -99,7 +100,7 @@ def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
         if policy.level == "step":
             epoch, offset = divmod(step, order.steps_per_epoch)
             expected = order.epoch_batches(epoch)[offset]
-        check_plan(plan, problem, expected, fixed_batch=policy.fixed_batch, capped=policy.capped)
+        judge_plan(plan, problem, expected, fixed_batch=policy.fixed_batch, capped=policy.capped)
         facts = step_facts(plan, problem)
         np.testing.assert_allclose(facts.costs, cost_by_hand(plan, problem), rtol=1e-12)
         assert facts.bound <= facts.max_cost * (1 + 1e-12)

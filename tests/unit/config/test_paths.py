@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from recipe_files import load_cells
 
 from dynbench.config.load import load_config
-from dynbench.config.recipes import load_cells
 from dynbench.config.schema import Dataset
 from dynbench.config.situation import FILE_DATASETS, TEXT_FILE_DATASETS
 from dynbench.errors import ConfigError

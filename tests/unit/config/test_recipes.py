@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from recipe_files import load_cells
 
-from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load_cells, load_recipe, recipes_dir
+from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load_recipe, recipes_dir
 from dynbench.errors import ConfigError, UsageError
 
 SHIPPED = [
@@ -42,7 +43,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def problems(tmp_path: Path, text: str, **options: object) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_recipe(written(tmp_path, text), **options)  # type: ignore[arg-type]  # options of the test's caller
+        load_cells(written(tmp_path, text), **options)  # type: ignore[arg-type]  # options of the test's caller
     return [problem.removeprefix(f"{tmp_path}/mine.yaml:") for problem in caught.value.problems]
 
 
@@ -122,7 +123,7 @@ def test_regimes_vary_batch_model_ranks_and_launcher() -> None:
 def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
 
-    recipe = load_recipe(path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches=2)
+    recipe = load_cells(path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches=2)[0]
 
     config = recipe.arms["partition"]
     assert (config.train.steps, config.train.seed, config.train.global_batch) == (4, 5, 32)

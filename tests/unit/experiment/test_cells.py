@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recipe_files import load_cells
 
 from dynbench.analysis.checks.finding import Finding
-from dynbench.config.recipes import load_cells
 from dynbench.errors import UsageError, WorkerFailed
 from dynbench.experiment.cells import holds_cells, read_cells, run_cells, start_cells
 from dynbench.runs.atomic import write_json

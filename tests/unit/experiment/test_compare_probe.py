@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from probes import make_probe
+from recipe_files import load_cells
 
-from dynbench.config.recipes import Recipe, load_cells, load_recipe
+from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from probes import make_probe
+from recipe_files import load_cells
 
 from dynbench.cli import compare
 from dynbench.cli.main import main
 from dynbench.config.load import load_config
-from dynbench.config.recipes import find_recipe, load_cells
+from dynbench.config.recipes import find_recipe
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import WorkerFailed

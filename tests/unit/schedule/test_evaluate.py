@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from plan_rules import PlanError, judge_plan
 
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import PlanError, check_plan, step_costs, step_facts
+from dynbench.schedule.evaluate import step_costs, step_facts
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem
 
@@ -48,9 +49,9 @@ def test_violations_are_counted_and_refused():
     problem = problem_of(capacity=Capacity.per_rank([2, 2]))
     assert step_facts(PLAN, problem).capacity_violations == 1
     with pytest.raises(PlanError, match="step 4: rank 1 runs 3 samples at length 8, its capacity is 2"):
-        check_plan(PLAN, problem)
-    check_plan(PLAN, problem, capped=False)
-    check_plan(PLAN, problem_of(capacity=Capacity.per_rank([2, 3])), range(6))
+        judge_plan(PLAN, problem)
+    judge_plan(PLAN, problem, capped=False)
+    judge_plan(PLAN, problem_of(capacity=Capacity.per_rank([2, 3])), range(6))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,11 @@ def test_violations_are_counted_and_refused():
 def test_broken_rules_are_named(shares, message):
     plan = StepPlan(0, tuple((np.array(ids, dtype=np.int64),) for ids in shares))
     with pytest.raises(PlanError, match=message):
-        check_plan(plan, problem_of(), range(6))
+        judge_plan(plan, problem_of(), range(6))
 
 
 def test_a_varying_batch_is_allowed_when_said():
     plan = StepPlan(0, ((np.array([0, 1]),), (np.array([2]),)))
-    check_plan(plan, problem_of(), fixed_batch=False)
+    judge_plan(plan, problem_of(), fixed_batch=False)
     with pytest.raises(PlanError):
-        check_plan(plan, problem_of())
+        judge_plan(plan, problem_of())

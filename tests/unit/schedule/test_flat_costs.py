@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from plan_rules import judge_plan
 
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import check_plan
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import REGISTRY, Problem, missing_package, policy_class
 
@@ -56,7 +57,7 @@ def plan_all(policy: str) -> None:
                 for step in range(3):
                     plan = planner.plan(step)
                     kept = type(planner.policy)
-                    check_plan(plan, problem, fixed_batch=kept.fixed_batch, capped=kept.capped)
+                    judge_plan(plan, problem, fixed_batch=kept.fixed_batch, capped=kept.capped)
 
 
 @pytest.mark.parametrize("policy", list(REGISTRY))
@@ -64,7 +65,13 @@ def test_every_policy_ends(policy: str) -> None:
     if reason := missing_package(policy):
         pytest.skip(f"{policy} {reason}")
     # In a process of its own: what does not end is stopped.
-    done = subprocess.run([sys.executable, __file__, policy], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        [sys.executable, __file__, policy],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import check_plan, step_facts
+from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.micro_batches import WORTH, MicroBatchPlanner, deal_longest_first, deal_to_first_finish
 from dynbench.schedule.partition import Partition
 from dynbench.schedule.policy import Problem
@@ -20,7 +21,7 @@ def solve(lengths=RNG_LENGTHS, workers=4, **changes):
     problem = Problem(lengths, workers, len(lengths), order="file", **changes)
     ids = np.arange(len(lengths))
     plan = Partition(problem).deal([ids], 0)[0]
-    check_plan(plan, problem, ids)
+    judge_plan(plan, problem, ids)
     facts = step_facts(plan, problem)
     assert facts.bound <= facts.max_cost * (1 + 1e-12)
     return plan, facts

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits
 from dynbench.schedule import partition_total
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import check_plan, step_costs, step_facts
+from dynbench.schedule.evaluate import step_costs, step_facts
 from dynbench.schedule.partition import Partition
 from dynbench.schedule.partition_search import least_maximum, sort_longest_first
 from dynbench.schedule.policy import Problem
@@ -61,7 +62,7 @@ def solve(problem: Problem):
     """The plan of the whole data as one global batch, its rules checked."""
     ids = np.arange(len(problem.lengths))
     plan = Partition(problem).deal([ids], 0)[0]
-    check_plan(plan, problem, ids)
+    judge_plan(plan, problem, ids)
     return plan
 
 

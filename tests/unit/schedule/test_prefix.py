@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import check_plan, step_costs
+from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.prefix import Prefix
 from dynbench.schedule.prefix_solvers import solve_counts
@@ -66,7 +67,7 @@ def test_gathering_the_costs_gives_the_replicated_plans(batch_per_rank, buffer, 
     )
     streams = [RankStream(problem, rank) for rank in range(3)]
     for plan in islice(Prefix(problem).plans(), 12):
-        check_plan(plan, problem)
+        judge_plan(plan, problem)
         costs = [candidate_costs(problem, stream.lengths[None], [rank])[0] for rank, stream in enumerate(streams)]
         solution = solve_counts(np.stack(costs), problem.global_batch)
         assert plain(plan) == [s.take(n).tolist() for s, n in zip(streams, solution.counts.tolist(), strict=True)]

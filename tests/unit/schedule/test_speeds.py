@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_rules import judge_plan
 
 from dynbench.lengths import SST2
-from dynbench.schedule.evaluate import check_plan, step_facts
+from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.speeds import SAME_SPEED, distinct_speeds
@@ -60,7 +61,7 @@ def test_changed_speeds_lose_no_sample_and_take_none_twice(policy, changes):
         if step == 3:
             planner.change_speeds(np.array([1.0, 0.25]))
         plans.append(planner.plan(step))
-        check_plan(plans[-1], problem)
+        judge_plan(plans[-1], problem)
     if policy == "prefix":
         for rank in range(2):
             mine = np.concatenate([plan.shares[rank][0] for plan in plans])

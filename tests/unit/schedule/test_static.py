@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.evaluate import check_plan
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
 
@@ -13,7 +13,7 @@ LENGTHS = np.array([5, 9, 2, 7, 4, 4, 8, 1, 6, 3, 3, 2])
 def plan(step=0, **changes):
     problem = Problem(**({"lengths": LENGTHS, "workers": 2, "global_batch": 6, "order": "file"} | changes))
     made = Planner("static", problem).plan(step)
-    check_plan(made, problem)
+    judge_plan(made, problem)
     return [[ids.tolist() for ids in share] for share in made.shares]
 
 

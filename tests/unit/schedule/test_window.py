@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule import window_search
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import check_plan, step_costs
+from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.window import plan_window
@@ -118,7 +119,7 @@ def test_windows_keep_every_rule_and_are_never_worse_than_partition(problem):
         )
         assert cost >= bound * (1 - 1e-9)
     for plan in plans:
-        check_plan(plan, problem)
+        judge_plan(plan, problem)
         assert plan.exact == "none" or steps % problem.window == 1
 
 
@@ -190,7 +191,7 @@ def test_samples_that_fit_only_when_spread_over_the_window_are_spread():
     with pytest.raises(NothingFits, match="step 0: 8 samples"):
         next(make_policy("partition", problem).plans())
     for plan in islice(make_policy("window", problem).plans(), 2):
-        check_plan(plan, problem)
+        judge_plan(plan, problem)
 
 
 @pytest.mark.parametrize("speeds", [None, np.array([1.0, 1.5])])

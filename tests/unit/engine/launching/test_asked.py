@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recipe_files import load_cells
 
 from dynbench.config.load import load_config
-from dynbench.config.recipes import find_recipe, list_recipes, load_cells
+from dynbench.config.recipes import find_recipe, list_recipes
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import ConfigError, UsageError
