@@ -31,7 +31,7 @@ from dynbench.workloads.datasets.registry import load_dataset
 STEPS = 12
 PROBLEM = Problem(
     lengths=np.clip(np.random.default_rng(3).lognormal(3, 1, 2000).astype(np.int64), 2, 300),
-    world_size=4,
+    workers=4,
     global_batch=32,
     buffer=40,
 )
