@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
+
+from forked import ForkedPopen
 
 PATIENCE_S = 240
 """Longer than any job takes; a rank that says nothing for so long hangs."""
@@ -40,21 +42,17 @@ class WarmRanks:
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         self._folder, self._world_size, self._starts = folder, world_size, 0
         self._pipes: list[Connection] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[ForkedPopen] = []
 
     def _start(self) -> None:
-        context, self._starts = multiprocessing.get_context("spawn"), self._starts + 1
-        for rank in range(self._world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(theirs, rank, self._world_size, str(self._folder / f"meet_{self._starts}")),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        self._starts += 1
+        with Listener(family="AF_UNIX") as talk:
+            talk._listener._socket.settimeout(PATIENCE_S)
+            for rank in range(self._world_size):
+                meet = self._folder / f"meet_{self._starts}"
+                arguments = ["-m", "warm", str(talk.address), str(rank), str(self._world_size), str(meet)]
+                self._processes.append(ForkedPopen([sys.executable, *arguments], cwd=Path(__file__).parent))
+                self._pipes.append(talk.accept())
 
     def __call__(self, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The job's results by rank; starts the ranks where there are none, at first and after an error.
@@ -90,8 +88,10 @@ class WarmRanks:
             with contextlib.suppress(OSError):
                 pipe.close()
         for process in self._processes:
-            process.join(10)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
             process.kill()
+            process.wait()
         self._pipes, self._processes = [], []
 
 
@@ -115,3 +115,7 @@ def _serve(pipe: Connection, rank: int, world_size: int, meet: str) -> None:
             answer, code = (False, traceback.format_exc()), 1
         pipe.send_bytes(pickle.dumps(answer))
     os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(Client(sys.argv[1], "AF_UNIX"), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from forked import forked_ranks
 from multiproc.launches import TINY, Launch
 
 from dynbench.config.load import load_config
 from dynbench.engine.launching.run_launch import launch_training
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one module share launches, and so a worker of pytest-xdist."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")
@@ -19,21 +31,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
 
 @pytest.fixture(scope="session")
 def launch(store: RunStore) -> Launch:
-    """Launch a tiny run with some settings changed; the same settings give the same run again."""
+    """Launch a tiny run with some settings changed, its ranks forked; the same settings give the same run again."""
     made: dict[tuple[str, ...], Run] = {}
 
     def run(*overrides: str) -> Run:
         if overrides not in made:
-            made[overrides] = launch_training(load_config(None, [*TINY, *overrides]), store)
+            with forked_ranks():
+                made[overrides] = launch_training(load_config(None, [*TINY, *overrides]), store)
         return made[overrides]
 
     return run
 
 
 @pytest.fixture(scope="session")
-def static_run(launch: Launch) -> Run:
-    """Static on two ranks."""
-    return launch("schedule.mode=static")
+def static_run(store: RunStore) -> Run:
+    """Static on two ranks, started as a user's are."""
+    return launch_training(load_config(None, [*TINY, "schedule.mode=static"]), store)
 
 
 @pytest.fixture(scope="session")

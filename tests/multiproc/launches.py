@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import polars as pl
+from forked import ForkedPopen
 
 from dynbench.runs.run import Run
 
@@ -61,13 +62,16 @@ def environment(results: Path, **changes: str) -> dict[str, str]:
 
 def start(results: Path, *arguments: str, settings: Sequence[str] = TINY, **variables: str) -> subprocess.Popen[str]:
     """`dynbench` in a process of its own, as a user starts it."""
-    return subprocess.Popen(
-        command(*arguments, settings=settings),
-        env=environment(results, **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    env = environment(results, **variables)
+    return subprocess.Popen(command(*arguments, settings=settings), env=env, text=True, **pipes)
+
+
+def fork(results: Path, *arguments: str, settings: Sequence[str] = TINY, cwd: Path | None = None) -> ForkedPopen:
+    """As `start`, but the process and its ranks are forked: for what neither kills them nor looks for them."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    env = environment(results)
+    return ForkedPopen(command(*arguments, settings=settings), env=env, cwd=cwd, text=True, forks=True, **pipes)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from multiproc.launches import start
+from multiproc.launches import fork
 
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -22,8 +22,8 @@ def test_a_tokenizer_folder_that_holds_none(tmp_path: Path) -> None:
     (tokenizer / "tokenizer.json").write_text("{}")
     results = tmp_path / "results"
     arguments = ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(tokenizer))
-    stdout, stderr = start(results, "train", "--json", *arguments).communicate(timeout=60)
-    assert "partial run" not in stderr
+    stdout, stderr = fork(results, "train", "--json", *arguments).communicate(timeout=60)
+    assert stdout and "partial run" not in stderr, stderr
     error = json.loads(stdout)["error"]
     assert (error["kind"], error["exit_code"]) == ("data", 2), stderr
     assert "expected a tokenizer saved by transformers" in error["message"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from multiproc.launches import TINY, Launch, rows_of, start
+from multiproc.launches import TINY, Launch, fork, rows_of
 
 pytestmark = pytest.mark.multiproc
 
@@ -32,7 +32,7 @@ def test_a_batch_that_does_not_fit_is_split_where_asked_for(launch: Launch) -> N
 
 def test_otherwise_it_is_refused_with_the_largest_that_fits(tmp_path: Path) -> None:
     settings = (*TINY, "schedule.mode=dynamic", "schedule.capacity=4")
-    process = start(tmp_path, "train", settings=settings)
+    process = fork(tmp_path, "train", settings=settings)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 4
     assert "--global-batch 8, the largest below 12 that fits in all 8 steps" in stderr
@@ -41,7 +41,7 @@ def test_otherwise_it_is_refused_with_the_largest_that_fits(tmp_path: Path) -> N
 
 def test_a_baseline_that_obeys_no_capacity_is_refused(tmp_path: Path) -> None:
     settings = (*TINY, "schedule.policy=sorted_equal", "schedule.capacity=8")
-    process = start(tmp_path, "train", settings=settings)
+    process = fork(tmp_path, "train", settings=settings)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "obeys no capacities" in stderr

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, start, wait_until
+from multiproc.launches import TINY, fork, start, wait_until
 
 from dynbench.experiment.state import read_state
 from dynbench.runs.status import Status
@@ -44,7 +44,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     first = read_state(comparison.path).launches[0]
     assert first.done
 
-    resumed = start(store.root, "compare", "--resume", "demo", "--json")
+    resumed = fork(store.root, "compare", "--resume", "demo", "--json")
     stdout, stderr = resumed.communicate(timeout=120)
 
     assert resumed.returncode == 0, stderr

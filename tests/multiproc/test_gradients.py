@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkedPopen
 
 pytestmark = pytest.mark.multiproc
 
@@ -23,7 +24,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     file = tmp_path_factory.mktemp("rendezvous") / "file"
     world_size = request.param
     ranks = [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, str(RANK_PROGRAM), str(rank), str(world_size), str(file)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, rows_of, start, wait_until
+from multiproc.launches import TINY, fork, rows_of, start, wait_until
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
@@ -33,10 +33,17 @@ def lines_written(results: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in results.glob("*/ranks/rank_*.csv"))
 
 
-def start_node(results: Path, node: int, port: int, *more: str, **variables: str) -> subprocess.Popen[str]:
+def node_arguments(node: int, port: int, *more: str) -> tuple[str, ...]:
     rendezvous = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "t")
-    named = ("--name", "both")
-    return start(results, "train", "--json", "--nproc", "1", *named, *rendezvous, *more, settings=ONE_RANK, **variables)
+    return ("train", "--json", "--nproc", "1", "--name", "both", *rendezvous, *more)
+
+
+def start_node(results: Path, node: int, port: int, *more: str, **variables: str) -> subprocess.Popen[str]:
+    return start(results, *node_arguments(node, port, *more), settings=ONE_RANK, **variables)
+
+
+def fork_node(results: Path, node: int, port: int, *more: str) -> subprocess.Popen[str]:
+    return fork(results, *node_arguments(node, port, *more), settings=ONE_RANK)
 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
@@ -53,7 +60,7 @@ def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
 
 def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
     port = free_port()
-    nodes = [start_node(tmp_path / str(node), node, port) for node in (0, 1)]
+    nodes = [fork_node(tmp_path / str(node), node, port) for node in (0, 1)]
     outputs = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     runs = [RunStore(tmp_path / str(node)).list()[0] for node in (0, 1)]
@@ -67,7 +74,7 @@ def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
 
 def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
     port = free_port()
-    nodes = [start_node(tmp_path, node, port, "--seed", str(node)) for node in (0, 1)]
+    nodes = [fork_node(tmp_path, node, port, "--seed", str(node)) for node in (0, 1)]
     outputs = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2], outputs
     assert "nodes disagree in config: train.seed" in json.loads(outputs[0][0])["error"]["message"]

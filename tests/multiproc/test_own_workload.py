@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from multiproc.launches import command, environment
+from multiproc.launches import fork
 from own import write_own
 
 from dynbench.runs.store import RunStore
@@ -23,16 +22,9 @@ TINY = (
 def dynbench(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
     """Exit code and JSON object of a command started in `folder`."""
     sets = [word for setting in TINY for word in ("--set", setting)]
-    done = subprocess.run(
-        command(*arguments, *sets, "--json", settings=()),
-        env=environment(folder / "results"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout)
+    process = fork(folder / "results", *arguments, *sets, "--json", settings=(), cwd=folder)
+    stdout, _ = process.communicate(timeout=120)
+    return process.returncode, json.loads(stdout)
 
 
 def test_a_module_of_the_current_folder_trains_on_real_ranks(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkedPopen
 
 pytestmark = pytest.mark.multiproc
 
@@ -18,7 +19,7 @@ ONE_NODE, TWO_NODES = (0, 1), (0, 0)
 def ended(folder: Path, local_ranks: tuple[int, int], slow_rank: int, what: str) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of both ranks."""
     ranks = [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, str(RANK_PROGRAM), str(rank), str(local_rank), str(folder / "meet"), str(slow_rank), what],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

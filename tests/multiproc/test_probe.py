@@ -24,9 +24,10 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.alone]
 
 LENGTHS = (64, 128, 256)
+SEARCHED = (64, 256)
 LIMIT = "700MB"
 RANKS = 2
 CEILING = 4000
@@ -61,7 +62,7 @@ def children(run: Run, limit_mb: int = 700) -> Children:
     return Children(spec, RANKS, 1, run.logs_dir, timeout_s=120, tidy=True)
 
 
-def search(start: Callable[[], Children], lengths: Sequence[int] = LENGTHS, tries: int = 3) -> ProbedCapacities:
+def search(start: Callable[[], Children], lengths: Sequence[int] = SEARCHED, tries: int = 3) -> ProbedCapacities:
     return find_capacities(start, lengths, RANKS, CEILING, settings(**{"probe.trials": tries}).probe, lambda text: None)
 
 
@@ -72,7 +73,7 @@ def found(run: Run) -> ProbedCapacities:
 
 
 def test_what_passed_passes_again_and_a_fifth_more_fails(run: Run, found: ProbedCapacities) -> None:
-    for length in LENGTHS:
+    for length in SEARCHED:
         rows = [row for row in found.rows if row.length == length]
         assert [row.rank for row in rows] == list(range(RANKS))
         with children(run) as group:
@@ -88,7 +89,7 @@ def test_what_passed_passes_again_and_a_fifth_more_fails(run: Run, found: Probed
 def test_capacity_falls_with_length_and_leaves_a_margin(found: ProbedCapacities) -> None:
     for rank in range(RANKS):
         rows = {row.length: row for row in found.rows if row.rank == rank}
-        assert rows[64].max_batch >= rows[128].max_batch >= rows[256].max_batch >= 1
+        assert rows[64].max_batch >= rows[256].max_batch >= 1
         for row in rows.values():
             assert row.tested_fail is not None
             assert row.max_batch <= 0.9 * row.tested_ok

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import ForkedPopen
 
 pytestmark = pytest.mark.multiproc
 
@@ -55,9 +56,11 @@ def launched(name: str, code: str, folder: Path, *wrapper: str) -> str:
         pytest.skip(f"{needs} is not installed")
     (folder / f"{name}.py").write_text(code, encoding="utf-8")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*launch, *wrapper], cwd=folder, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = ForkedPopen([*launch, *wrapper], forks=True, cwd=folder, text=True, **pipes)
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr[-4000:]
+    return stdout
 
 
 def gradient_errors(name: str, code: str, accumulated: int, folder: Path) -> list[float]:

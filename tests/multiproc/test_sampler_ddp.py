@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkedPopen
 from multiproc.launches import Launch, rows_of
 
 from dynbench.runs.run import Run
@@ -32,7 +33,7 @@ def plain_loop(folder: Path, run: Run, stop: int = 0) -> Steps:
     """The same training in a loop of the user's own, on real ranks."""
     rendezvous = folder / f"rendezvous-{stop}"
     ranks = [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, str(RANK_PROGRAM), str(rank), str(RANKS), str(rendezvous), str(run.config_file),
              str(folder / "state.pt"), str(stop)],
             stdout=subprocess.PIPE,

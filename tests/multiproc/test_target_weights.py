@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkedPopen
 
 pytestmark = pytest.mark.multiproc
 
@@ -20,7 +21,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], li
     """Batches accumulated and kind of weight, to the relative errors of the gradients on real ranks."""
     file = tmp_path_factory.mktemp("rendezvous") / "file"
     ranks = [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, str(RANK_PROGRAM), str(rank), str(RANKS), str(file)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from multiproc.launches import Launch, rows_of
 
 from dynbench.runs.run import Run
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.alone]
 
 SLOWDOWN = np.array([1.0, 1.0, 1.0, 2.0])
 SLOWED = (

@@ -31,6 +31,7 @@ def test_step_is_the_slowest_rank_plus_the_model(launch: Launch) -> None:
     assert run.env()["decisions"]["launch.comm_model"]["value"].startswith("5 ms")
 
 
+@pytest.mark.alone
 def test_a_slowed_rank_makes_the_other_wait(launch: Launch) -> None:
     rows = rows_of(launch("schedule.mode=static", "launch.slowdown={1: 3}"))
     slowed, other = (rows.filter(rows["rank"] == rank) for rank in (1, 0))

@@ -1,0 +1,260 @@
+"""Python programs that begin with torch and the package already imported: forked from a process that did it once.
+
+A forked program is a fresh process with its own environment, arguments, files and exit code; what it does not pay is
+the start of the interpreter and its imports, most of a tiny launch, and not what is under test. Programs whose
+command line is looked for, or that are killed, are started in the ordinary way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import io
+import json
+import os
+import random
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+WORKER = "dynbench.engine.rank.worker"
+MODELS = ("transformers.models.distilbert.modeling_distilbert", "transformers.models.auto.modeling_auto")
+IMPORTED = (*MODELS, WORKER, "dynbench.sampler", "dynbench.engine.launching.run_launch", "torch.distributed.run")
+_SUBREAPER = 36
+_LIMIT = 1 << 20
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """`subprocess.Popen([python, …])`, forked; takes `-c`, `-m` or a file, `-u`, and no input.
+
+    Args:
+        args: the command line; its first word is not looked at.
+        forks: whether the ranks that the program starts under torchrun are forked as well.
+        more: as of `Popen`.
+    """
+
+    def __init__(self, args: Sequence[str], *, forks: bool = False, **more: Any) -> None:
+        self._forks = forks
+        super().__init__(args, **more)
+
+    def _execute_child(
+        self,
+        args: Sequence[str],
+        _executable: Any,
+        _preexec: Any,
+        _close_fds: Any,
+        _pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        _startupinfo: Any,
+        _flags: Any,
+        _shell: Any,
+        p2cread: int,
+        p2cwrite: int,
+        c2pread: int,
+        c2pwrite: int,
+        errread: int,
+        errwrite: int,
+        _restore_signals: Any,
+        _gid: Any,
+        _gids: Any,
+        _uid: Any,
+        _umask: Any,
+        own_session: bool,
+        *_: Any,
+    ) -> None:
+        request = {
+            "args": [str(word) for word in args[1:]],
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "session": own_session,
+            "forks": self._forks,
+        }
+        given = (p2cread, c2pwrite, errwrite)
+        self.pid = _connection().fork(request, [own if file == -1 else file for own, file in enumerate(given)])
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+class _Connection:
+    """This process's end of a socket to the process that forks."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def fork(self, request: Mapping[str, object], files: Sequence[int]) -> int:
+        """Process id of a new child of this process."""
+        with _orphans_are_ours():
+            socket.send_fds(self.end, [json.dumps(request).encode()], list(files))
+            answer = json.loads(self.end.recv(_LIMIT))
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return int(answer["pid"])
+
+
+_ours: dict[int, _Connection] = {}
+"""By process, as a forked process has a connection of its own or none."""
+
+
+def _connection() -> _Connection:
+    if os.getpid() not in _ours:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(there.fileno())],
+            pass_fds=[there.fileno()],
+            env={**os.environ, **one},
+            start_new_session=True,
+        )
+        there.close()
+        atexit.register(_end, here, process)
+        _ours[os.getpid()] = _Connection(here)
+    return _ours[os.getpid()]
+
+
+def _end(here: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    here.close()
+    process.wait(10)
+
+
+@contextmanager
+def _orphans_are_ours() -> Iterator[None]:
+    """A process below this one whose parent ends becomes this one's child (prctl(2), Linux 3.4)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int()
+    libc.prctl(37, ctypes.byref(before))
+    libc.prctl(_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        libc.prctl(_SUBREAPER, before.value)
+
+
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Inside it, ranks that torchrun starts in this process are forked."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    before = SubprocessHandler._popen
+    SubprocessHandler._popen = _popen  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SubprocessHandler._popen = before  # type: ignore[method-assign]
+
+
+def _popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> ForkedPopen:
+    return ForkedPopen(args, env=env, stdout=handler._stdout, stderr=handler._stderr, start_new_session=True)
+
+
+def _serve(end: socket.socket) -> None:
+    """Fork what is asked for, until nobody is left to ask."""
+    while True:
+        message, files, _, _ = socket.recv_fds(end, _LIMIT, 3)
+        if not message:
+            return
+        tasks = sum(1 for _ in Path("/proc/self/task").iterdir())
+        if tasks > 1:
+            end.send(json.dumps({"error": f"{tasks} threads: it is not safe to fork"}).encode())
+            continue
+        between = os.fork()
+        if between == 0:
+            here = os.getpid()
+            if os.fork() != 0:
+                os._exit(0)
+            while os.getppid() == here:
+                time.sleep(1e-4)
+            request = json.loads(message)
+            if request["session"]:
+                os.setsid()
+            end.send(json.dumps({"pid": os.getpid()}).encode())
+            end.close()
+            _become(request, files)
+        os.waitpid(between, 0)
+        for file in files:
+            os.close(file)
+
+
+def _become(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
+    """Be the program that was asked for, to its end."""
+    for standard, given in enumerate(files):
+        os.dup2(given, standard)
+    for given in files:
+        os.close(given)
+    sys.stdout = sys.__stdout__ = _stream(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "backslashreplace")  # type: ignore[misc]
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    random.seed()
+    code = 0
+    try:
+        if request["forks"]:
+            _fork_for_this()
+            with forked_ranks():
+                _run(request["args"])
+        else:
+            _run(request["args"])
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+        if isinstance(stopped.code, str):
+            print(stopped.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+def _stream(number: int, errors: str) -> io.TextIOWrapper:
+    """A standard stream of what is now behind its number; the ones that Python made know the old file's kind."""
+    file = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+    return io.TextIOWrapper(file, encoding="utf-8", errors=errors, line_buffering=number == 2)
+
+
+def _fork_for_this() -> None:
+    """A process of this program's own that forks for it; it ends with the program."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        here.close()
+        _serve(there)
+        os._exit(0)
+    there.close()
+    _ours[os.getpid()] = _Connection(here)
+
+
+def _run(args: list[str]) -> None:
+    """What the interpreter does with its command line."""
+    while args[0] == "-u":
+        args = args[1:]
+    if args[0] == "-m":
+        sys.argv, sys.path[0] = args[1:], ""
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    elif args[0] == "-c":
+        sys.argv, sys.path[0] = args[1:], ""
+        exec(args[1], {"__name__": "__main__"})
+    else:
+        sys.argv, sys.path[0] = args, str(Path(args[0]).parent)
+        runpy.run_path(args[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # The functions above are those of the module that a forked program imports, not of `__main__`.
+    sys.path[0] = str(Path(__file__).parent)
+    forked = importlib.import_module("forked")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for name in (WORKER, "torch.distributed.run"):
+        del sys.modules[name]
+    forked._serve(socket.socket(fileno=int(sys.argv[1])))
