@@ -4,11 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help install install-test quickstart test lint clean
+PYTEST := $(BIN)/python -m pytest
+SKIPPED := .pytest_cache/skipped.txt
+
+.PHONY: help install install-test quickstart test test-quick test-gpu bench-self lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
-	@echo "make test         install with the test group, then every check that needs no GPU"
+	@echo "make test         install with the test group, then every check that this machine can run"
+	@echo "make test-quick   what a change needs first, in two minutes: no launches, nothing slow"
+	@echo "make test-gpu     what only a GPU can show"
+	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make install      .venv with dynbench in it"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
@@ -39,9 +45,23 @@ lint: install-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# First what may run side by side, on two cores; then what compares times, with the machine to itself.
 test: install-test lint
-	$(BIN)/python -m pytest -m "not gpu" tests/multiproc
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --numprocesses 2 --dist worksteal tests/unit tests/contract
+	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
+	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to $(SKIPPED) \
+		-m "not alone and not clock"
+	$(PYTEST) --durations 25 --skipped-to $(SKIPPED) -m "alone" tests/multiproc
+	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
+	@echo "no part of this: make bench-self, which reads the clock"
+
+test-quick: install-test
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock"
+
+test-gpu: install-test
+	$(PYTEST) -m gpu tests/gpu
+
+bench-self: install-test
+	$(PYTEST) --capture no -m clock tests/unit
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
