@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 WORKER = "dynbench.engine.rank.worker"
 MODELS = ("transformers.models.distilbert.modeling_distilbert", "transformers.models.auto.modeling_auto")
 IMPORTED = (*MODELS, WORKER, "dynbench.sampler", "dynbench.engine.launching.run_launch", "torch.distributed.run")
@@ -39,11 +41,20 @@ class ForkedPopen(subprocess.Popen[Any]):
     Args:
         args: the command line; its first word is not looked at.
         forks: whether the ranks that the program starts under torchrun are forked as well.
+        first: statements that run before the program, and hold for its ranks too.
         more: as of `Popen`.
     """
 
-    def __init__(self, args: Sequence[str], *, forks: bool = False, **more: Any) -> None:
-        self._forks = forks
+    def __new__(cls, args: Sequence[str], *, forks: bool = False, first: str = "", **more: Any) -> Any:
+        """Where there is no way to adopt a process, an ordinary one, which nothing can come before."""
+        if sys.platform == "linux":
+            return super().__new__(cls)
+        if first:
+            pytest.skip("forks on Linux only")
+        return subprocess.Popen(args, **more)
+
+    def __init__(self, args: Sequence[str], *, forks: bool = False, first: str = "", **more: Any) -> None:
+        self._forks, self._first = forks, first
         super().__init__(args, **more)
 
     def _execute_child(
@@ -78,6 +89,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             "env": dict(os.environ if env is None else env),
             "session": own_session,
             "forks": self._forks,
+            "first": self._first,
         }
         given = (p2cread, c2pwrite, errwrite)
         self.pid = _connection().fork(request, [own if file == -1 else file for own, file in enumerate(given)])
@@ -95,7 +107,7 @@ class _Connection:
         """Process id of a new child of this process."""
         with _orphans_are_ours():
             socket.send_fds(self.end, [json.dumps(request).encode()], list(files))
-            answer = json.loads(self.end.recv(_LIMIT))
+            answer = json.loads(self.end.recv(_LIMIT) or '{"error": "the process that forks has ended"}')
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return int(answer["pid"])
@@ -198,6 +210,7 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
     random.seed()
     code = 0
     try:
+        exec(request["first"], {})
         if request["forks"]:
             _fork_for_this()
             with forked_ranks():

@@ -17,10 +17,11 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one module share launches, and so a worker of pytest-xdist."""
+    """Tests that share launches share a worker of pytest-xdist, and so do those of one module."""
     for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.path.parent == HERE and isinstance(item, pytest.Function):
+            shares = "store" in item.fixturenames
+            item.add_marker(pytest.mark.xdist_group("launches" if shares else item.path.stem))
 
 
 @pytest.fixture(scope="session")

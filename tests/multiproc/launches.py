@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from forked import ForkedPopen
@@ -55,23 +56,23 @@ def command(*arguments: str, settings: Sequence[str] = TINY) -> list[str]:
     return [sys.executable, "-m", "dynbench.cli.main", *arguments, *(sets if arguments[0] == "train" else [])]
 
 
-def environment(results: Path, **changes: str) -> dict[str, str]:
+def environment(results: Path) -> dict[str, str]:
     """Variables of a command that writes its runs to `results`."""
-    return {**os.environ, "DYNBENCH_RESULTS": str(results), **changes}
+    return {**os.environ, "DYNBENCH_RESULTS": str(results)}
 
 
-def start(results: Path, *arguments: str, settings: Sequence[str] = TINY, **variables: str) -> subprocess.Popen[str]:
+def start(results: Path, *arguments: str, settings: Sequence[str] = TINY) -> subprocess.Popen[str]:
     """`dynbench` in a process of its own, as a user starts it."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    env = environment(results, **variables)
+    env = environment(results)
     return subprocess.Popen(command(*arguments, settings=settings), env=env, text=True, **pipes)
 
 
-def fork(results: Path, *arguments: str, settings: Sequence[str] = TINY, cwd: Path | None = None) -> ForkedPopen:
+def fork(results: Path, *arguments: str, settings: Sequence[str] = TINY, **more: Any) -> subprocess.Popen[str]:
     """As `start`, but the process and its ranks are forked: for what neither kills them nor looks for them."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     env = environment(results)
-    return ForkedPopen(command(*arguments, settings=settings), env=env, cwd=cwd, text=True, forks=True, **pipes)
+    return ForkedPopen(command(*arguments, settings=settings), env=env, text=True, forks=True, **pipes, **more)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

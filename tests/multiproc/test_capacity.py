@@ -11,7 +11,7 @@ from multiproc.launches import TINY, Launch, fork, rows_of
 pytestmark = pytest.mark.multiproc
 
 BINDING = ("schedule.mode=dynamic", "schedule.capacity=7")
-STEPS = ("train.steps=60", "train.eval_samples=0")
+STEPS = ("train.steps=20", "train.eval_samples=0")
 
 
 def test_a_capacity_that_binds_is_never_exceeded(launch: Launch) -> None:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiproc.launches import TINY, fork, start, wait_until
+from multiproc.launches import TINY, fork, wait_until
 
 from dynbench.experiment.state import read_state
 from dynbench.runs.status import Status
@@ -32,7 +32,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     sets = [word for setting in TINY for word in ("--set", setting)]
     store = RunStore(tmp_path / "results")
 
-    stopped = start(store.root, "compare", str(recipe), "--name", "demo", *sets)
+    stopped = fork(store.root, "compare", str(recipe), "--name", "demo", *sets)
     wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
     stopped.send_signal(signal.SIGTERM)
     _, stderr = stopped.communicate(timeout=60)

@@ -38,12 +38,12 @@ def node_arguments(node: int, port: int, *more: str) -> tuple[str, ...]:
     return ("train", "--json", "--nproc", "1", "--name", "both", *rendezvous, *more)
 
 
-def start_node(results: Path, node: int, port: int, *more: str, **variables: str) -> subprocess.Popen[str]:
-    return start(results, *node_arguments(node, port, *more), settings=ONE_RANK, **variables)
+def start_node(results: Path, node: int, port: int, *more: str) -> subprocess.Popen[str]:
+    return start(results, *node_arguments(node, port, *more), settings=ONE_RANK)
 
 
-def fork_node(results: Path, node: int, port: int, *more: str) -> subprocess.Popen[str]:
-    return fork(results, *node_arguments(node, port, *more), settings=ONE_RANK)
+def fork_node(results: Path, node: int, port: int, *more: str, first: str = "") -> subprocess.Popen[str]:
+    return fork(results, *node_arguments(node, port, *more), settings=ONE_RANK, first=first)
 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
@@ -81,21 +81,20 @@ def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
 
 
 FAULT = """
-import os, sys
-if "dynbench.engine.rank.worker" in sys.orig_argv:
-    import torch
-    from dynbench.workloads.text_classification import TextClassification
-    loss, calls = TextClassification.loss, []
+import torch
+from dynbench.workloads.text_classification import TextClassification
+loss, calls = TextClassification.loss, []
 
-    def faulty(self, model, batch):
-        calls.append(batch)
-        if len(calls) == 4:
-            raise torch.OutOfMemoryError("planted") if os.environ["FAULT"] == "memory" else ValueError("planted")
-        return loss(self, model, batch)
+def faulty(self, model, batch):
+    calls.append(batch)
+    if len(calls) == 4:
+        raise {error}("planted")
+    return loss(self, model, batch)
 
-    TextClassification.loss = faulty
+TextClassification.loss = faulty
 """
-"""Python runs it at the start of every process of the node: its rank fails in its fourth step."""
+"""The rank of a node where this comes first fails in its fourth step."""
+ERRORS = {"memory": "torch.OutOfMemoryError", "worker": "ValueError"}
 
 
 @pytest.mark.parametrize(
@@ -105,14 +104,9 @@ if "dynbench.engine.rank.worker" in sys.orig_argv:
 def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
     tmp_path: Path, fault: str, shared: bool, status: Status, exit_code: int
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAULT)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     stores = [RunStore(tmp_path / ("results" if shared else str(node))) for node in (0, 1)]
-    port = free_port()
-    nodes = [
-        start_node(stores[0].root, 0, port),
-        start_node(stores[1].root, 1, port, PYTHONPATH=path, FAULT=fault),
-    ]
+    port, planted = free_port(), FAULT.format(error=ERRORS[fault])
+    nodes = [fork_node(stores[0].root, 0, port), fork_node(stores[1].root, 1, port, first=planted)]
     outputs = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [exit_code, exit_code], outputs
     for store, (stdout, _) in zip(stores, outputs, strict=True):

@@ -8,7 +8,7 @@ from multiproc.launches import Launch, global_loss, rows_of
 pytestmark = pytest.mark.multiproc
 
 VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2", "launch.nproc=auto")
-LONGER = ("workload.dropout=0.1", "train.steps=48", "schedule.mode=dynamic")
+LONGER = ("workload.dropout=0.1", "train.steps=24", "schedule.mode=dynamic")
 
 
 def test_virtual_ranks_agree_with_real_ones(launch: Launch) -> None:
