@@ -22,6 +22,7 @@ from dynbench.runs.store import RunStore
 SAMPLES = 2_000
 SESSION = datetime(2026, 11, 20, 12, tzinfo=UTC)
 clock = count()
+"""Orders runs in time and sets their noise; it begins anew with every module and test, whatever ran before."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,21 @@ def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
     if fake.status != "running":
         run.update(status=fake.status)
     return run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _clock_of_the_module() -> None:
+    _restart()
+
+
+@pytest.fixture(autouse=True)
+def _clock_of_the_test() -> None:
+    _restart()
+
+
+def _restart() -> None:
+    global clock
+    clock = count()
 
 
 @pytest.fixture
