@@ -75,7 +75,7 @@ def fork(results: Path, *arguments: str, settings: Sequence[str] = TINY, **more:
     return ForkedPopen(command(*arguments, settings=settings), env=env, text=True, forks=True, **pipes, **more)
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
     """Wait for something that other processes bring about."""
     deadline = time.monotonic() + seconds
     while not condition():

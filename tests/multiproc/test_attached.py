@@ -20,7 +20,7 @@ def test_inside_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     inner = command("train", "--json", "--name", "inner", "--subset", "1000000")[1:]
     finished = subprocess.run(
-        [*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=120
+        [*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=300
     )
     assert finished.returncode == 0, finished.stderr
     printed = json.loads(finished.stdout)
@@ -37,6 +37,6 @@ def test_a_mistake_inside_torchrun_is_told_once(tmp_path: Path) -> None:
     RunStore(tmp_path).create("train", "static", name="taken")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     inner = command("train", "--json", "--name", "taken")[1:]
-    ended = subprocess.run([*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=300)
     assert json.loads(ended.stdout)["error"]["kind"] == "run"
     assert "bug in dynbench" not in ended.stderr

@@ -22,7 +22,7 @@ def test_a_tokenizer_folder_that_holds_none(tmp_path: Path) -> None:
     (tokenizer / "tokenizer.json").write_text("{}")
     results = tmp_path / "results"
     arguments = ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(tokenizer))
-    stdout, stderr = fork(results, "train", "--json", *arguments).communicate(timeout=60)
+    stdout, stderr = fork(results, "train", "--json", *arguments).communicate(timeout=300)
     assert stdout and "partial run" not in stderr, stderr
     error = json.loads(stdout)["error"]
     assert (error["kind"], error["exit_code"]) == ("data", 2), stderr

@@ -33,7 +33,7 @@ def test_a_batch_that_does_not_fit_is_split_where_asked_for(launch: Launch) -> N
 def test_otherwise_it_is_refused_with_the_largest_that_fits(tmp_path: Path) -> None:
     settings = (*TINY, "schedule.mode=dynamic", "schedule.capacity=4")
     process = fork(tmp_path, "train", settings=settings)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 4
     assert "--global-batch 8, the largest below 12 that fits in all 8 steps" in stderr
     assert not list(tmp_path.glob("2*")), "nothing was launched"
@@ -42,6 +42,6 @@ def test_otherwise_it_is_refused_with_the_largest_that_fits(tmp_path: Path) -> N
 def test_a_baseline_that_obeys_no_capacity_is_refused(tmp_path: Path) -> None:
     settings = (*TINY, "schedule.policy=sorted_equal", "schedule.capacity=8")
     process = fork(tmp_path, "train", settings=settings)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "obeys no capacities" in stderr

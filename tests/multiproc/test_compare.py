@@ -35,7 +35,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     stopped = fork(store.root, "compare", str(recipe), "--name", "demo", *sets)
     wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
     stopped.send_signal(signal.SIGTERM)
-    _, stderr = stopped.communicate(timeout=60)
+    _, stderr = stopped.communicate(timeout=300)
 
     assert stopped.returncode == 143, stderr
     assert "dynbench compare --resume demo" in stderr
@@ -45,7 +45,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     assert first.done
 
     resumed = fork(store.root, "compare", "--resume", "demo", "--json")
-    stdout, stderr = resumed.communicate(timeout=120)
+    stdout, stderr = resumed.communicate(timeout=300)
 
     assert resumed.returncode == 0, stderr
     assert "launch 1/4" not in stderr

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.skipif(sys.platform != "linux",
 def ended(*args: str, **more: Any) -> tuple[int, str, str]:
     """Exit code, output and errors."""
     process = ForkedPopen([sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=300)
     return process.returncode, output, errors
 
 
@@ -52,6 +52,6 @@ def test_ranks_that_it_starts_are_forked_too_and_are_its_children(tmp_path: Path
     rank.write_text("import os, sys; print(os.environ['RANK'], os.getppid(), 'torch' in sys.modules, flush=True)")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(rank)]
     process = ForkedPopen([sys.executable, *launch], forks=True, stdout=subprocess.PIPE, text=True)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert sorted(output.splitlines()) == [f"{n} {process.pid} True" for n in (0, 1)]

@@ -32,7 +32,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         )
         for rank in range(world_size)
     ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world_size, outputs
     return [json.loads(line) for line in outputs[0][0].splitlines()]
 

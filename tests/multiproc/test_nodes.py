@@ -49,7 +49,7 @@ def fork_node(results: Path, node: int, port: int, *more: str, first: str = "") 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
     port = free_port()
     nodes = [start_node(tmp_path, node, port) for node in (0, 1)]
-    outputs = [node.communicate(timeout=120) for node in nodes]
+    outputs = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     runs = RunStore(tmp_path).list()
     assert len(runs) == 1 and {json.loads(out)["run"]["id"] for out, _ in outputs} == {runs[0].id}
@@ -61,7 +61,7 @@ def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
 def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
     port = free_port()
     nodes = [fork_node(tmp_path / str(node), node, port) for node in (0, 1)]
-    outputs = [node.communicate(timeout=120) for node in nodes]
+    outputs = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     runs = [RunStore(tmp_path / str(node)).list()[0] for node in (0, 1)]
     assert runs[0].id == runs[1].id == runs[0].record().id == runs[1].record().id
@@ -75,7 +75,7 @@ def test_nodes_with_their_own_folders_keep_one_id(tmp_path: Path) -> None:
 def test_nodes_that_disagree_are_refused(tmp_path: Path) -> None:
     port = free_port()
     nodes = [fork_node(tmp_path, node, port, "--seed", str(node)) for node in (0, 1)]
-    outputs = [node.communicate(timeout=120) for node in nodes]
+    outputs = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2], outputs
     assert "nodes disagree in config: train.seed" in json.loads(outputs[0][0])["error"]["message"]
 
@@ -107,7 +107,7 @@ def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
     stores = [RunStore(tmp_path / ("results" if shared else str(node))) for node in (0, 1)]
     port, planted = free_port(), FAULT.format(error=ERRORS[fault])
     nodes = [fork_node(stores[0].root, 0, port), fork_node(stores[1].root, 1, port, first=planted)]
-    outputs = [node.communicate(timeout=120) for node in nodes]
+    outputs = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [exit_code, exit_code], outputs
     for store, (stdout, _) in zip(stores, outputs, strict=True):
         assert "planted" in json.loads(stdout)["error"]["message"]
@@ -126,7 +126,7 @@ def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
     victim = stores[1].list()[0]
     for pid in [*worker_pids(victim), nodes[1].pid]:
         os.kill(pid, signal.SIGKILL)
-    _, stderr = nodes[0].communicate(timeout=90)
+    _, stderr = nodes[0].communicate(timeout=300)
     nodes[1].communicate()
     assert nodes[0].returncode == 3, stderr
     survivor = stores[0].list()[0]

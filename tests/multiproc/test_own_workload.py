@@ -23,7 +23,7 @@ def dynbench(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
     """Exit code and JSON object of a command started in `folder`."""
     sets = [word for setting in TINY for word in ("--set", setting)]
     process = fork(folder / "results", *arguments, *sets, "--json", settings=(), cwd=folder)
-    stdout, _ = process.communicate(timeout=120)
+    stdout, _ = process.communicate(timeout=300)
     return process.returncode, json.loads(stdout)
 
 

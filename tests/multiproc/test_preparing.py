@@ -27,7 +27,7 @@ def ended(folder: Path, local_ranks: tuple[int, int], slow_rank: int, what: str)
         )
         for rank, local_rank in enumerate(local_ranks)
     ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    outputs = [rank.communicate(timeout=300) for rank in ranks]
     return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
 
 

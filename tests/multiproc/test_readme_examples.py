@@ -58,7 +58,7 @@ def launched(name: str, code: str, folder: Path, *wrapper: str) -> str:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = ForkedPopen([*launch, *wrapper], forks=True, cwd=folder, text=True, **pipes)
-    stdout, stderr = process.communicate(timeout=180)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr[-4000:]
     return stdout
 

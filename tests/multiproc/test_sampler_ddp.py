@@ -43,7 +43,7 @@ def plain_loop(folder: Path, run: Run, stop: int = 0) -> Steps:
         for rank in range(RANKS)
     ]  # fmt: skip
     try:
-        outputs = [rank.communicate(timeout=90) for rank in ranks]
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

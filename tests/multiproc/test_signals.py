@@ -59,7 +59,7 @@ def _check_partial(run: Run, status: Status, exit_code: int) -> None:
 def test_kill_9_of_a_rank(tmp_path: Path) -> None:
     process, run = started(tmp_path)
     os.kill(_pid_of(run, 1), signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 3, stderr
     error = json.loads(stdout)["error"]
     assert error["kind"] == "worker" and "rank 1 was killed by SIGKILL" in error["message"]
@@ -73,7 +73,7 @@ def test_kill_9_of_a_rank(tmp_path: Path) -> None:
 def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, exit_code: int) -> None:
     process, run = started(tmp_path)
     process.send_signal(signum)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == exit_code, stderr
     assert json.loads(stdout)["error"]["kind"] == "interrupted"
     _check_partial(run, Status.INTERRUPTED, exit_code)
@@ -84,7 +84,7 @@ def test_impatient_user(tmp_path: Path) -> None:
     process, run = started(tmp_path)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 130
     assert worker_pids(run) == []
     assert run.status is Status.INTERRUPTED
@@ -93,8 +93,8 @@ def test_impatient_user(tmp_path: Path) -> None:
 def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
     process, run = started(tmp_path)
     process.kill()
-    process.communicate(timeout=60)
-    wait_until(lambda: worker_pids(run) == [], "the ranks to end", 20)
+    process.communicate(timeout=300)
+    wait_until(lambda: worker_pids(run) == [], "the ranks to end", 60)
     assert run.status is Status.LOST
 
 
@@ -108,7 +108,7 @@ def test_what_trains_nothing_is_stopped_too(tmp_path: Path, arguments: tuple[str
     wait_until(lambda: arguments[0] == "solve" or len(_trial_processes(process.pid)) == 2, "the trial processes")
     trials = _trial_processes(process.pid)
     process.terminate()
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 143, stderr
     assert json.loads(stdout)["error"]["kind"] == "interrupted"
     record = store.list()[0].record()
@@ -128,6 +128,6 @@ def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
     )
     assert process.stdout is not None and process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(300) == 141
     (run,) = RunStore(tmp_path).list()
     assert (run.status, run.record().exit_code) == (Status.COMPLETED, 0)

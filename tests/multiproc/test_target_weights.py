@@ -30,7 +30,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], li
         for rank in range(RANKS)
     ]
     try:
-        outputs = [rank.communicate(timeout=90) for rank in ranks]
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
