@@ -18,8 +18,10 @@ from dynbench.experiment.trace_sources import asked_config
 from dynbench.runs.provenance import usable_cores
 from dynbench.schedule.traces import Trace
 
-SHORTEST, LONGEST = 2, 512
-"""What `workload.max_length` takes, tokens."""
+SHORTEST = 2
+"""The least that `workload.max_length` takes, tokens."""
+SMALL_POSITIONS = 512
+"""What DistilBERT takes, the model of every `workload.size` but `model`, tokens."""
 PROBED = (
     *("workload.weights", "workload.model", "workload.size", "workload.dropout", "workload.pad_to_multiple_of"),
     *("train.precision", "launch.device", "launch.slowdown"),
@@ -40,7 +42,8 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
     best = best_of(results)
     trace = next(trace for trace in solution.traces if trace.name == best["trace"])
     probed = _probed(config, settings)
-    most = LONGEST if probed is None else probed.workload.max_length
+    longest = int(trace.lengths.max())
+    most = _positions(trace, config) or longest if probed is None else probed.workload.max_length
     wanted = changed(config, _data(trace, config, most) | _plan(best) | _ranks(config.launch, best["world_size"]))
     if probed is not None:
         wanted = changed(wanted, _as_probed(config, probed))
@@ -48,11 +51,17 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
     lines = []
     if wanted.workload.data_path == NO_SAMPLES["workload.data_path"]:
         lines.append(f"{trace.name} holds lengths without samples: FILE below stands for the samples that they are of.")
-    longest = int(trace.lengths.max())
     if longest > most:
-        why = "the most that train takes" if probed is None else f"the most that {config.probe.run} was probed with"
+        why = "the most that the model takes" if probed is None else f"the most that {config.probe.run} was probed with"
         lines.append(f"{trace.name} has samples of up to {longest} tokens; train cuts at {most}, {why}.")
     return [*lines, f"Next: {next_command('train', *words, root=solution.run.path.parent)}"]
+
+
+def _positions(trace: Trace, config: Config) -> int | None:
+    """Longest sample that the model to train takes, tokens; None for any, and where only loading it would tell."""
+    workload = config.workload
+    of_model = workload.is_own or workload.weights == "pretrained" or workload.shape == "model"
+    return trace.positions if trace.positions is not None or of_model else SMALL_POSITIONS
 
 
 def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:

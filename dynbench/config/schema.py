@@ -93,8 +93,8 @@ class Workload(Section):
     configuration of `model`; auto is `model` where that is a folder with a config.json, else `small`."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
-    max_length: Annotated[int, Field(ge=2, le=512)] = 256
-    """Longest sample in tokens; longer ones are truncated."""
+    max_length: Annotated[int, Field(ge=2)] = 256
+    """Longest sample in tokens; longer ones are truncated, and so are those beyond the positions of the model."""
     subset: PositiveInt | None = None
     """Random subset of this many training samples, drawn with `train.seed`; null takes all."""
     pad_to_multiple_of: PositiveInt | Auto = "auto"

@@ -15,7 +15,7 @@ from dynbench.runs.run import Run
 from dynbench.schedule.traces import Trace
 
 LONGEST = 512
-"""The greatest `workload.max_length`: what is longer is cut to it as it is loaded, tokens."""
+"""Samples are loaded up to this length where `workload.max_length` asks for no longer ones, tokens."""
 
 
 def dataset_trace(config: Config) -> Trace:
@@ -26,9 +26,11 @@ def dataset_trace(config: Config) -> Trace:
     Raises:
         DynbenchError: as loading the data for training does.
     """
-    trace = _trained_as(_trace(changed(config, {"workload.max_length": LONGEST})), config)
-    whole = config.workload.is_own or int(trace.lengths.max(initial=0)) < LONGEST
-    return trace if whole else replace(trace, source=f"{trace.source}, cut to {LONGEST} tokens as it is loaded")
+    asked = max(LONGEST, config.workload.max_length)
+    trace = _trained_as(_trace(changed(config, {"workload.max_length": asked})), config)
+    longest = asked if trace.positions is None else min(asked, trace.positions)
+    whole = config.workload.is_own or int(trace.lengths.max(initial=0)) < longest
+    return trace if whole else replace(trace, source=f"{trace.source}, cut to {longest} tokens as it is loaded")
 
 
 def training_trace(config: Config) -> Trace:

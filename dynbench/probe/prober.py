@@ -279,7 +279,7 @@ def _length_grid(config: Config) -> tuple[int, ...]:
     if lengths[-1] > longest:
         raise UsageError(
             f"probe.lengths: {lengths[-1]} is above workload.max_length, {longest}",
-            f"Use lengths up to {longest}, or raise workload.max_length (the model takes 512 positions).",
+            f"Use lengths up to {longest}, or raise workload.max_length.",
         )
     return lengths
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from batches import batch_of
 
+from dynbench.cli.solve_next import SMALL_POSITIONS
 from dynbench.config.schema import Config, Train, Workload
 from dynbench.workloads.registry import build_workload
 
@@ -51,6 +53,22 @@ def test_samples_longer_than_the_model_are_cut_with_a_warning(tmp_path, model_fo
     assert "samples are cut to 64" in caplog.text
     assert workload.facts["decisions"]["workload.max_length"]["value"] == 64
     workload.loss(workload.build_model(0), batch_of(workload, np.arange(4), 8)).backward()
+
+
+@pytest.mark.parametrize(("table", "longest"), [(64, 64), (2048, 700)])
+def test_samples_are_as_long_as_the_model_takes(tmp_path, caplog, table, longest):
+    """Beyond 512 tokens where its positions reach so far; and small models have no more than DistilBERT."""
+    trace = tmp_path / "lengths.txt"
+    trace.write_text("700\n20\n" * 40)
+    transformers.DistilBertConfig(
+        dim=8, hidden_dim=8, n_layers=1, n_heads=1, max_position_embeddings=table, architectures=["DistilBertModel"]
+    ).save_pretrained(tmp_path / "model")
+    settings = {"dataset": "lengths", "data_path": str(trace), "max_length": 1000}
+    workload = build_workload(Config(workload=Workload(**settings, model=str(tmp_path / "model"))))
+    assert workload.train.lengths.max() == longest
+    assert f"the model has {table} positions" in caplog.text or table > 1000
+    workload.loss(workload.build_model(0), batch_of(workload, np.array([np.argmax(workload.train.lengths)])))
+    assert build_workload(Config(workload=Workload(**settings))).train.lengths.max() == SMALL_POSITIONS
 
 
 def test_loss_is_a_sum_and_sums_add_up(workload):
