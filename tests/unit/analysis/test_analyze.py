@@ -143,6 +143,7 @@ def test_launches_of_one_arm_make_no_comparison(cli, make_run):
     assert "all runs are launches of one arm, static" in cli("analyze", "one", "two")[1]
 
 
+@pytest.mark.slow
 def test_options_reach_the_verdict(cli, make_run):
     for index in range(4):
         make_run("static", name=f"a{index}")
@@ -184,6 +185,7 @@ def test_a_partial_run_is_analyzed_and_named(cli, make_run):
     assert "partial: short: status is interrupted; 15 of 40 measured steps" in out
 
 
+@pytest.mark.slow
 def test_a_comparison_is_analyzed_again_in_its_own_folder(cli, store, pair):
     first = json.loads(cli("analyze", "runA", "runB", "--json")[1])
     code, out, _ = cli("analyze", first["comparison"]["id"], "--json")
@@ -192,6 +194,7 @@ def test_a_comparison_is_analyzed_again_in_its_own_folder(cli, store, pair):
     assert (again["comparison"], again["arms"]) == (first["comparison"], first["arms"])
 
 
+@pytest.mark.slow
 def test_a_comparison_keeps_the_settings_it_was_made_with(cli, store, pair):
     first = json.loads(cli("analyze", "runA", "runB", "--json")[1])
     entry = store.resolve(first["comparison"]["id"])
@@ -248,6 +251,7 @@ def test_help_needs_no_heavy_import():
     assert "dynbench analyze runA runB" in CliRunner().invoke(command, ["--help"]).output
 
 
+@pytest.mark.slow
 def test_a_copied_comparison_still_says_what_was_run(cli, store, make_run, tmp_path):
     probe = make_probe(store, predicted_speedup={"partition": 1.5}, global_batch=16)
     measured = ("schedule.cost_type=measured", f"probe.run={probe.id}", f"schedule.capacity={probe.id}")
@@ -272,6 +276,7 @@ def test_a_copied_comparison_still_says_what_was_run(cli, store, make_run, tmp_p
         assert len(differing) <= 4  # the title, and commands that name the folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [[], [("en", "md")], [("en", "html"), ("zh", "md")]])
 def test_analyzing_again_makes_the_reports_there_are_anew(cli, store, pair, made):
     cli("analyze", "runA", "runB")

@@ -113,6 +113,7 @@ def quoted(text: str) -> list[re.Pattern[str]]:
     return [re.compile(re.escape(code).replace("…", ".+?")) for code in re.findall("`([^`]+)`", text)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", OTHERS)
 @pytest.mark.parametrize("kind", FIGURES)
 def test_every_text_in_a_drawing_is_explained(

@@ -53,6 +53,7 @@ def test_only_style_chooses_a_backend_and_nothing_uses_pyplot():
     assert matplotlib.get_backend().lower() == "agg"
 
 
+@pytest.mark.slow
 def test_every_figure_comes_with_its_numbers(view, tmp_path):
     files = draw_figures("train", view("static", "partition"), tmp_path)
     assert [path.name for path in files] == [f"{name}.{kind}" for name in FIGURES["train"] for kind in ("png", "csv")]
@@ -67,6 +68,7 @@ def test_every_figure_comes_with_its_numbers(view, tmp_path):
             assert set(table["arm"]) == {"static", "partition"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 40])
 def test_any_number_of_ranks_is_drawn(view, tmp_path, world_size):
     files = draw_figures("train", view("partition", world_size=world_size, global_batch=80, steps=12), tmp_path)
@@ -76,6 +78,7 @@ def test_any_number_of_ranks_is_drawn(view, tmp_path, world_size):
     assert ranks.len() == world_size if world_size <= 24 else ranks.len() in (23, 24)
 
 
+@pytest.mark.slow
 def test_the_slowest_of_many_ranks_is_always_shown(view, tmp_path):
     (arm,) = view("partition", world_size=60, global_batch=120, steps=12)
     draw_figures("train", [arm], tmp_path)
