@@ -7,6 +7,8 @@ that says what to do next. Anything else that escapes is a bug and exits with 1.
 from __future__ import annotations
 
 import errno
+import os
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,6 +21,8 @@ EXIT_WORKER = 3
 EXIT_MEMORY = 4
 EXIT_INCOMPARABLE = 5
 EXIT_CHECKS = 6
+_SIGNALLED = 128
+"""A process that a signal ended exits with this plus the signal's number."""
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """System errors that say something about a disk or its permissions, not about dynbench."""
 
@@ -97,15 +101,33 @@ class RecordError(UsageError):
     kind = "record"
 
 
+class StorageError(UsageError):
+    """A disk that is full, or a place that must not be written or read."""
+
+    kind = "storage"
+
+
+class BugError(DynbenchError):
+    """Anything that is no error of the user's; what was raised is its `__cause__`."""
+
+    kind = "bug"
+
+
 class WorkerFailed(DynbenchError):
-    """A rank ended with an error; the message names the rank and its log."""
+    """A rank ended with an error; the message names the rank and its log.
+
+    Args:
+        rank: the rank that failed first, where one is known.
+        log: what it printed.
+    """
 
     kind = "worker"
     exit_code = EXIT_WORKER
 
-    def __init__(self, message: str, hint: str = "", *, rank: int | None = None) -> None:
+    def __init__(self, message: str, hint: str = "", *, rank: int | None = None, log: Path | None = None) -> None:
         super().__init__(message, hint)
         self.rank = rank
+        self.log = log
 
 
 class NothingFits(DynbenchError):
@@ -159,7 +181,7 @@ class Interrupted(DynbenchError):
     def __init__(self, message: str, hint: str = "", *, signum: int) -> None:
         super().__init__(message, hint)
         self.signum = signum
-        self.exit_code = 128 + signum
+        self.exit_code = _SIGNALLED + signum
 
 
 class Terminated(KeyboardInterrupt):
@@ -174,11 +196,30 @@ class Terminated(KeyboardInterrupt):
         self.signum = signum
 
 
-def interruption(error: BaseException) -> Interrupted:
-    """What a `KeyboardInterrupt` means to the user: which signal it was, and the exit code."""
+def told(error: BaseException) -> DynbenchError:
+    """What an exception means to the user; one of these classes means itself."""
+    if isinstance(error, DynbenchError):
+        return error
     if isinstance(error, Terminated):
         return Interrupted(str(error), signum=error.signum)
-    return Interrupted("interrupted", signum=signal.SIGINT)
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", signum=signal.SIGINT)
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
+        return told(Terminated(error.code - _SIGNALLED))
+    if isinstance(error, BrokenPipeError):
+        return Interrupted("nobody reads the output any more", signum=signal.SIGPIPE)
+    if isinstance(error, OSError) and (number := _errno(error)) in STORAGE_ERRORS:
+        where = error.filename or "output"
+        hint = "dynbench doctor shows the space and what can be written."
+        return StorageError(f"{where}: {os.strerror(number)}", hint)
+    first, *_ = str(error).splitlines() or [""]
+    return BugError(f"{type(error).__name__}: {first}")
+
+
+def _errno(error: OSError) -> int:
+    """The system's number, 0 for none; libraries written in Rust leave it in the text, as `(os error 28)`."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found is not None else error.errno or 0
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

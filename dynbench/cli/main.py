@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -12,7 +11,6 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -21,13 +19,14 @@ from dynbench import __version__
 from dynbench.errors import (
     EXIT_OK,
     EXIT_USAGE,
-    STORAGE_ERRORS,
+    BugError,
     DynbenchError,
-    Terminated,
+    Interrupted,
     UsageError,
     did_you_mean,
-    interruption,
+    told,
 )
+from dynbench.signals import handle, terminate
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "probe": ("dynbench.cli.probe", "What fits in memory, and what a step costs."),
@@ -46,7 +45,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS = ("data", "runs", "recipes")
 """Commands with commands of their own."""
 
-EXIT_PIPE_CLOSED = 141
 EPILOG = """\b
 Exit codes:
   0    done
@@ -58,22 +56,6 @@ Exit codes:
   6    checks failed under --strict, or a condition of --fail-on is met
   130  interrupted (143 when terminated, 141 when the reader of stdout went away)
 """
-
-
-class BugError(DynbenchError):
-    """Anything that is no error of the user's; exits with 1."""
-
-    kind = "bug"
-
-
-class StorageError(UsageError):
-    """A disk that is full, or a place that must not be written or read."""
-
-    kind = "storage"
-
-
-class PipeClosedError(Exception):
-    """The reader of stdout went away, as `head` does."""
 
 
 class LazyGroup(click.Group):
@@ -109,7 +91,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise PipeClosedError from error
+            raise told(error) from error
 
 
 @click.group(
@@ -143,19 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = group.main(given, prog_name="dynbench", standalone_mode=False)
         sys.stdout.flush()
-    except DynbenchError as error:
-        return _fail(given, error)
     except click.ClickException as error:
         return _fail_usage(given, error)
-    except (click.Abort, KeyboardInterrupt) as stopped:
-        return _fail(given, interruption(stopped.__cause__ or stopped))  # click makes an Abort of the latter
-    except (PipeClosedError, BrokenPipeError):
-        _abandon_stdout()
-        return EXIT_PIPE_CLOSED
-    except Exception as error:  # the last resort of the command line: a full disk, else a bug, told as such
-        if isinstance(error, OSError) and _errno(error) in STORAGE_ERRORS:
-            return _fail_storage(given, error)
-        return _fail_bug(given, error)
+    except click.Abort as stopped:  # what click makes of a KeyboardInterrupt
+        return _fail(given, told(stopped.__cause__ or KeyboardInterrupt()))
+    except (Exception, KeyboardInterrupt) as error:  # the last resort of the command line
+        return _fail(given, told(error))
     return result if isinstance(result, int) else EXIT_OK
 
 
@@ -164,19 +139,13 @@ def run_process() -> NoReturn:
 
     A rank that torchrun or srun started ends without the interpreter's shutdown, in which gloo's threads may abort.
     """
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup leaves it
-            signal.signal(signum, _terminate)
+    handle(terminate, (signal.SIGTERM, signal.SIGHUP))
     code = main()
     if "RANK" in os.environ and "torch" in sys.modules:
         from dynbench.engine.rank.rank_process import exit_now
 
         exit_now(code)
     sys.exit(code)
-
-
-def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated(signum)
 
 
 def _prepare_streams() -> None:
@@ -201,21 +170,8 @@ def _fail_usage(given: Sequence[str], error: click.ClickException) -> int:
     return _fail(given, UsageError(error.format_message(), f"{path} --help lists what there is."))
 
 
-def _errno(error: OSError) -> int | None:
-    """The system's number; libraries written in Rust leave it in the text, as `(os error 28)`."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return error.errno if found is None else int(found[1])
-
-
-def _fail_storage(given: Sequence[str], error: OSError) -> int:
-    where, number = error.filename or "output", _errno(error)
-    reason = os.strerror(number) if number is not None else str(error)
-    return _fail(given, StorageError(f"{where}: {reason}", "dynbench doctor shows the space and what can be written."))
-
-
-def _fail_bug(given: Sequence[str], error: Exception) -> int:
-    """A bug: its traceback goes to stderr under `--debug`, else to a file that the line names."""
-    message = f"{type(error).__name__}: {error}".splitlines()[0]
+def _keep_traceback(given: Sequence[str], bug: BugError) -> None:
+    """The traceback of the exception at hand goes to stderr under `--debug`, else to a file that the hint names."""
     if "--debug" in given:
         traceback.print_exc()
         hint = "This is a bug in dynbench; the traceback is above."
@@ -224,11 +180,19 @@ def _fail_bug(given: Sequence[str], error: Exception) -> int:
             file.write(f"dynbench {__version__} {' '.join(given)}\n\n")
             traceback.print_exc(file=file)
         hint = f"This is a bug in dynbench; the traceback is in {file.name}, --debug prints it."
-    return _fail(given, BugError(message, hint))
+    bug.hint = f"{hint} {bug.hint}".rstrip()
 
 
 def _fail(given: Sequence[str], error: DynbenchError) -> int:
-    """Say what went wrong on stderr, and as one JSON object on stdout when that was asked for."""
+    """Say what went wrong on stderr, and as one JSON object on stdout when that was asked for.
+
+    Where nobody reads stdout any more, as behind `head`, nothing is said.
+    """
+    if isinstance(error, Interrupted) and error.signum == signal.SIGPIPE:
+        _abandon_stdout()
+        return error.exit_code
+    if isinstance(error, BugError):
+        _keep_traceback(given, error)
     lines = error.message.splitlines() or [error.kind]
     opening = lines if len(lines) == 1 else [f"{len(lines)} problems", *(f"  {line}" for line in lines)]
     click.echo("error: " + "\n".join(opening), err=True)

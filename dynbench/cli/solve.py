@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import answered, print_result, show_warnings, writing
+from dynbench.cli.output import answered, print_result, writing
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +130,6 @@ def command(
     from dynbench.cli.solve_view import PATIENCE_S, progress_on
 
     warnings = _unread(settings, config, traces, from_run, policies)
-    show_warnings(warnings)
     with working(settings.shows_progress, after_s=PATIENCE_S, line_every_s=math.inf) as tell:
         solution = run_solve(
             config,

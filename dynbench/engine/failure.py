@@ -207,7 +207,8 @@ def _where(error: BaseException, own: OwnCode | None) -> str:
 
 
 def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
-    log = str(log_file(run, failure.rank))
+    path = log_file(run, failure.rank)
+    log = str(path)
     if failure.host != socket.gethostname():
         log += f" on {failure.host}"
     if failure.kind == ConfigError.kind:
@@ -216,13 +217,15 @@ def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
         return NothingFits(f"rank {failure.rank}: {failure.message}", failure.hint or MEMORY_HINT)
     if failure.kind in _USER_ERRORS:
         return _USER_ERRORS[failure.kind](failure.message, failure.hint)
-    return WorkerFailed(f"rank {failure.rank}: {failure.message}; log: {log}", failure.hint, rank=failure.rank)
+    message = f"rank {failure.rank}: {failure.message}; log: {log}"
+    return WorkerFailed(message, failure.hint, rank=failure.rank, log=path)
 
 
 def _silent_death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
     log = log_file(run, rank)
     if exit_code >= 0:
-        return WorkerFailed(f"rank {rank} ended with exit code {exit_code}; log: {log}", "See its log.", rank=rank)
+        ended = f"rank {rank} ended with exit code {exit_code}; log: {log}"
+        return WorkerFailed(ended, "See its log.", rank=rank, log=log)
     name = signal.Signals(-exit_code).name
     hint = "The system kills so when memory runs out: see dmesg." if name == "SIGKILL" else "See its log."
-    return WorkerFailed(f"rank {rank} was killed by {name}; log: {log}", hint, rank=rank)
+    return WorkerFailed(f"rank {rank} was killed by {name}; log: {log}", hint, rank=rank, log=log)

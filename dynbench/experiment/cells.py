@@ -18,11 +18,12 @@ from dynbench.experiment.compare import (
     Outcome,
     check_startable,
     on_first_node,
-    recorded,
     refuse_running,
+    resumable,
     start_comparison,
 )
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.recorder import made
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -118,12 +119,12 @@ def start_cells(
         {"settings": dict(recipe.cell), "comparison": start_comparison(recipe, store, argv=argv).id}
         for recipe in recipes
     ]
-    together = store.create("compare", recipes[0].name, name=name, replace=replace, argv=argv)
-    write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
-    if text is not None:
-        write_text(together.path / RECIPE_FILE, text)
-    for cell in cells:
-        Run(store.root / str(cell["comparison"])).update(group=together.id)
+    with made(store, "compare", recipes[0].name, name=name, replace=replace, argv=argv) as together:
+        write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
+        if text is not None:
+            write_text(together.path / RECIPE_FILE, text)
+        for cell in cells:
+            Run(store.root / str(cell["comparison"])).update(group=together.id)
     return together
 
 
@@ -141,7 +142,7 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
         DynbenchError: a comparison ended so; what is done is kept, and the hint says how to go on.
     """
     refuse_running(together)
-    with recorded(together):
+    with resumable(together):
         recipe, cells = _read(together)
         for number, cell in enumerate(cells, 1):
             comparison = store.resolve(cell.comparison)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.attach import started_as_rank
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.plan_check import check_plan
-from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, UsageError
+from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, StorageError, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.order import abba_order
@@ -29,14 +28,13 @@ from dynbench.experiment.reporting import FORMATS, write_report
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text
-from dynbench.runs.ending import is_storage_error, record_ending
+from dynbench.runs.recorder import made, recorded
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore, results_option
 from dynbench.workloads.inputs import check_batch
 from dynbench.workloads.own_code import own_code_settings
 
-_log = logging.getLogger(__name__)
 _GO_ON = "Go on with:"
 _ANEW = "with other settings, start anew (--replace takes the name over)."
 OnStage = Callable[[str], None]
@@ -95,12 +93,12 @@ def start_comparison(
     check_startable(recipe, store)
     recipe = _pinned(recipe)
     name = name if on_first_node(recipe) else None
-    comparison = store.create("compare", recipe.name, name=name, replace=replace, argv=argv)
-    write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
-    write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
     seeds = {arm: config.train.seed for arm, config in recipe.arms.items()}
     order = abba_order(list(recipe.arms), recipe.launches)
-    plan_state(recipe.name, recipe.baseline, order, seeds).write(comparison.path)
+    with made(store, "compare", recipe.name, name=name, replace=replace, argv=argv) as comparison:
+        write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
+        write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
+        plan_state(recipe.name, recipe.baseline, order, seeds).write(comparison.path)
     return comparison
 
 
@@ -138,7 +136,7 @@ def run_comparison(
     refuse_running(comparison)
     recipe = load_recipe(comparison.path / RECIPE_FILE)
     store = store.within(comparison)
-    with recorded(comparison):
+    with resumable(comparison):
         recipe = _probed(comparison, recipe, store)
         state = _without_removed(read_state(comparison.path), store)
         state = run_launches(comparison, state, recipe.arms, store, on_progress)
@@ -265,17 +263,14 @@ def refuse_running(comparison: Run) -> None:
 
 
 @contextmanager
-def recorded(comparison: Run) -> Iterator[None]:
-    """As `record_ending`; what ends it says how to go on."""
+def resumable(comparison: Run) -> Iterator[None]:
+    """As `recorded`; what ends it says how to go on."""
     try:
-        with record_ending(comparison):
+        with recorded(comparison):
             yield
     except DynbenchError as error:
         advice = error.hint.partition(_GO_ON)[0].strip()
-        anew = f"; {_ANEW}" if isinstance(error, UsageError | NothingFits) else ""
+        settings = isinstance(error, UsageError | NothingFits) and not isinstance(error, StorageError)
+        anew = f"; {_ANEW}" if settings else ""
         error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}{anew}".strip()
-        raise
-    except OSError as error:
-        if is_storage_error(error):
-            _log.warning("%s %s", _GO_ON, resume_command(comparison))
         raise

@@ -7,25 +7,19 @@ first step, rank by rank) and, where `prefix` ran, greedy_gaps.csv (step by step
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost
-from dynbench.errors import EXIT_OK, NothingFits
 from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.ending import ending
-from dynbench.runs.provenance import collect
+from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
@@ -33,7 +27,6 @@ from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest,
 from dynbench.schedule.traces import Trace, describe
 from dynbench.table_text import csv_text
 
-_log = logging.getLogger(__name__)
 OnOutcome = Callable[[Line | Skipped], None]
 
 
@@ -96,7 +89,7 @@ def run_solve(
         replace_name: take the name over from an older run.
         argv: the command line to record.
         on_outcome: called with every line as it is found.
-        warnings: what the run's record says beside the results.
+        warnings: what is warned of beforehand; the run's record says it too.
 
     Raises:
         UsageError: settings that cannot work; nothing was made.
@@ -106,11 +99,9 @@ def run_solve(
     request = solve_request(config, options, ranks)
     outcomes = solve(request)
     left_out = ranks.left_out(request.traces, request.world_sizes)
-    for warning in left_out:
-        _log.warning(warning)
     said = [*warnings, *left_out]
     run = _new_run(config, request.traces, store, said, name=name, replace_name=replace_name, argv=argv)
-    with _recorded(run):
+    with recorded(run):
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
     return Solution(run, request.traces, lines, skipped, request.steps_per_line)
@@ -126,7 +117,7 @@ def keep_solution(
 ) -> Run:
     """Lines solved elsewhere as an entry of the registry, as `run_solve` makes one."""
     run = _new_run(config, [trace], store, argv=argv)
-    with _recorded(run):
+    with recorded(run):
         _write(run, [trace], lines, skipped)
     return run
 
@@ -141,23 +132,19 @@ def _new_run(
     replace_name: bool = False,
     argv: Sequence[str] | None = None,
 ) -> Run:
-    run = store.create("solve", "solve", name=name, replace=replace_name, argv=argv)
-    write_text(run.config_file, dump_config(config))
-    write_json(run.env_file, collect(config, decisions={}, data={"traces": [_trace_facts(t) for t in traces]}))
-    run.update(warnings=list(warnings))
-    return run
-
-
-@contextmanager
-def _recorded(run: Run) -> Iterator[None]:
-    """The run is running, and its record says how what is inside ended."""
-    try:
-        run.update(status=Status.RUNNING)
-        yield
-    except BaseException as error:
-        run.update(**_ending(error))
-        raise
-    run.update(status=Status.COMPLETED, exit_code=EXIT_OK)
+    data = {"traces": [_trace_facts(trace) for trace in traces]}
+    return new_run(
+        store,
+        "solve",
+        "solve",
+        config,
+        decisions={},
+        data=data,
+        warnings=warnings,
+        name=name,
+        replace=replace_name,
+        argv=argv,
+    )
 
 
 def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) -> SolveRequest:
@@ -208,11 +195,6 @@ def _collect(outcomes: Iterable[Line | Skipped], on_outcome: OnOutcome | None) -
         if on_outcome is not None:
             on_outcome(outcome)
     return lines, skipped
-
-
-def _ending(error: BaseException) -> dict[str, object]:
-    """The record of a run that an error ended; a plan that does not fit has used up nobody's memory."""
-    return ending(error) | ({"status": Status.FAILED} if isinstance(error, NothingFits) else {})
 
 
 def _trace_facts(trace: Trace) -> dict[str, object]:

@@ -15,8 +15,9 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.attach import join_training, started_as_rank
 from dynbench.engine.launching.progress import OnProgress
 from dynbench.engine.launching.run_launch import launch_training, plan_launch
-from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError, interruption
+from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError
 from dynbench.experiment.probing import wants_probe, with_probe
+from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
@@ -81,7 +82,9 @@ def run_training(
             )
     except DynbenchError as error:
         if error.run_path is not None and not isinstance(error, UsageError):
-            summarise_partial(Run(error.run_path))
+            ended = Run(error.run_path)
+            with named(ended):
+                summarise_partial(ended)
         raise
     if run is None:
         return None
@@ -90,16 +93,13 @@ def run_training(
 
 def _finished(run: Run, figures: bool) -> TrainingResult:
     try:
-        merged = merge_run(run)
-        return TrainingResult(run, write_summary(merged), _drawn(merged) if figures else ())
-    except KeyboardInterrupt as stopped:
-        error = Interrupted(
-            "interrupted while summarising; the run itself is complete",
-            f"dynbench analyze {shlex.quote(run.label)}{results_option(run.path.parent)} does the rest.",
-            signum=interruption(stopped).signum,
-        )
-        error.run_path = run.path
-        raise error from None
+        with named(run):
+            merged = merge_run(run)
+            return TrainingResult(run, write_summary(merged), _drawn(merged) if figures else ())
+    except Interrupted as stopped:
+        stopped.message += " while summarising; the run itself is complete"
+        stopped.hint = f"dynbench analyze {shlex.quote(run.label)}{results_option(run.path.parent)} does the rest."
+        raise
 
 
 def _drawn(merged: MergedRun) -> Sequence[Path]:

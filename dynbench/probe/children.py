@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, WorkerFailed
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Children:
 
     def _start(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"OMP_NUM_THREADS": str(self._threads)} | (TIDY_MALLOC if self._tidy else {})
+        environment = os.environ | thread_environment(self._threads) | (TIDY_MALLOC if self._tidy else {})
         for rank in range(self.world_size):
             spec = self._spec | {
                 "rank": rank,
@@ -86,7 +87,7 @@ class Children:
                 "threads": self._threads,
                 "rendezvous": f"file://{self._rendezvous.name}/store",
             }
-            errors = (self._logs / f"probe_rank_{rank}.log").open("ab")
+            errors = self._log(rank).open("ab")
             self._files.append(errors)
             self._processes.append(
                 subprocess.Popen(
@@ -103,8 +104,9 @@ class Children:
             if reply is None:
                 raise WorkerFailed(
                     f"probe: the trial process of rank {rank} ended before it was ready",
-                    f"See {self._logs / f'probe_rank_{rank}.log'}",
+                    f"See {self._log(rank)}",
                     rank=rank,
+                    log=self._log(rank),
                 )
             if not reply.get("ready"):
                 raise NothingFits(
@@ -169,9 +171,12 @@ class Children:
         """
         reply: Reply = json.loads(line)
         if "fault" in reply:
-            log_file = self._logs / f"probe_rank_{rank}.log"
-            raise WorkerFailed(f"probe: rank {rank}: {reply['fault']}; log: {log_file}", rank=rank)
+            log = self._log(rank)
+            raise WorkerFailed(f"probe: rank {rank}: {reply['fault']}; log: {log}", rank=rank, log=log)
         return reply
+
+    def _log(self, rank: int) -> Path:
+        return self._logs / f"probe_rank_{rank}.log"
 
     def close(self) -> None:
         """End every child, gently where it listens, and leave none behind."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dynbench.config.dump import dump_config
 from dynbench.config.effects import unread
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
@@ -35,10 +34,9 @@ from dynbench.probe.timing import (
     time_grid,
     timing_rows,
 )
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.ending import record_ending
+from dynbench.runs.atomic import write_json
 from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, ProbeRecord
-from dynbench.runs.provenance import collect
+from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import Capacity
@@ -78,6 +76,8 @@ def run_probe(
         UsageError: lengths beyond what the model takes, a limit that is no size, a path or file that cannot be used.
         NothingFits: not one sample of the longest length fits on some rank, or not even the model.
         WorkerFailed: trial processes kept dying.
+
+    What ends it after the run was made is recorded, see `recorder.recorded`.
     """
     check_inputs(config)
     resolved = resolve(_to_be_probed(config), this_machine(), store)
@@ -89,13 +89,19 @@ def run_probe(
     if prober.virtual:
         build_comm_model(resolved.config.launch.comm_model, store.root)
     warnings = [] if asked is None else unread([situation("probe", asked, resolved)])
-    for warning in warnings:
-        log.warning("%s", warning)
-    run = store.create("probe", "probe", name, replace, argv)
-    run.update(warnings=warnings)
-    write_text(run.config_file, dump_config(resolved.config))
-    write_json(run.env_file, collect(resolved.config, resolved.decisions, {}))
-    with record_ending(run):
+    run = new_run(
+        store,
+        "probe",
+        "probe",
+        resolved.config,
+        decisions=resolved.decisions,
+        data={},
+        warnings=warnings,
+        name=name,
+        replace=replace,
+        argv=argv,
+    )
+    with recorded(run):
         record = prober.probe(run, report)
         write_json(run.path / PROBE_FILE, record.model_dump())
         refuse_if_nothing_fits(record)

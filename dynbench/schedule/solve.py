@@ -123,6 +123,10 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
     refusals = [refusal for _, _, refusal in places if refusal is not None]
     if len(refusals) == len(places):
         raise refusals[0] if refusals else UsageError("nothing to solve", "Name a trace and a world size.")
+    for _, problem, refusal in places:
+        for name in request.policies or () if refusal is None else ():
+            for window in _windows(request, name):
+                make_policy(name, replace(_as_seen_by(name, problem), window=window))
     return _solve_places(request, places)
 
 
@@ -158,19 +162,16 @@ class _Setting:
     request: SolveRequest
     trace: Trace
     problem: Problem
-    uncapped: Problem
-    """For policies that know no capacities; their violations are counted against `problem`."""
     baseline: Series | None
 
 
 def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterator[Line | Skipped]:
     """The lines of one trace at one world size; `static` is always run, as the baseline."""
-    # With `auto`, it is the capacities that make static split its shares.
-    uncapped = replace(problem, capacity=Capacity()) if problem.micro_batches != "auto" else problem
     baseline = None
     if problem.global_batch % problem.workers == 0:
-        baseline = run_policy(make_policy("static", uncapped), problem, request.steps_per_line, request.line_limit_s)
-    setting = _Setting(request, trace, problem, uncapped, baseline)
+        static = make_policy("static", _as_seen_by("static", problem))
+        baseline = run_policy(static, problem, request.steps_per_line, request.line_limit_s)
+    setting = _Setting(request, trace, problem, baseline)
     for name in request.policies or tuple(REGISTRY):
         reason = None if request.policies else _too_slow(name, problem) or missing_package(name)
         if reason is not None:
@@ -182,14 +183,10 @@ def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterato
 def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
     """One line, or one per window for a policy that plans several global batches together."""
     request, problem = setting.request, setting.problem
-    kind = policy_class(name)
-    own = problem if kind.capped and name != "static" else setting.uncapped
-    for size in request.windows if kind.level == "window" else (1,):
+    for size in _windows(request, name):
         try:
-            policy = make_policy(name, replace(own, window=size))
+            policy = make_policy(name, replace(_as_seen_by(name, problem), window=size))
         except UsageError as error:
-            if request.policies is not None:
-                raise
             yield Skipped(setting.trace.name, problem.workers, name, error.message)
             return
         if isinstance(policy, Prefix):
@@ -198,6 +195,19 @@ def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
         if series is None:
             series = run_policy(policy, problem, request.steps_per_line, request.line_limit_s)
         yield _line(setting, policy, series)
+
+
+def _windows(request: SolveRequest, name: str) -> Sequence[int]:
+    return request.windows if policy_class(name).level == "window" else (1,)
+
+
+def _as_seen_by(name: str, problem: Problem) -> Problem:
+    """The problem without capacities for policies that know none; their violations are counted against `problem`.
+
+    With `auto`, it is the capacities that make static split its shares.
+    """
+    capped = policy_class(name).capped and name != "static"
+    return problem if capped or problem.micro_batches == "auto" else replace(problem, capacity=Capacity())
 
 
 def _too_slow(name: str, problem: Problem) -> str | None:

@@ -14,7 +14,8 @@ from multiproc.launches import TINY, fork, rows_of, start, wait_until
 
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
-from dynbench.engine.launching.leftovers import worker_pids
+from dynbench.engine.launching.leftovers import rank_pids
+from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
@@ -124,7 +125,7 @@ def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
     stores = [RunStore(tmp_path / str(node)) for node in (0, 1)]
     wait_until(lambda: all(lines_written(store.root) > 3 for store in stores), "rows of both nodes")
     victim = stores[1].list()[0]
-    for pid in [*worker_pids(victim), nodes[1].pid]:
+    for pid in [*rank_pids(WORKER_MODULE, victim), nodes[1].pid]:
         os.kill(pid, signal.SIGKILL)
     _, stderr = nodes[0].communicate(timeout=300)
     nodes[1].communicate()
@@ -132,4 +133,4 @@ def test_a_lost_node_ends_the_other(tmp_path: Path) -> None:
     survivor = stores[0].list()[0]
     assert survivor.status is Status.FAILED
     assert len(rows_of(survivor)) > 0
-    assert worker_pids(survivor) == []
+    assert rank_pids(WORKER_MODULE, survivor) == []

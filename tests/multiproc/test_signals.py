@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from multiproc.launches import TINY, command, environment, rows_of, start, wait_until
 
-from dynbench.engine.launching.leftovers import worker_pids
+from dynbench.engine.launching.leftovers import rank_pids
+from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -20,6 +21,10 @@ pytestmark = pytest.mark.multiproc
 
 ENDLESS = (*TINY, "train.steps=100000")
 PAGE = 4096
+
+
+def worker_pids(run: Run) -> list[int]:
+    return rank_pids(WORKER_MODULE, run)
 
 
 def started(results: Path) -> tuple[subprocess.Popen[str], Run]:

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace as changed
 
 from dynbench.config.schema import Config
@@ -13,16 +14,16 @@ from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory,
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.ranks_given import ranks_from_environment
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
-from dynbench.engine.launching.run_launch import create_run, finish
+from dynbench.engine.launching.run_launch import create_run, gather_said
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.rank.exchange import broadcast_text, wait_for_all
 from dynbench.engine.rank.hearsay import tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag, process_group, set_threads
 from dynbench.engine.rank.rank_warnings import keep_warnings
 from dynbench.engine.rank.worker import train
-from dynbench.errors import DynbenchError, Interrupted, NothingFits, UsageError, WorkerFailed, interruption
+from dynbench.errors import NothingFits, UsageError, WorkerFailed, told
+from dynbench.runs.recorder import recorded
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
 _BASE_PORT = 29500
@@ -83,25 +84,21 @@ def _join(
     set_threads(resolved.config.launch)
     with process_group(context, resolved.config.launch):
         run = _agree_on_run(resolved, context, store, name, replace, argv, asked)
-        try:
-            keep_warnings(run, context)
-            train(run, resolved.config, context, stop)
-            wait_for_all()
-        except BaseException as error:
-            tell_failure(run, context.rank, error)
-            if not context.is_first:
-                if is_out_of_memory(error):
-                    *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing
-                    raise NothingFits(f"rank {context.rank}: {reason}", MEMORY_HINT) from error
-                raise
-            reported = _reported(run, error)
-            reported.run_path = run.path
-            finish(run, reported)
-            raise reported from error
-    if not context.is_first:
-        return None
-    finish(run, None)
-    return run
+        with recorded(run) if context.is_first else nullcontext() as recording:
+            try:
+                keep_warnings(run, context)
+                train(run, resolved.config, context, stop)
+                wait_for_all()
+            except BaseException as error:
+                tell_failure(run, context.rank, error)
+                reported = _reported(run, context, error)
+                if reported is error:
+                    raise
+                raise reported from error
+            finally:
+                if recording is not None:
+                    gather_said(recording)
+    return run if context.is_first else None
 
 
 def slurm_as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
@@ -148,15 +145,14 @@ def _agree_on_run(
     if context.is_first:
         warnings = launch_warnings(asked, resolved, store.root, attached=True)
         run = create_run(resolved, store, name=name, replace=replace, argv=argv, warnings=warnings)
-        run.update(status=Status.RUNNING)
     return Run(store.root / broadcast_text(run.id if run else None))
 
 
-def _reported(run: Run, error: BaseException) -> DynbenchError:
-    """What ended the run, as seen by rank 0."""
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        signum = error.code - 128
-        return Interrupted(f"stopped by signal {signum}", signum=signum)
-    if isinstance(error, KeyboardInterrupt):
-        return interruption(error)
-    return root_cause(run, {})
+def _reported(run: Run, context: RankContext, error: BaseException) -> BaseException:
+    """What ended the run, as this rank tells it; rank 0 speaks for all of them."""
+    if context.is_first:
+        return told(error) if isinstance(error, SystemExit | KeyboardInterrupt) else root_cause(run, {})
+    if is_out_of_memory(error):
+        *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing
+        return NothingFits(f"rank {context.rank}: {reason}", MEMORY_HINT)
+    return error

@@ -7,39 +7,38 @@ import signal
 import time
 from pathlib import Path
 
-from dynbench.engine.launching.torchrun import WORKER_MODULE
 from dynbench.runs.run import Run
 
 GRACE_S = 5.0
 _POLL_S = 0.05
 
 
-def stop_leftover_workers(run: Run) -> None:
+def stop_leftovers(module: str, run: Run) -> None:
     """Ask ranks of this run to stop, and kill those that have not after a while.
 
     torchrun waits for its ranks, but a second signal can make it give up waiting. On systems without /proc nothing is
     looked for.
     """
     deadline = time.monotonic() + GRACE_S
-    for pid in worker_pids(run):
+    for pid in rank_pids(module, run):
         _signal(pid, signal.SIGTERM)
-    while (left := worker_pids(run)) and time.monotonic() < deadline:
+    while (left := rank_pids(module, run)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     for pid in left:
         _signal(pid, signal.SIGKILL)
 
 
-def worker_pids(run: Run) -> list[int]:
-    """Live processes that run a rank of this run on this machine."""
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_worker(folder, run)]
+def rank_pids(module: str, run: Run) -> list[int]:
+    """Live processes of this machine that run the module as a rank of this run."""
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_rank(folder, module, run)]
 
 
-def _is_worker(folder: Path, run: Run) -> bool:
+def _is_rank(folder: Path, module: str, run: Run) -> bool:
     try:
         words = (folder / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return WORKER_MODULE.encode() in words and str(run.path).encode() in words
+    return module.encode() in words and str(run.path).encode() in words
 
 
 def _signal(pid: int, signum: signal.Signals) -> None:

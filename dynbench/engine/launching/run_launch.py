@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-
-from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
-from dynbench.engine.failure import log_file, root_cause
 from dynbench.engine.launching.asked import launch_warnings
-from dynbench.engine.launching.leftovers import stop_leftover_workers
-from dynbench.engine.launching.logs import collect_logs
+from dynbench.engine.launching.launch_ranks import launch_ranks
 from dynbench.engine.launching.progress import OnProgress, ProgressReader
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve, this_machine
-from dynbench.engine.launching.torchrun import run_torchrun, torchrun_argv, worker_environment
+from dynbench.engine.launching.torchrun import thread_environment, torchrun_argv
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.rank.nodes import settle
 from dynbench.engine.rank.rank_facts import merge_facts
 from dynbench.engine.rank.rank_warnings import read_warnings
-from dynbench.errors import EXIT_OK, DynbenchError, Interrupted, NothingFits, WorkerFailed
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.provenance import collect
+from dynbench.runs.recorder import Recording, new_run, recorded
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import Failure
-from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
+from dynbench.signals import handled
 from dynbench.workloads.inputs import check_batch
 
 _log = logging.getLogger(__name__)
-_KEPT = "What was measured until then is kept."
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WORKER_MODULE = "dynbench.engine.rank.worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +65,10 @@ def plan_launch(
     resolved = resolve(config, machine or this_machine(), store)
     check_plan(resolved.config, resolved.workers, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
-    command = ("torchrun", *torchrun_argv(resolved.config, run_path))
-    environment = worker_environment(resolved.config.launch)
+    launch = resolved.config.launch
+    assert isinstance(launch.threads, int), "resolved"
+    command = ("torchrun", *torchrun_argv(WORKER_MODULE, run_path, launch))
+    environment = thread_environment(launch.threads)
     warnings = () if asked is None else tuple(launch_warnings(asked, resolved, store.root))
     return LaunchPlan(resolved, run_path, command, environment, warnings)
 
@@ -115,28 +105,30 @@ def launch_training(
     """
     plan = plan_launch(config, store, name=name, replace=replace, asked=asked)
     run = create_run(plan.resolved, store, name=name, replace=replace, argv=argv, warnings=plan.warnings)
-    ended = RanksEnded({})
-    error: DynbenchError | None = None
-    try:
-        with _signals_raise():
-            run.update(status=Status.RUNNING)
-            ended = run_ranks(run, plan.resolved, on_progress)
-    except SignalException as stopped:
-        error = Interrupted(f"stopped by {stopped.sigval.name}", _KEPT, signum=int(stopped.sigval))
-    except BaseException as unexpected:
-        finish(run, DynbenchError(f"{type(unexpected).__name__}: {unexpected}"))
-        raise
-    settled = settle(run)
-    if ended.badly:
-        error = root_cause(settled.run, ended.exit_codes, ended.lost)
-    if settled.ours:
-        for warning in read_warnings(settled.run):
-            _log.warning(warning)
-        finish(settled.run, error)
-    if error is not None:
-        error.run_path = settled.run.path
-        raise error
-    return settled.run
+    launch, train = plan.resolved.config.launch, plan.resolved.config.train
+    ranks = range(plan.resolved.world_size if launch.nnodes == 1 else 1)
+    with recorded(run) as recording:
+        try:
+            with ProgressReader(run, ranks, train.warmup_steps + train.steps, on_progress):
+                ended = launch_ranks(WORKER_MODULE, run, launch)
+        finally:
+            with handled(signal.SIG_IGN):
+                settled = settle(run)
+                recording.run, recording.ours = settled.run, settled.ours
+                gather_said(recording)
+                for warning in recording.warnings:
+                    _log.warning("%s", warning)
+        if failure := ended.failure(settled.run):
+            raise failure
+    return recording.run
+
+
+def gather_said(recording: Recording) -> None:
+    """Put what only the ranks know into the run's own files: their facts, and what rank 0 warned of."""
+    if recording.ours:
+        release(recording.run.path)
+        merge_facts(recording.run)
+        recording.warnings += read_warnings(recording.run)
 
 
 def create_run(
@@ -155,96 +147,15 @@ def create_run(
         UsageError: the results folder cannot be written.
     """
     config = resolved.config
-    ours = name if config.launch.node_rank == 0 else None
-    run = store.create("train", config.schedule.policy_name, name=ours, replace=replace, argv=argv)
-    write_text(run.config_file, dump_config(config))
-    write_json(run.env_file, collect(config, resolved.decisions, data={}))
-    for warning in warnings:
-        _log.warning(warning)
-    run.update(warnings=list(warnings))
-    return run
-
-
-@dataclass(frozen=True, slots=True)
-class RanksEnded:
-    """How this node's ranks ended."""
-
-    exit_codes: Mapping[int, int]
-    """Of those that failed, by rank, negative for a signal."""
-    lost: WorkerFailed | None = None
-    """Set where torchrun gave up by itself."""
-
-    @property
-    def badly(self) -> bool:
-        """Whether anything went wrong."""
-        return bool(self.exit_codes) or self.lost is not None
-
-
-def run_ranks(run: Run, resolved: Resolved, on_progress: OnProgress | None) -> RanksEnded:
-    """Run this node's ranks to their end.
-
-    Raises:
-        SignalException: a signal stopped the run.
-    """
-    config = resolved.config
-    total_steps = config.train.warmup_steps + config.train.steps
-    try:
-        ranks = range(resolved.world_size if config.launch.nnodes == 1 else 1)
-        with ProgressReader(run, ranks, total_steps, on_progress):
-            return RanksEnded(run_torchrun(torchrun_argv(config, run.path), worker_environment(config.launch)))
-    except WorkerFailed as error:
-        return RanksEnded({}, error)
-    finally:
-        with _signals_ignored():
-            stop_leftover_workers(run)
-            collect_logs(run)
-
-
-def finish(run: Run, error: DynbenchError | None) -> None:
-    """Write how the run ended; signals wait until that is done."""
-    with _signals_ignored():
-        release(run.path)
-        merge_facts(run)
-        run.update(warnings=[*run.record().warnings, *read_warnings(run)])
-        if error is None:
-            run.update(status=Status.COMPLETED, exit_code=EXIT_OK)
-            return
-        rank = error.rank if isinstance(error, WorkerFailed) else None
-        log = None if rank is None else str(log_file(run, rank).relative_to(run.path))
-        run.update(
-            status=_status_of(error),
-            exit_code=error.exit_code,
-            failure=Failure(kind=error.kind, message=error.message, rank=rank, log=log),
-        )
-
-
-def _status_of(error: DynbenchError) -> Status:
-    if isinstance(error, Interrupted):
-        return Status.INTERRUPTED
-    return Status.OOM if isinstance(error, NothingFits) else Status.FAILED
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Until torchrun installs handlers of its own, signals raise what it raises; the old handlers come back."""
-
-    def stop(signum: int, _frame: FrameType | None) -> NoReturn:
-        raise SignalException(f"stopped by signal {signum}", sigval=signal.Signals(signum))
-
-    before = {signum: signal.signal(signum, stop) for signum in _SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Let a short piece of work end, however impatient the user is."""
-    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in _SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    return new_run(
+        store,
+        "train",
+        config.schedule.policy_name,
+        config,
+        decisions=resolved.decisions,
+        data={},
+        warnings=warnings,
+        name=name if config.launch.node_rank == 0 else None,
+        replace=replace,
+        argv=argv,
+    )

@@ -14,26 +14,27 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import get_args_parser, run
 
-from dynbench.config.schema import Config, Launch
+from dynbench.config.schema import Launch
 from dynbench.errors import WorkerFailed
+from dynbench.signals import outlives_terminal
 
-WORKER_MODULE = "dynbench.engine.rank.worker"
 SHUTDOWN_TIMEOUT_S = 10
 """How long ranks that were asked to stop may take, before they are killed."""
 
 
-def torchrun_argv(config: Config, run_path: Path) -> list[str]:
-    """The arguments of torchrun for a resolved configuration.
+def torchrun_argv(module: str, run_path: Path, launch: Launch) -> list[str]:
+    """The arguments of torchrun for ranks that each run `python -m module run_path`.
 
     Everything is said on torchrun's public command line, never through its internal objects. Restarts are off: a
-    benchmark that lost a rank is over.
+    benchmark that lost a rank is over. Under nohup, SIGHUP stops no rank.
     """
-    launch = config.launch
     argv = ["--nproc-per-node", str(launch.nproc), *rendezvous_argv(launch)]
     argv += ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(torchrun_log_dir(run_path))]
     if "--shutdown-timeout" in get_args_parser().format_usage():
         argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
-    return [*argv, "-m", WORKER_MODULE, str(run_path)]
+    if outlives_terminal():
+        argv += ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
+    return [*argv, "-m", module, str(run_path)]
 
 
 def rendezvous_argv(launch: Launch) -> list[str]:
@@ -51,9 +52,9 @@ def torchrun_log_dir(run_path: Path) -> Path:
     return run_path / "logs" / "torchrun"
 
 
-def worker_environment(launch: Launch) -> dict[str, str]:
-    """Variables that the ranks start with."""
-    return {"OMP_NUM_THREADS": str(launch.threads), "MKL_NUM_THREADS": str(launch.threads)}
+def thread_environment(threads: int) -> dict[str, str]:
+    """Variables that processes with this many computing threads start with."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def run_torchrun(argv: Sequence[str], environment: Mapping[str, str]) -> dict[int, int]:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dynbench.config.schema import Launch
+from dynbench.signals import handle
 
 _PR_SET_PDEATHSIG = 1
 
@@ -106,9 +107,7 @@ class StopFlag:
     def __init__(self) -> None:
         self.signum: int | None = None
         self.deferred = False
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._on_signal)
+        handle(self._on_signal)
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self.signum is not None or not self.deferred:

@@ -30,7 +30,7 @@ from dynbench.errors import (
 )
 
 HEAVY = ("torch", "polars", "matplotlib", "transformers", "datasets", "numpy", "pydantic", "rich", "yaml")
-OURS_IN_HELP = {"dynbench", "dynbench.cli", "dynbench.cli.main", "dynbench.errors"}
+OURS_IN_HELP = {"dynbench", "dynbench.cli", "dynbench.cli.main", "dynbench.errors", "dynbench.signals"}
 """No command is imported to be listed."""
 
 

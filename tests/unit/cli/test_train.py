@@ -35,7 +35,7 @@ def refuse_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(*_: object) -> None:
         raise AssertionError("ranks were launched")
 
-    monkeypatch.setattr("dynbench.engine.launching.run_launch.run_torchrun", launched)
+    monkeypatch.setattr("dynbench.engine.launching.launch_ranks.run_torchrun", launched)
 
 
 def test_dry_run_shows_everything_and_touches_nothing(results: Path, capsys: Output) -> None:

@@ -6,9 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from dynbench.config.load import load_config
 from dynbench.engine.launching.attach import _reported, slurm_as_torchrun, started_as_rank
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import Interrupted, Terminated, UsageError
 from dynbench.runs.store import RunStore
 
@@ -64,6 +66,7 @@ def test_who_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_rank_that_was_told_to_stop_did_not_fail(tmp_path: Path, error: BaseException, signum: int) -> None:
-    reported = _reported(RunStore(tmp_path).create("train", "static"), error)
+    first = RankContext(0, 0, 2, torch.device("cpu"))
+    reported = _reported(RunStore(tmp_path).create("train", "static"), first, error)
     assert isinstance(reported, Interrupted)
     assert reported.exit_code == 128 + signum

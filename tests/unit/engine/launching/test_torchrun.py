@@ -12,7 +12,8 @@ from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching import torchrun
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.engine.launching.torchrun import torchrun_argv, worker_environment
+from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.engine.launching.torchrun import thread_environment, torchrun_argv
 from dynbench.runs.store import RunStore
 
 
@@ -22,7 +23,7 @@ def resolved(*overrides: str) -> Config:
 
 
 def test_one_node() -> None:
-    options = get_args_parser().parse_args(torchrun_argv(resolved(), Path("results/r1")))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, Path("results/r1"), resolved().launch))
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
     assert options.log_dir == "results/r1/logs/torchrun"
@@ -34,14 +35,14 @@ def test_rendezvous_flags_pass_through() -> None:
     several = resolved(
         "launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7"
     )
-    options = get_args_parser().parse_args(torchrun_argv(several, Path("r")))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, Path("r"), several.launch))
     assert not options.standalone
     assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
     assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")
 
 
 def test_threads_are_set() -> None:
-    assert worker_environment(resolved("launch.threads=3").launch)["OMP_NUM_THREADS"] == "3"
+    assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
 
 
 def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,77 @@
+"""One launched rank from its start to its end, whatever it does: `python -m MODULE RUN_FOLDER`.
+
+A module that `launch_ranks` runs ends with `if __name__ == "__main__": run_as_rank(work)`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from dynbench.config.schema import Config
+from dynbench.engine.failure import log_file, record_failure
+from dynbench.engine.rank.hearsay import tell_failure
+from dynbench.engine.rank.nodes import meet
+from dynbench.engine.rank.rank_process import (
+    RankContext,
+    StopFlag,
+    die_with_parent,
+    exit_now,
+    process_group,
+    redirect_output,
+    set_threads,
+    set_up_logging,
+)
+from dynbench.engine.rank.rank_warnings import keep_warnings
+from dynbench.runs.run import Run
+
+Work = Callable[[Run, Config, RankContext, StopFlag], None]
+"""What all ranks do together, within their process group; where the flag says that a signal came, it ends with
+`SystemExit`, 128 plus the signal's number."""
+
+
+def run_as_rank(work: Work) -> NoReturn:
+    """Do the work as the rank that the environment names, and end this process with its exit code."""
+    code = 1
+    try:
+        _main(work, Path(sys.argv[1]))
+        code = 0
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    exit_now(code)
+
+
+@record
+def _main(work: Work, run_path: Path) -> None:
+    run = Run(run_path)
+    die_with_parent(run.record().pid)
+    stop = StopFlag()
+    context = RankContext.from_environment(run.config().launch.device)
+    redirect_output(log_file(run, context.rank))
+    _take_part(work, run, context, stop)
+
+
+def _take_part(work: Work, run: Run, context: RankContext, stop: StopFlag) -> None:
+    """Do the work in the process group, recording why it ended if it did before its time."""
+    try:
+        config = run.config()
+        set_up_logging(context)
+        keep_warnings(run, context)
+        set_threads(config.launch)
+        with process_group(context, config.launch):
+            try:
+                run = meet(run, context) if config.launch.nnodes > 1 else run
+                work(run, config, context, stop)
+            except BaseException as error:
+                tell_failure(run, context.rank, error)
+                raise
+    except BaseException as error:
+        record_failure(run, context.rank, error)
+        raise

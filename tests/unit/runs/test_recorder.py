@@ -1,0 +1,184 @@
+"""Whatever ends a run, its record says so."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.load import load_config
+from dynbench.errors import (
+    BatchTooLarge,
+    BugError,
+    DynbenchError,
+    Interrupted,
+    NothingFits,
+    Terminated,
+    UsageError,
+    WorkerFailed,
+)
+from dynbench.runs import recorder
+from dynbench.runs.recorder import made, named, new_run, recorded
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+from dynbench.signals import STOPPING, handle, handled
+
+ENDINGS = [
+    (WorkerFailed("rank 1 died"), Status.FAILED, 3, "worker"),
+    (UsageError("no"), Status.FAILED, 2, "usage"),
+    (NothingFits("too much"), Status.OOM, 4, "memory"),
+    (BatchTooLarge("a plan uses up nobody's memory"), Status.FAILED, 4, "memory"),
+    (Interrupted("stopped", signum=15), Status.INTERRUPTED, 143, "interrupted"),
+    (KeyboardInterrupt(), Status.INTERRUPTED, 130, "interrupted"),
+    (Terminated(signal.SIGTERM), Status.INTERRUPTED, 143, "interrupted"),
+    (OSError(errno.ENOSPC, "No space left on device"), Status.FAILED, 2, "storage"),
+    (OSError(errno.ENOENT, "no such file"), Status.FAILED, 1, "bug"),
+    (ZeroDivisionError("division by zero"), Status.FAILED, 1, "bug"),
+    (OSError("the library says: No space left on device (os error 28)"), Status.FAILED, 2, "storage"),
+    (BrokenPipeError(errno.EPIPE, "Broken pipe"), Status.INTERRUPTED, 141, "interrupted"),
+    (SystemExit(128 + signal.SIGHUP), Status.INTERRUPTED, 129, "interrupted"),
+    (RuntimeError("gloo"), Status.FAILED, 1, "bug"),
+    (SystemExit("strange"), Status.FAILED, 1, "bug"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "exit_code", "kind"), ENDINGS, ids=lambda value: type(value).__name__)
+def test_the_record_says_how_it_ended(
+    tmp_path: Path, error: BaseException, status: Status, exit_code: int, kind: str
+) -> None:
+    run = RunStore(tmp_path).create("probe", "probe")
+    with pytest.raises(DynbenchError) as caught, recorded(run):
+        assert run.status is Status.RUNNING
+        raise error
+    assert error in (caught.value, caught.value.__cause__)
+    assert (caught.value.kind, caught.value.exit_code, caught.value.run_path) == (kind, exit_code, run.path)
+    record = run.record()
+    assert record.failure is not None
+    assert (record.status, record.exit_code, record.failure.kind) == (status, exit_code, kind)
+
+
+def test_what_ran_to_its_end_is_completed(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("probe", "probe")
+    with recorded(run):
+        pass
+    assert (run.status, run.record().exit_code, run.record().failure) == (Status.COMPLETED, 0, None)
+
+
+def test_what_ends_the_making_of_a_run_is_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recorder, "write_text", full)
+    store = RunStore(tmp_path)
+    with pytest.raises(DynbenchError):
+        new_run(store, "probe", "probe", load_config(), decisions={}, data={})
+    with pytest.raises(BugError), made(store, "compare", "demo"):
+        raise ZeroDivisionError
+    assert [(run.status, run.record().exit_code) for run in store.list()] == [(Status.FAILED, 2), (Status.FAILED, 1)]
+
+
+def test_a_new_run_says_what_it_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = new_run(RunStore(tmp_path), "solve", "solve", load_config(), decisions={}, data={"a": 1}, warnings=["look"])
+    assert run.record().warnings == ["look"] and "look" in caplog.text
+    assert run.config() == load_config() and run.env()["data"] == {"a": 1}
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_warnings_found_on_the_way_are_kept_at_every_end(tmp_path: Path, ends_well: bool) -> None:
+    run = RunStore(tmp_path).create("train", "static")
+    run.update(warnings=["before"])
+    try:
+        with recorded(run) as recording:
+            recording.warnings.append("on the way")
+            if not ends_well:
+                raise WorkerFailed("no", rank=1, log=run.logs_dir / "rank_1.log")
+    except WorkerFailed:
+        failure = run.record().failure
+        assert failure is not None and (failure.rank, failure.log) == (1, "logs/rank_1.log")
+    assert run.record().warnings == ["before", "on the way"]
+    assert run.status is (Status.COMPLETED if ends_well else Status.FAILED)
+
+
+def test_the_end_of_another_nodes_run_is_left_to_it(tmp_path: Path) -> None:
+    ours, theirs = (RunStore(tmp_path).create("train", "static") for _ in range(2))
+    with pytest.raises(WorkerFailed) as caught, recorded(ours) as recording:
+        recording.run, recording.ours = theirs, False
+        raise WorkerFailed("a rank there")
+    assert theirs.status is Status.CREATED and caught.value.run_path == theirs.path
+
+
+def test_the_innermost_run_is_the_one_that_is_named(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    outer, inner = store.create("compare", "demo"), store.create("train", "static")
+    with pytest.raises(WorkerFailed) as caught, recorded(outer), recorded(inner):
+        raise WorkerFailed("a rank there")
+    assert caught.value.run_path == inner.path
+    assert [run.status for run in (outer, inner)] == [Status.FAILED, Status.FAILED]
+
+
+@pytest.mark.parametrize("signum", STOPPING)
+def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    update, ended = Run.update, []
+
+    def impatient(run: Run, **changes: object) -> object:
+        if "exit_code" in changes:
+            signal.raise_signal(signal.SIGINT)
+            ended.append(changes["exit_code"])
+        return update(run, **changes)
+
+    monkeypatch.setattr(Run, "update", impatient)
+    before = [signal.getsignal(each) for each in STOPPING]
+    run = RunStore(tmp_path).create("solve", "solve")
+    with pytest.raises(Interrupted), recorded(run):
+        signal.raise_signal(signum)
+        pytest.fail("went on")
+    assert ended == [128 + signum] and run.status is Status.INTERRUPTED
+    assert [signal.getsignal(each) for each in STOPPING] == before
+    with recorded(run):
+        pass
+    assert run.status is Status.COMPLETED
+
+
+def test_handlers_of_others_are_left_alone(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with handled(lambda signum, _: seen.append(signum)), recorded(RunStore(tmp_path).create("train", "static")):
+        signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGTERM]
+
+
+def test_nohup_stays() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handled(lambda *_: pytest.fail("handled")):
+            signal.raise_signal(signal.SIGHUP)
+            handle(lambda *_: pytest.fail("handled"), (signal.SIGHUP,))
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_end_that_cannot_be_written_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = RunStore(tmp_path).create("solve", "solve")
+    with pytest.raises(WorkerFailed, match="rank 1"), recorded(run):
+        monkeypatch.setattr(Run, "update", full)
+        raise WorkerFailed("rank 1 died")
+    assert "cannot be recorded" in caplog.text and str(run.path) in caplog.text
+
+
+def test_what_comes_after_the_end_names_the_run(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("solve", "solve")
+    with recorded(run):
+        pass
+    with pytest.raises(Interrupted) as caught, named(run):
+        raise KeyboardInterrupt
+    assert caught.value.run_path == run.path and run.status is Status.COMPLETED
