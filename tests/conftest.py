@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """What was skipped, and why, a line for each reason."""
-    file = config.getoption("--skipped-to")
+    file = None if hasattr(config, "workerinput") else config.getoption("--skipped-to")  # pytest-xdist: once for all
     reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
     for reason, count in reasons.items() if file else ():
         with file.open("a", encoding="utf-8") as lines:
