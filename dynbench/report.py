@@ -8,7 +8,7 @@ language-dependent texts. Records are in English; how another language says what
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -19,6 +19,10 @@ from dynbench.errors import UsageError, did_you_mean
 from dynbench.table_text import pipes
 
 LANGUAGES = ("en", "zh")
+COMMON = "template"
+"""The template whose front matter has every text; it is also that of the question schedule and of single runs."""
+CHAPTERS = "{{ chapters }}"
+"""Where a template has the chapters of the question."""
 RECORDS_LANGUAGE = "en"
 """The language of what records say; reports in it quote them."""
 
@@ -67,17 +71,37 @@ def templates_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "report"
 
 
-def load_template(language: str, path: Path | None = None) -> Template:
+def load_template(language: str, path: Path | None = None, name: str = COMMON) -> Template:
     """The template of a language, or one of the user's own.
 
-    Texts that the user's template leaves out come from the language's own template.
+    Texts that the user's template leaves out come from the language's template of the name, and what that leaves out
+    from `COMMON`, which has all.
 
     Raises:
         TemplateError: the file cannot be read, or its front matter is not a mapping of texts.
     """
-    shipped = _read_template(templates_dir() / f"template.{language}.md")
-    own = shipped if path is None else _read_template(path)
-    return replace(own, labels={**record_labels(language), **shipped.labels, **own.labels})
+    shipped = [_read_template(templates_dir() / f"{each}.{language}.md") for each in dict.fromkeys((COMMON, name))]
+    own = shipped[-1] if path is None else _read_template(path)
+    labels = dict(record_labels(language))
+    for template in (*shipped, own):
+        labels |= template.labels
+    return replace(own, labels=labels)
+
+
+def for_question(template: Template, question: str, chapters: Sequence[str]) -> Template:
+    """The template with the texts of a question over the common ones, and its chapters in place of `{{ chapters }}`.
+
+    Raises:
+        TemplateError: a chapter that the front matter does not have.
+    """
+    prefix = f"questions.{question}."
+    own = {key.removeprefix(prefix): text for key, text in template.labels.items() if key.startswith(prefix)}
+    texts = [
+        f"### {template.label(f'chapters.{name}.title')}\n\n{template.label(f'chapters.{name}.text')}"
+        for name in chapters
+    ]
+    body = template.body.replace(CHAPTERS, "\n\n".join(text.rstrip() for text in texts))
+    return replace(template, labels={**template.labels, **own}, body=body)
 
 
 def record_labels(language: str) -> Mapping[str, str]:

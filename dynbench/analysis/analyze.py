@@ -12,20 +12,22 @@ from pathlib import Path
 from dynbench.analysis import tables
 from dynbench.analysis.arms import Arm, group_runs, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
-from dynbench.analysis.checks.finding import Evidence, Finding
+from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.comparison import Comparison, compare_arms
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
-from dynbench.analysis.metrics import means
+from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
+from dynbench.analysis.questions.base import Question
+from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.export import EXPORT_FILE, Export
-from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
@@ -33,7 +35,6 @@ Progress = Callable[[str], None]
 Baseline = tuple[str, Sequence[Run]]
 """Label and launches of a stored arm."""
 
-COMPARISON_FILE = "comparison.json"
 WITH_ROWS = ("train",)
 """Commands whose entries hold rank files."""
 
@@ -64,27 +65,29 @@ class Report:
     figures: tuple[Path, ...]
     files: tuple[Path, ...]
 
-    def as_dict(self) -> dict[str, object]:
-        """The object that `analyze --json` prints, and that comparison.json holds."""
-        place = {"id": self.folder.id, "path": str(self.folder.path)}
-        comparisons = [{**place, **comparison.as_dict()} for comparison in self.comparisons]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "command": "analyze",
-            "runs": [
-                {"id": merged.run.id, "name": merged.run.name, "summary": self.summaries[merged.run.id]}
+    @property
+    def question(self) -> Question | None:
+        """What was asked of the arms; None for one arm."""
+        return self.comparisons[0].question if self.comparisons else None
+
+    def record(self) -> AnalysisRecord:
+        """What `analyze --json` prints, and comparison.json holds."""
+        place = self.folder.id, str(self.folder.path)
+        return AnalysisRecord(
+            question=self.question.name if self.question else None,
+            runs=[
+                RunRecord(id=merged.run.id, name=merged.run.name, summary=self.summaries[merged.run.id])
                 for merged in self.runs
             ],
-            "arms": [
-                {"name": arm.label, "runs": [merged.run.id for merged in arm.runs], "stored": arm.stored}
+            arms=[
+                ArmRecord(name=arm.label, runs=[merged.run.id for merged in arm.runs], stored=arm.stored)
                 for arm in self.arms
             ],
-            "comparison": comparisons[0] if comparisons else None,
-            "comparisons": comparisons,
-            "checks": [finding.as_dict() for finding in self.findings],
-            "figures": [str(path) for path in self.figures],
-            "files": [str(path) for path in self.files],
-        }
+            comparisons=[comparison.record(*place) for comparison in self.comparisons],
+            checks=list(self.findings),
+            figures=[str(path) for path in self.figures],
+            files=[str(path) for path in self.files],
+        )
 
 
 def analyze_runs(
@@ -96,6 +99,7 @@ def analyze_runs(
     baseline: Baseline | None = None,
     export: Export | None = None,
     into: Run | None = None,
+    question: str | None = None,
     force: bool = False,
     csv: bool | None = None,
     on_progress: Progress = lambda _: None,
@@ -111,6 +115,7 @@ def analyze_runs(
             be those of the candidates.
         export: the file that stored runs come from; a new entry keeps a copy of it.
         into: entry that receives the results; None makes one when there are several runs, or stored ones.
+        question: name of what is asked of the arms; None finds it from what differs.
         force: compare what cannot be compared.
         csv: as for `merge_run`.
         on_progress: told what is being done, in a few words.
@@ -118,7 +123,7 @@ def analyze_runs(
     Raises:
         RecordError: a run without a single readable row.
         NotComparable: arms that cannot be compared, without `force`.
-        UsageError: a run named twice, or an arm without runs.
+        UsageError: a run named twice, an arm without runs, or no question of that name.
     """
     named = [run for launches in arms.values() for run in launches] if arms else runs
     folders = run_folders([*(baseline[1] if baseline else ()), *named])
@@ -139,14 +144,15 @@ def analyze_runs(
     if baseline is not None:
         label, launches = baseline
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
-    comparisons = compare_arms(grouped, settings, force=force, summaries=summaries)
+    comparisons = compare_arms(grouped, settings, question=question, force=force, summaries=summaries)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
     made = into is None and (len(chosen) > 1 or export is not None)
     entry = store.create("analyze", "comparison", argv=sys.argv) if made else into or chosen[0]
     if made and export is not None:
         shutil.copyfile(export.path, entry.path / EXPORT_FILE)
     on_progress("drawing figures")
-    drawn = draw_figures("train", [ArmView(arm.label, arm.whole) for arm in grouped], entry.figures_dir)
+    names = (comparisons[0].question.figures if comparisons else ()) or None
+    drawn = draw_figures("train", [ArmView(arm.label, arm.whole) for arm in grouped], entry.figures_dir, names)
     written = [path for run in chosen if not (export and export.holds(run)) for path in _derived_files(run)]
     report = Report(
         runs=tuple(merged.values()),
@@ -173,8 +179,7 @@ def _recipe_of(entry: Run | None) -> str | None:
 
 def arm_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the metrics per arm (means over launches) and the improvements, for people."""
-    rows = _arm_rows(report)
-    return tables.readable(rows, len(report.comparisons))
+    return tables.readable(_arm_rows(report, _shown(report)), len(report.comparisons))
 
 
 def arm_records(report: Report) -> list[dict[str, object]]:
@@ -192,20 +197,23 @@ def virtual_note(report: Report) -> str:
     return tables.virtual_note(virtual.comm_model) if virtual else ""
 
 
-def _arm_rows(report: Report) -> tables.Rows:
+def _shown(report: Report) -> Sequence[Metric]:
+    return chosen_metrics(report.question.metrics if report.question else ())
+
+
+def _arm_rows(report: Report, metrics: Sequence[Metric] = METRICS) -> tables.Rows:
     columns = {arm.label: means([report.summaries[run.run.id] for run in arm.whole]) for arm in report.arms}
     gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
-    return tables.summary_rows(columns, gains)
+    return tables.summary_rows(columns, gains, metrics)
 
 
 def _write(report: Report) -> None:
     """Tables over all runs, for several runs; a single run has its own already."""
     folder = report.folder.path
     if _overall_files(report.folder, [run.run for run in report.runs]):
-        rows = _arm_rows(report)
-        write_text(folder / "summary.csv", rows.write_csv())
-        write_text(folder / "summary.md", _summary_markdown(report, rows))
-        write_json(folder / COMPARISON_FILE, report.as_dict())
+        write_text(folder / "summary.csv", _arm_rows(report).write_csv())
+        write_text(folder / "summary.md", _summary_markdown(report))
+        write_json(folder / COMPARISON_FILE, report.record().as_dict())
         keep_runs(folder, report.runs)
     else:
         (merged,) = report.runs
@@ -213,17 +221,17 @@ def _write(report: Report) -> None:
         write_page(merged, report.summaries[merged.run.id])
 
 
-def _summary_markdown(report: Report, rows: tables.Rows) -> str:
+def _summary_markdown(report: Report) -> str:
     verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
     return "\n\n".join(
         [
             f"# {' against '.join(arm.label for arm in report.arms)}",
             *verdicts,
-            tables.markdown(rows, len(report.comparisons)),
+            tables.markdown(_arm_rows(report, _shown(report)), len(report.comparisons)),
             f"Means over launches. {tables.LEGEND}",
             *([note] if (note := virtual_note(report)) else []),
             "## Checks",
-            tables.findings_markdown([finding.as_dict() for finding in report.findings]) + "\n",
+            tables.findings_markdown(report.findings) + "\n",
         ]
     )
 

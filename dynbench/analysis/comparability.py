@@ -1,33 +1,16 @@
-"""Which settings and facts must agree before two runs may be compared, and which may be what is compared."""
+"""In which settings and facts two runs differ; whether they may is for a question to say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.questions.base import ALWAYS, Differences, Question, within
+from dynbench.analysis.questions.levers import QUESTION as LEVERS
+from dynbench.analysis.questions.scaling import DEVICES
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.runs.phrase import Phrase
-
-Differences = dict[str, tuple[object, object]]
-
-MAY_DIFFER = (
-    "schedule",
-    "sync",
-    "compress",
-    "probe",
-    "analysis",
-    "train.precision",
-    "train.eval_every",
-    "train.eval_samples",
-    "launch.slowdown",
-    "launch.timeout_s",
-    "launch.node_rank",
-    "launch.rdzv_endpoint",
-    "launch.rdzv_id",
-    "workload.cache_dir",
-    "workload.import_from",
-)
-"""Sections and keys that arms may differ in; every other key of the configuration must agree."""
 
 NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
 """Keys and sections in which launches of one arm may differ."""
@@ -54,43 +37,46 @@ restates the configuration. Every other fact is compared; one that differs is wo
 _DECISIONS = ("decisions.", "data.decisions.")
 
 
-def forbidden_differences(a: MergedRun, b: MergedRun) -> Differences:
-    """Keys because of which two runs cannot be compared, each with both values; empty when they can."""
+def all_differences(a: MergedRun, b: MergedRun) -> Differences:
+    """Everything in which two runs differ that is compared, or could forbid it: settings, ranks, and environment."""
     left, right = a.facts.config, b.facts.config
-    found: Differences = {
+    found: dict[str, tuple[object, object]] = {
         key: (left.get(key), right.get(key))
         for key in dict.fromkeys((*left, *right))
-        if left.get(key) != right.get(key) and not may_differ(key)
+        if left.get(key) != right.get(key)
     }
     if a.world_size != b.world_size:
         found["world_size"] = (a.world_size, b.world_size)
     for key in (*ENVIRONMENT, "data.fingerprint", "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
-    _add_if_different(found, "env.devices", device_names(a.facts.env), device_names(b.facts.env))
+    _add_if_different(found, DEVICES, device_names(a.facts.env), device_names(b.facts.env))
     return found
 
 
-def environment_differences(a: MergedRun, b: MergedRun) -> Differences:
+def environment_differences(a: MergedRun, b: MergedRun, question: Question = DEFAULT) -> Differences:
     """Facts of env.json that differ and could move a number, `NOT_COMPARED` left out.
 
     A fact that only one run has differs too, as a variable that only one had set. The data of runs of different seeds
-    may be another subset, and is not compared.
+    may be another subset, and is not compared. What was decided may differ where the arms may.
     """
     left, right = dict(_leaves(a.facts.env)), dict(_leaves(b.facts.env))
     left_out = NOT_COMPARED if a.facts.seed == b.facts.seed else (*NOT_COMPARED, "data")
+    may_differ = (*ALWAYS, *LEVERS.asks, *question.asks, *question.follows)
     return {
         f"env.{key}": (left.get(key), right.get(key))
         for key in dict.fromkeys((*left, *right))
         if left.get(key) != right.get(key)
-        and not any(key == listed or key.startswith(f"{listed}.") for listed in left_out)
-        and not (key.startswith(_DECISIONS) and _follows_from_the_arm(key, left, right))
+        and not within(key, left_out)
+        and not (key.startswith(_DECISIONS) and _follows_from_the_arm(key, left, right, may_differ))
     }
 
 
-def _follows_from_the_arm(key: str, left: Mapping[str, object], right: Mapping[str, object]) -> bool:
+def _follows_from_the_arm(
+    key: str, left: Mapping[str, object], right: Mapping[str, object], may_differ: Sequence[str]
+) -> bool:
     """Whether a decision differs because the configurations do; one that was set in one run is in its configuration."""
     decided, _, part = key.removeprefix("data.").removeprefix("decisions.").rpartition(".")
-    return part == "reason" or may_differ(decided) or key not in left or key not in right
+    return part == "reason" or within(decided, may_differ) or key not in left or key not in right
 
 
 def _leaves(value: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -106,19 +92,20 @@ def _leaves(value: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
             yield path, item
 
 
-def compared_settings(a: MergedRun, b: MergedRun) -> Differences:
-    """The settings in which two runs differ and may, and launches of one arm do not: what the comparison is about."""
-    left, right = a.facts.config, b.facts.config
+def compared_settings(differences: Differences, question: Question) -> Differences:
+    """The settings that differ and may, and launches of one arm do not differ in: what the comparison is about."""
+    permitted = question.permitted(differences)
     return {
-        key: (left[key], right.get(key))
-        for key in left
-        if left[key] != right.get(key) and may_differ(key) and not _listed(key, NOT_IDENTITY_OF_ARM)
+        key: values
+        for key, values in differences.items()
+        if key in permitted and "." in key and not key.startswith("env.") and not within(key, NOT_IDENTITY_OF_ARM)
     }
 
 
 def alike(pairs: Sequence[tuple[MergedRun, MergedRun]]) -> bool:
     """Whether the runs of every pair differ in nothing that is compared or forbids it: an A/A comparison."""
-    return not any(compared_settings(a, b) or forbidden_differences(a, b) for a, b in pairs)
+    ignored = tuple(key for key in NOT_IDENTITY_OF_ARM if within(key, ALWAYS))
+    return all(within(key, ignored) for pair in pairs for key in all_differences(*pair))
 
 
 def describe(differences: Differences) -> Phrase:
@@ -149,19 +136,10 @@ def device_names(env: Mapping[str, object]) -> tuple[str, ...] | None:
     return tuple(str(name) for name in names) if any(names) else None
 
 
-def may_differ(key: str) -> bool:
-    """Whether arms may differ in this key of the configuration."""
-    return _listed(key, MAY_DIFFER)
-
-
-def _listed(key: str, listed: Sequence[str]) -> bool:
-    return key in listed or key.partition(".")[0] in listed
-
-
 def _word(value: object) -> str:
     return value if isinstance(value, Phrase) else str(value)
 
 
-def _add_if_different(found: Differences, key: str, a: object, b: object) -> None:
+def _add_if_different(found: dict[str, tuple[object, object]], key: str, a: object, b: object) -> None:
     if a is not None and b is not None and a != b:
         found[key] = (a, b)

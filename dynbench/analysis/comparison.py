@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.comparability import Differences, alike, compared_settings, describe, forbidden_differences
-from dynbench.analysis.levels import Level, comparison_level, loss_difference
+from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe
+from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import METRICS, improvement_percent, means
 from dynbench.analysis.pairing import Pair, Pairing, pair_launches
 from dynbench.analysis.prediction import predicted_speedup
+from dynbench.analysis.questions import find_question, not_comparable
+from dynbench.analysis.questions.base import TOKENS, Differences, Question, Unit
+from dynbench.analysis.record import ComparisonRecord, Level
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.stats import Ratio, paired_ratio
 from dynbench.analysis.summary import Summary, summary_of
@@ -27,25 +30,29 @@ class Comparison:
     """One candidate against the baseline.
 
     Attributes:
+        question: what is asked of them.
         baseline, candidate: the arms.
         pairing: their pairs, and the launches left out.
         verdict: the word, and `reason` the sentence with the numbers.
         aa: the arms are configured alike, so that what differs is noise; never a reason to choose one of them. A stored
             baseline configured alike is none: what is asked then is what changed since, in code or machine.
         level: how far both did the same work.
-        speedup: baseline's seconds per real token over the candidate's, None where nothing could be paired.
+        speedup: baseline's seconds per unit of work over the candidate's.
         noise: the threshold applied.
         confidence: level of the interval.
         loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only and where all
             losses are finite.
+        loss_drift: part by which the candidate's mean training loss is above the baseline's, where it is finite.
+        efficiency: of ranks, against the arm with the fewest; None for other questions.
         improvement_percent: by metric key, means over launches.
         predicted: speed-up that the probe behind a run predicted, None without one.
         recovery: share of what the baseline loses against the bound that the candidate gives back, None where there
-            is no telling, or where the arms cannot be compared.
+            is no telling, where the arms cannot be compared, or do not differ in plans.
         compared: settings that differ and may.
         forbidden: keys that differ and may not, in a forced comparison.
     """
 
+    question: Question
     baseline: Arm
     candidate: Arm
     pairing: Pairing
@@ -57,46 +64,56 @@ class Comparison:
     noise: float
     confidence: float
     loss_max_rel_diff: float | None
+    loss_drift: float | None
+    efficiency: float | None
     improvement_percent: dict[str, float]
     predicted: float | None
     recovery: Recovery | None
     compared: Differences
     forbidden: Differences = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, object]:
-        """The `comparison` object of results/FIELDS.md, less the identity of its folder."""
+    def record(self, id: str = "", path: str = "") -> ComparisonRecord:
+        """What is kept and printed of it, with the id and the path of the entry that holds it."""
         low, high = self.speedup.low, self.speedup.high
-        return {
-            "baseline": self.baseline.label,
-            "candidate": self.candidate.label,
-            "verdict": self.verdict.value,
-            "reason": self.reason,
-            "reason_said": self.reason.record(),
-            "aa": self.aa,
-            "level": self.level,
-            "speedup": self.speedup.estimate,
-            "ci95": None if low is None or high is None else [low, high],
-            "confidence": self.confidence,
-            "predicted_speedup": self.predicted,
-            "bound_speedup": self.recovery.bound_speedup if self.recovery else None,
-            "bound_within_steps": self.recovery.within_steps if self.recovery else None,
-            "recovered_share": self.recovery.share if self.recovery else None,
-            "overhead_share": self.recovery.overhead_share if self.recovery else None,
-            "noise_threshold": self.noise,
-            "launches": self.speedup.pairs,
-            "same_work": self.level != "stream",
-            "loss_max_rel_diff": self.loss_max_rel_diff,
-            "improvement_percent": self.improvement_percent,
-            "left_out": list(self.pairing.left_out),
-            "compared": {key: list(values) for key, values in self.compared.items()},
-            "forced_over": {key: list(values) for key, values in self.forbidden.items()},
-        }
+        found = self.recovery
+        return ComparisonRecord(
+            id=id,
+            path=path,
+            question=self.question.name,
+            unit=self.question.unit.name,
+            baseline=self.baseline.label,
+            candidate=self.candidate.label,
+            verdict=self.verdict,
+            reason=self.reason,
+            reason_said=self.reason.record(),
+            aa=self.aa,
+            level=self.level,
+            speedup=self.speedup.estimate,
+            ci95=None if low is None or high is None else (low, high),
+            confidence=self.confidence,
+            predicted_speedup=self.predicted,
+            bound_speedup=found.bound_speedup if found else None,
+            bound_within_steps=found.within_steps if found else None,
+            recovered_share=found.share if found else None,
+            overhead_share=found.overhead_share if found else None,
+            efficiency=self.efficiency,
+            noise_threshold=self.noise,
+            launches=self.speedup.pairs,
+            same_work=self.level in ("step", "window"),
+            loss_max_rel_diff=self.loss_max_rel_diff,
+            loss_drift=self.loss_drift,
+            improvement_percent=self.improvement_percent,
+            left_out=list(self.pairing.left_out),
+            compared={key: list(values) for key, values in self.compared.items()},
+            forced_over={key: list(values) for key, values in self.forbidden.items()},
+        )
 
 
 def compare_arms(
     arms: Sequence[Arm],
     settings: Analysis,
     *,
+    question: str | None = None,
     force: bool = False,
     summaries: Mapping[str, Summary] | None = None,
 ) -> list[Comparison]:
@@ -108,53 +125,91 @@ def compare_arms(
     Args:
         arms: the baseline, then the candidates.
         settings: threshold and confidence.
+        question: name of what is asked; None finds it from what differs.
         force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
         summaries: id of each run to its summary; None makes them.
 
     Raises:
         NotComparable: keys differ that may not, or no whole launches are left to pair.
+        UsageError: no question has that name.
     """
     baseline, candidates = arms[0], arms[1:]
-    measured = [_noise(one, other, settings.confidence) for one, other in combinations(arms, 2)]
+    differences = [all_differences(baseline.runs[0], arm.runs[0]) for arm in candidates]
+    asked = find_question(differences, question)
+    measured = [_noise(one, other, settings.confidence, asked.unit) for one, other in combinations(arms, 2)]
     noise = max([settings.noise_threshold, *measured])
     if summaries is None:
         summaries = {run.run.id: summary_of(run) for arm in arms for run in arm.runs}
-    return [_compare(baseline, arm, settings, noise, force, summaries) for arm in candidates]
+    shared = _Shared(asked, differences, arms, settings, noise, force, summaries)
+    return [_compare(shared, baseline, arm) for arm in candidates]
 
 
-def _noise(one: Arm, other: Arm, confidence: float) -> float:
+@dataclass(frozen=True)
+class _Shared:
+    """What all comparisons of one analysis share.
+
+    Attributes:
+        question: what is asked.
+        differences: of every candidate, how it differs from the baseline.
+        arms: all of them.
+        settings, noise, force, summaries: as `compare_arms` has them.
+    """
+
+    question: Question
+    differences: Sequence[Differences]
+    arms: Sequence[Arm]
+    settings: Analysis
+    noise: float
+    force: bool
+    summaries: Mapping[str, Summary]
+
+
+def _noise(one: Arm, other: Arm, confidence: float, unit: Unit) -> float:
     """What two arms of one configuration differ by; 0 for any others."""
     if one.stored != other.stored:
         return 0.0
     pairs = pair_launches(one, other).pairs
-    return _speedup(pairs, confidence).noise if pairs and alike(pairs) else 0.0
+    return _speedup(pairs, confidence, unit).noise if pairs and alike(pairs) else 0.0
 
 
-def _speedup(pairs: Sequence[Pair], confidence: float) -> Ratio:
-    return paired_ratio(
-        [seconds_per_token(base) for base, _ in pairs], [seconds_per_token(other) for _, other in pairs], confidence
-    )
+def _speedup(pairs: Sequence[Pair], confidence: float, unit: Unit) -> Ratio:
+    before, after = ([seconds_per_unit(pair[side], unit) for pair in pairs] for side in (0, 1))
+    return paired_ratio(before, after, confidence)
 
 
-def seconds_per_token(merged: MergedRun) -> float:
-    """Time of the measured steps over their real tokens, seconds."""
-    return merged.time_ms / 1000 / float(merged.measured["real_tokens"].sum())
+def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:
+    """Time of the measured steps over their work, seconds."""
+    return merged.time_ms / 1000 / float(merged.measured[unit.column].sum())
 
 
-def _compare(
-    baseline: Arm, candidate: Arm, settings: Analysis, noise: float, force: bool, summaries: Mapping[str, Summary]
-) -> Comparison:
+def _efficiency(arms: Sequence[Arm], candidate: Arm, confidence: float, unit: Unit) -> float | None:
+    """What each of the candidate's ranks gives, as part of what each of the fewest does; None where nothing pairs."""
+    smallest = min(arms, key=lambda arm: arm.runs[0].world_size)
+    pairs = pair_launches(smallest, candidate).pairs
+    if not pairs:
+        return None
+    few, many = (run.world_size for run in pairs[0])
+    return _speedup(pairs, confidence, unit).estimate * few / many
+
+
+def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
+    question, settings = shared.question, shared.settings
     pairing = pair_launches(baseline, candidate)
-    if force and not pairing.pairs:
+    if shared.force and not pairing.pairs:
         pairing = pair_launches(baseline, candidate, partial=True)
-    forbidden = _forbidden(baseline, candidate, pairing, force)
-    pairs = pairing.pairs
+    forbidden = _forbidden(shared, baseline, candidate, pairing)
+    pairs, unit, confidence = pairing.pairs, question.unit, settings.confidence
     level = comparison_level(pairs)
-    speedup = _speedup(pairs, settings.confidence)
+    speedup = _speedup(pairs, confidence, unit)
     same = not forbidden and alike(pairs)
     aa = same and baseline.stored == candidate.stored
-    noise = settings.noise_threshold if aa else noise
-    verdict, reason = _verdict(baseline.label, candidate.label, speedup, noise, settings.confidence, aa=aa)
+    noise = settings.noise_threshold if aa else shared.noise
+    if aa:
+        verdict = decide_alike(speedup, noise)
+        reason = sentence_alike(baseline.label, candidate.label, speedup, confidence, unit)
+    else:
+        verdict = decide(speedup, noise)
+        reason = sentence(verdict, baseline.label, candidate.label, speedup, noise, confidence, unit)
     if forbidden:
         differing = describe(forbidden)
         verdict, reason = (
@@ -163,7 +218,9 @@ def _compare(
         )
     else:
         reason = _with_virtual_note(reason, pairs[0][0])
+    scales = question.raised_by(("world_size",)) and not forbidden
     return Comparison(
+        question=question,
         baseline=baseline,
         candidate=candidate,
         pairing=pairing,
@@ -173,39 +230,35 @@ def _compare(
         level=level,
         speedup=speedup,
         noise=noise,
-        confidence=settings.confidence,
+        confidence=confidence,
         loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
-        improvement_percent=_improvements(pairs, summaries),
-        predicted=predicted_speedup(*pairs[0]),
-        recovery=None if same or forbidden else recovery(pairs, level),
-        compared=compared_settings(*pairs[0]),
+        loss_drift=loss_drift(pairs),
+        efficiency=_efficiency(shared.arms, candidate, confidence, unit) if scales else None,
+        improvement_percent=_improvements(pairs, shared.summaries),
+        predicted=predicted_speedup(*pairs[0]) if question.plans else None,
+        recovery=recovery(pairs, level) if question.plans and not (same or forbidden) else None,
+        compared=compared_settings(all_differences(*pairs[0]), question),
         forbidden=forbidden,
     )
 
 
-def _verdict(
-    baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float, *, aa: bool
-) -> tuple[Verdict, Phrase]:
-    if aa:
-        return decide_alike(speedup, noise), sentence_alike(baseline, candidate, speedup, confidence)
-    verdict = decide(speedup, noise)
-    return verdict, sentence(verdict, baseline, candidate, speedup, noise, confidence)
-
-
-def _forbidden(baseline: Arm, candidate: Arm, pairing: Pairing, force: bool) -> Differences:
+def _forbidden(shared: _Shared, baseline: Arm, candidate: Arm, pairing: Pairing) -> Differences:
     """Keys that forbid the comparison, which only a forced one survives.
 
     Raises:
         NotComparable: there are some and the comparison is not forced, or nothing is paired.
     """
-    found: Differences = {}
+    found: dict[str, tuple[object, object]] = {}
     for base, other in pairing.pairs or ((baseline.runs[0], candidate.runs[0]),):
-        found |= forbidden_differences(base, other)
+        found |= shared.question.forbidden(all_differences(base, other))
         if pairing.pairs and (base.partial or other.partial):
             found["rows"] = (_lacks(base), _lacks(other))
-    if found and not (force and pairing.pairs):
-        raise NotComparable(
-            f"{baseline.label} and {candidate.label} cannot be compared, they differ in {describe(found)}",
+    if found and not (shared.force and pairing.pairs):
+        raise not_comparable(
+            f"{baseline.label} and {candidate.label}",
+            describe(found),
+            shared.question,
+            [*shared.differences, found],
             "Train both with the same values, or add --force to see the numbers without a verdict.",
         )
     if not pairing.pairs:

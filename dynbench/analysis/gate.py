@@ -6,7 +6,9 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dynbench.analysis.checks import require_clean
-from dynbench.analysis.checks.finding import Finding
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.questions import question_named
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.errors import ChecksFailed, GateFailed, UsageError, did_you_mean
 
@@ -19,9 +21,9 @@ VERDICTS: Mapping[str, Verdict] = {
 }
 """Condition to the verdict that meets it; runs that cannot be compared exit with 5 in any case."""
 CONDITIONS = (*VERDICTS, DIFFERENT_LOSS, FINDINGS)
-LOSS_CHECKS = ("loss_parity", "nan_loss")
+LOSS_CHECKS = ("loss_parity", "loss_drift", "nan_loss")
 
-Comparisons = Sequence[Mapping[str, object]]
+Comparisons = Sequence[ComparisonRecord]
 
 
 def read_conditions(given: Iterable[str]) -> tuple[str, ...]:
@@ -39,20 +41,21 @@ def read_conditions(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(condition for condition in CONDITIONS if condition in words)
 
 
-def require_none_of(conditions: Sequence[str], result: Mapping[str, object], findings: Sequence[Finding]) -> None:
+def require_none_of(
+    conditions: Sequence[str], comparisons: Comparisons, findings: Sequence[Finding], result: Mapping[str, object]
+) -> None:
     """Ends the command where a condition is met; one that could not be judged is warned about.
 
     Args:
         conditions: of `CONDITIONS`.
-        result: what `analyze --json` or `compare --json` prints; the error keeps it.
+        comparisons: the candidates against their baselines.
         findings: of the checks.
+        result: what `analyze --json` or `compare --json` prints; the error keeps it.
 
     Raises:
         UsageError: a verdict or a loss is asked about, and nothing was compared.
         GateFailed: naming every condition that is met, the arm, and its verdict with the interval.
     """
-    found = result.get("comparisons")
-    comparisons = found if isinstance(found, list) else []
     asked = [condition for condition in conditions if condition != FINDINGS]
     if asked and not comparisons:
         raise UsageError(
@@ -64,7 +67,7 @@ def require_none_of(conditions: Sequence[str], result: Mapping[str, object], fin
     ]
     if met:
         run = result.get("run")
-        folder = run.get("path") if isinstance(run, Mapping) else comparisons[0].get("path") if comparisons else None
+        folder = run.get("path") if isinstance(run, Mapping) else comparisons[0].path if comparisons else None
         raise GateFailed("; ".join(met), f"The whole result is in {folder}." if folder else "", result=result)
     _tell_unjudged(conditions, comparisons, findings)
 
@@ -77,34 +80,35 @@ def _met(condition: str, comparisons: Comparisons, findings: Sequence[Finding]) 
             yield failed.message
     elif condition == DIFFERENT_LOSS:
         for finding in findings:
-            if finding.id in LOSS_CHECKS and finding.severity == "fail":
+            if finding.id in LOSS_CHECKS and finding.severity != "info":
                 yield f"{finding.seen} (limit: {finding.limit})"
     else:
-        several = len({item.get("id") for item in comparisons}) > 1
+        several = len({item.id for item in comparisons}) > 1
         for item in comparisons:
-            if item.get("verdict") == VERDICTS[condition]:
-                where = f"in {item['id']}, " if several else ""
-                yield f"{where}{item['candidate']} is {VERDICTS[condition]}: {item['reason']}"
+            if item.verdict == VERDICTS[condition]:
+                where = f"in {item.id}, " if several else ""
+                yield f"{where}{item.candidate} is {VERDICTS[condition]}: {item.reason}"
 
 
 def _tell_unjudged(conditions: Sequence[str], comparisons: Comparisons, findings: Sequence[Finding]) -> None:
     """Says what passed only because nothing is known of it."""
     verdicts = [condition for condition in conditions if condition in VERDICTS]
     for item in comparisons:
-        pair = f"{item['candidate']} against {item['baseline']}"
-        if verdicts and item.get("verdict") == Verdict.ESTIMATE:
+        pair = f"{item.candidate} against {item.baseline}"
+        if verdicts and item.verdict == Verdict.ESTIMATE:
             log.warning(
                 "--fail-on %s: %s is an ESTIMATE, one paired launch has no interval and meets no condition but "
                 "estimate; launch each arm at least twice",
                 ",".join(verdicts),
                 pair,
             )
-        if DIFFERENT_LOSS in conditions and item.get("level") != "step":
+        required = question_named(item.question).loss_drift is None
+        if DIFFERENT_LOSS in conditions and required and item.level != "step":
             log.warning(
                 "--fail-on %s: %s, losses are compared at level step only, and this is level %s",
                 DIFFERENT_LOSS,
                 pair,
-                item.get("level"),
+                item.level,
             )
     for finding in findings if DIFFERENT_LOSS in conditions else ():
         if finding.id in LOSS_CHECKS:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
-
-Level = Literal["step", "window", "stream"]
-
-LEVELS: tuple[Level, ...] = ("step", "window", "stream")
-"""Strongest first."""
+from dynbench.analysis.record import LEVELS, Level
 
 PARITY_STEPS = 50
 """Steps from the first on, warm-up included, in which the losses of equal gradients have to agree."""
@@ -37,11 +32,13 @@ def weakest(levels: Iterable[Level]) -> Level:
 
 
 def work_level(a: MergedRun, b: MergedRun) -> Level:
-    """How far two launches of the same data, seed and global batch computed the same samples.
+    """How far two launches of the same data and seed computed the same samples; `tokens` with different batches.
 
     `window` asks that the measured steps are whole windows: where the warm-up or the end of the run splits one, the
     measured samples differ.
     """
+    if a.facts.global_batch != b.facts.global_batch:
+        return "tokens"
     done = agreements(a, b)
     if done is not None and len(done) > a.steps.height:
         return "step"
@@ -97,3 +94,14 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
         counts = (np.arange(len(differences)) < PARITY_STEPS) | (differences > JUMP * before)
         worst = max(worst, float(differences[counts].max(initial=0.0)))
     return worst
+
+
+def loss_drift(pairs: Sequence[Pair]) -> float | None:
+    """By which part the candidate's training loss is above the baseline's: means over measured steps, then over pairs.
+
+    Returns:
+        None where a loss is not finite, or the baseline's are zero.
+    """
+    means = np.array([[run.measured["loss_global"].mean() for run in pair] for pair in pairs], dtype=np.float64)
+    baseline, candidate = means.mean(axis=0)
+    return float(candidate / baseline - 1) if baseline and np.isfinite(means).all() else None

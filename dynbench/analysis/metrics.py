@@ -68,6 +68,12 @@ def workers_of(summary: Mapping[str, object]) -> int | None:
     return None if found is None else int(found)
 
 
+def chosen_metrics(keys: Sequence[str]) -> Sequence[Metric]:
+    """The metrics of the keys, in their order; all for none."""
+    by_key = {metric.key: metric for metric in METRICS}
+    return [by_key[key] for key in keys] or METRICS
+
+
 def lookup(summary: Mapping[str, object], key: str) -> float | None:
     """The number at a dotted path of a summary, or under the path as a key; None where the summary has none."""
     value: object = summary

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dynbench.analysis.levels import Level
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
+from dynbench.analysis.record import Level
 from dynbench.runs.phrase import Phrase
 
 FloatArray = NDArray[np.float64]

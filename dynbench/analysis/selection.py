@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynbench.analysis.analyze import COMPARISON_FILE, Baseline, run_folders
+from dynbench.analysis.analyze import Baseline, run_folders
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.kept import named_probes
 from dynbench.analysis.merge import rank_files
+from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
 from dynbench.runs.export import EXPORT_FILE, Export, record_files, write_export
@@ -35,6 +35,7 @@ class Selection:
         baseline: label and launches of a stored arm that all others are compared with.
         into: the comparison that is analyzed again; None for a new analysis.
         export: the file that some of the runs come from.
+        question: what that comparison asks.
     """
 
     runs: Sequence[Run] = ()
@@ -42,6 +43,7 @@ class Selection:
     baseline: Baseline | None = None
     into: Run | None = None
     export: Export | None = None
+    question: str | None = None
 
     @property
     def live(self) -> list[Run]:
@@ -151,23 +153,20 @@ def _of_comparison(entry: Run, store: RunStore) -> Iterator[Selection]:
         RecordError: its comparison.json cannot be read.
         RunLookupError: one of its runs is gone.
     """
-    path = entry.path / COMPARISON_FILE
+    record = read_analysis(entry.path)
     with ExitStack() as opened:
         kept = entry.path / EXPORT_FILE
         export = opened.enter_context(open_export(kept)) if kept.is_file() else None
         stored = {run.id: run for run in export.runs} if export else {}
         arms: dict[str, list[Run]] = {}
         baseline: Baseline | None = None
-        try:
-            for arm in json.loads(path.read_text(encoding="utf-8"))["arms"]:
-                runs = [stored.get(run_id) or _still_there(store, entry, run_id) for run_id in arm["runs"]]
-                if arm.get("stored"):
-                    baseline = arm["name"], runs
-                else:
-                    arms[arm["name"]] = runs
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecordError(f"{path}: cannot be read: {error!r}", "Name its runs instead.") from error
-        yield Selection(arms=arms, baseline=baseline, into=entry, export=export)
+        for arm in record.arms:
+            runs = [stored.get(run_id) or _still_there(store, entry, run_id) for run_id in arm.runs]
+            if arm.stored:
+                baseline = arm.name, runs
+            else:
+                arms[arm.name] = runs
+        yield Selection(arms=arms, baseline=baseline, into=entry, export=export, question=record.question)
 
 
 def _still_there(store: RunStore, entry: Run, run_id: str) -> Run:

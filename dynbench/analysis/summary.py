@@ -7,19 +7,21 @@ over that time; planning and data are inside it. Times in ms, memory in MB (1e6 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+from pydantic import TypeAdapter, ValidationError
 
 from dynbench.analysis import tables
 from dynbench.analysis.data_facts import read_data
+from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
+from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 
@@ -65,7 +67,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
         _footnote(summary),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
     ]
-    findings = _recorded_findings(folder / CHECKS_FILE)
+    findings = _recorded_findings(folder)
     if findings is not None:
         parts += ["## Checks", tables.findings_markdown(findings)]
     write_text(folder / "summary.md", "\n\n".join(parts) + "\n")
@@ -171,15 +173,27 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _recorded_findings(path: Path) -> list[Mapping[str, object]] | None:
+def read_checks(folder: Path) -> list[Finding]:
+    """What the checks found on a single run.
+
+    Raises:
+        RecordError: its file cannot be read.
+    """
+    path = folder / CHECKS_FILE
+    try:
+        return TypeAdapter(dict[str, list[Finding]]).validate_json(path.read_bytes())["checks"]
+    except (OSError, KeyError, ValidationError) as error:
+        raise RecordError(f"{path}: cannot be read: {error!r}", "Make it again with dynbench analyze.") from error
+
+
+def _recorded_findings(folder: Path) -> list[Finding] | None:
     """None where the run was not analyzed by itself, or where what the checks found cannot be read."""
-    if not path.is_file():
+    if not (folder / CHECKS_FILE).is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["checks"]
-        return [item for item in found if isinstance(item, Mapping)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s: cannot be read (%r); summary.md goes without it", path, error)
+        return read_checks(folder)
+    except RecordError as error:
+        log.warning("%s; summary.md goes without it", error.message)
         return None
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from dynbench.analysis.metrics import METRICS, lookup
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.metrics import METRICS, Metric, lookup
 from dynbench.table_text import pipes
 
 Rows = pl.DataFrame
@@ -21,13 +22,16 @@ LEGEND = (
 
 
 def summary_rows(
-    summaries: Mapping[str, Mapping[str, object]], improvements: Mapping[str, Mapping[str, float]] | None = None
+    summaries: Mapping[str, Mapping[str, object]],
+    improvements: Mapping[str, Mapping[str, float]] | None = None,
+    metrics: Sequence[Metric] = METRICS,
 ) -> Rows:
     """One row per metric that at least one summary has.
 
     Args:
         summaries: column title to summary.
         improvements: column title to improvement in percent by metric key, for comparisons.
+        metrics: which, in order.
 
     Returns:
         Columns `metric`, `title`, `unit`, one per summary, one per improvement. A summary titled like one of the first
@@ -35,7 +39,7 @@ def summary_rows(
     """
     summaries = {f"run {title}" if title in _TEXT_COLUMNS else title: found for title, found in summaries.items()}
     rows = []
-    for metric in METRICS:
+    for metric in metrics:
         values = {title: lookup(summary, metric.key) for title, summary in summaries.items()}
         if all(value is None for value in values.values()):
             continue
@@ -94,14 +98,9 @@ def virtual_note(comm_model: object) -> str:
     return f"Ranks are virtual: measured one after another on one device. Communication: {comm_model}."
 
 
-def findings_markdown(findings: Sequence[Mapping[str, object]]) -> str:
-    """What the checks found as a Markdown table, or one line that says that they found nothing.
-
-    Args:
-        findings: `Finding.as_dict` of each.
-    """
+def findings_markdown(findings: Sequence[Finding]) -> str:
+    """What the checks found as a Markdown table, or one line that says that they found nothing."""
     if not findings:
         return "No check found anything."
-    keys = ("severity", "id", "seen", "limit", "hint")
-    lines = [[str(item.get(key, "")) for key in keys] for item in findings]
+    lines = [[item.severity, item.id, item.seen, item.limit, item.hint] for item in findings]
     return pipes([["severity", "check", "seen", "limit", "next"], ["---"] * 5, *lines])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from dynbench.analysis.questions.base import TOKENS, Unit
 from dynbench.analysis.stats import Ratio
 from dynbench.runs.phrase import Phrase
 
@@ -48,14 +49,22 @@ def decide_alike(speedup: Ratio, noise: float) -> Verdict:
 
 
 def sentence(
-    verdict: Verdict, baseline: str, candidate: str, speedup: Ratio, noise: float, confidence: float
+    verdict: Verdict,
+    baseline: str,
+    candidate: str,
+    speedup: Ratio,
+    noise: float,
+    confidence: float,
+    unit: Unit = TOKENS,
 ) -> Phrase:
     """Why, in one sentence with the numbers."""
-    measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in real tokens per second"
+    measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in {unit.rate}"
     interval = _interval(speedup, confidence)
     if verdict == Verdict.ESTIMATE:
         text = f"{measured}; {interval}"
-        return Phrase(text, "reason.ESTIMATE", baseline=baseline, candidate=candidate, speedup=speedup.estimate)
+        return Phrase(
+            text, "reason.ESTIMATE", baseline=baseline, candidate=candidate, rate=unit.rate, speedup=speedup.estimate
+        )
     threshold = f"the noise threshold of {100 * noise:.1f} %"
     why = {
         Verdict.FASTER: f"above 1, and the estimate is beyond {threshold}",
@@ -68,6 +77,7 @@ def sentence(
         f"reason.{verdict}",
         baseline=baseline,
         candidate=candidate,
+        rate=unit.rate,
         speedup=speedup.estimate,
         low=speedup.low,
         high=speedup.high,
@@ -77,19 +87,27 @@ def sentence(
     )
 
 
-def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float) -> Phrase:
+def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float, unit: Unit = TOKENS) -> Phrase:
     """What two arms of one configuration showed, in one sentence with the numbers."""
     text = (
-        f"{baseline} and {candidate} are configured alike, so their ratio of {speedup.estimate:.3f} in real tokens per "
-        f"second is the machine's noise; {_interval(speedup, confidence)}"
+        f"{baseline} and {candidate} are configured alike, so their ratio of {speedup.estimate:.3f} in {unit.rate} is "
+        f"the machine's noise; {_interval(speedup, confidence)}"
     )
     if speedup.low is None:
-        return Phrase(text, "reason.alike.ESTIMATE", baseline=baseline, candidate=candidate, ratio=speedup.estimate)
+        return Phrase(
+            text,
+            "reason.alike.ESTIMATE",
+            baseline=baseline,
+            candidate=candidate,
+            rate=unit.rate,
+            ratio=speedup.estimate,
+        )
     return Phrase(
         text,
         "reason.alike.interval",
         baseline=baseline,
         candidate=candidate,
+        rate=unit.rate,
         ratio=speedup.estimate,
         low=speedup.low,
         high=speedup.high,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.gate import gate_options, judge
+from dynbench.cli.gate import gate_options, judge, question_option
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
 from dynbench.cli.output import print_json, print_line, print_result, show_warnings
@@ -42,6 +42,7 @@ Examples:
     "--against", type=click.Path(path_type=Path), metavar="FILE", help="Baseline: launches from `runs export`."
 )
 @click.option("--arm", metavar="NAME", help="Arm of --against FILE, where it holds several.")
+@question_option
 @gate_options
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
 @click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
@@ -53,6 +54,7 @@ def command(
     refs: tuple[str, ...],
     against: Path | None,
     arm: str | None,
+    question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
     force: bool,
@@ -82,6 +84,7 @@ def command(
                 baseline=chosen.baseline,
                 export=chosen.export,
                 into=chosen.into,
+                question=question or chosen.question,
                 force=force,
                 csv=True if csv else None,
                 on_progress=show,
@@ -91,9 +94,10 @@ def command(
             show_verdicts(report)
         elif not settings.as_json:
             show_report(report, documents)
-        judge(conditions, strict, report.findings, report.as_dict())
+        record = report.record()
+        judge(conditions, strict, record.comparisons, report.findings, record.as_dict())
         if settings.as_json:
-            print_json(report.as_dict())
+            print_json(record.as_dict())
 
 
 def _reports_anew(report: Report, store: RunStore) -> list[Path]:

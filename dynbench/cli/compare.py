@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.gate import gate_options, judge
+from dynbench.cli.gate import gate_options, judge, question_option
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 from dynbench.cli.output import print_json, print_line, show_warnings
 from dynbench.errors import RunLookupError, UsageError
@@ -40,6 +40,7 @@ Examples:
 @click.option("--save-recipe", metavar="FILE", help="Write the recipe that says the same, also under --dry-run.")
 @click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
 @click.option("--launches", type=int, metavar="N", help="Launches per arm, even; else the recipe's.")
+@question_option
 @gate_options
 @click.option("--dry-run", is_flag=True, help="Print the recipe, its launches and their time; launch nothing.")
 @name_options
@@ -54,6 +55,7 @@ def command(
     save_recipe: str | None,
     resume: str | None,
     launches: int | None,
+    question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
     dry_run: bool,
@@ -74,12 +76,12 @@ def command(
     conditions = read_conditions(fail_on)
     store = settings.store()
     if resume is not None:
-        _refuse_with_resume((recipe, *arms, *over, save_recipe, launches, name, replace, dry_run), settings)
+        _refuse_with_resume((recipe, *arms, *over, save_recipe, launches, question, name, replace, dry_run), settings)
         comparison = _comparison(store, resume)
     else:
         from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
 
-        loaded, written = load(recipe, arms, over, launches, settings)
+        loaded, written = load(recipe, arms, over, launches, question, settings)
         _check(loaded, store, name, replace)
         warnings = _warnings(loaded, store)
         if save_recipe is not None:
@@ -94,7 +96,8 @@ def command(
     if not settings.as_json:
         _show(outcome, settings.quiet)
     result = outcome.as_dict()
-    judge(conditions, strict, outcome.findings, result)
+    compared = [item for found in outcome.comparisons for item in found]
+    judge(conditions, strict, compared, outcome.findings, result)
     if settings.as_json:
         print_json(result)
 

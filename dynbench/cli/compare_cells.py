@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.cli.next_command import next_command
 from dynbench.cli.output import print_line, print_result
 from dynbench.experiment.cells import CellsOutcome
-from dynbench.experiment.formats import interval, percent, speedup
+from dynbench.experiment.formats import interval, percent, ratio
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.store import RunStore
 
@@ -44,30 +45,29 @@ def _ranks(results: Path, comparison: str) -> str:
     return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
 
 
-def _record(settings: Mapping[str, object], ranks: str, found: Mapping[str, object]) -> dict[str, object]:
+def _record(settings: Mapping[str, object], ranks: str, found: ComparisonRecord) -> dict[str, object]:
     """A line for programs, in full precision."""
-    ends = found.get("ci95")
-    low, high = ends if isinstance(ends, list | tuple) else (None, None)
+    low, high = found.ci95 or (None, None)
     return {
         **settings,
         "ranks": ranks,
-        "arm": found.get("candidate"),
-        **{key: found.get(key) for key in ("verdict", "level", "speedup")},
+        "arm": found.candidate,
+        **found.model_dump(include={"verdict", "level", "speedup"}),
         "interval_low": low,
         "interval_high": high,
-        **{key: found.get(key) for key in ("predicted_speedup", *SHARES)},
+        **{key: getattr(found, key) for key in ("predicted_speedup", *SHARES)},
     }
 
 
-def _cells(label: str, ranks: str, found: Mapping[str, object]) -> tuple[str, ...]:
-    predicted = found.get("predicted_speedup")
+def _cells(label: str, ranks: str, found: ComparisonRecord) -> tuple[str, ...]:
+    shares = (percent(getattr(found, key)) or "" for key in SHARES)
     return (
         label,
         ranks,
-        str(found.get("candidate")),
-        str(found.get("verdict")),
-        speedup(found) or "",
+        found.candidate,
+        found.verdict,
+        ratio(found.speedup) or "",
         interval(found) or "",
-        f"{predicted:.3f}" if isinstance(predicted, int | float) else "",
-        *(percent(value) or "" if isinstance(value := found.get(key), int | float) else "" for key in SHARES),
+        ratio(found.predicted_speedup) or "",
+        *shares,
     )

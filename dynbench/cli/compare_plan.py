@@ -24,7 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 def load(
-    reference: str | None, arms: Sequence[str], over: Sequence[str], launches: int | None, settings: Settings
+    reference: str | None,
+    arms: Sequence[str],
+    over: Sequence[str],
+    launches: int | None,
+    question: str | None,
+    settings: Settings,
 ) -> tuple[list[Recipe], dict[str, object]]:
     """The comparisons that the options mean, and the recipe that says the same without them.
 
@@ -35,6 +40,8 @@ def load(
     short = short_keys({flag.option.removeprefix("--"): flag.key for flag in FLAGS})
     config = None if settings.config_path is None else str(settings.config_path)
     name, document = sweep_document(reference, config, arms, over, short=short, shared=settings.sets)
+    if question is not None:
+        document.mapping = {**document.mapping, "question": question}
     recipes = resolve_cells(name, document, settings.overrides, settings.flags, launches, paths=True)
     return recipes, written_recipe(document, settings.overrides, settings.flags, recipes)
 

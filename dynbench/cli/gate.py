@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dynbench.analysis.checks.finding import Finding
+    from dynbench.analysis.finding import Finding
+    from dynbench.analysis.record import ComparisonRecord
 
 
 def gate_options(function: Callable[..., object]) -> Callable[..., object]:
@@ -22,12 +23,29 @@ def gate_options(function: Callable[..., object]) -> Callable[..., object]:
     return click.option("--strict", is_flag=True, help="Exit 6 when a check finds more than information.")(function)
 
 
-def judge(conditions: Sequence[str], strict: bool, findings: Sequence[Finding], result: Mapping[str, object]) -> None:
+def question_option(function: Callable[..., object]) -> Callable[..., object]:
+    """`--question`; the callback receives `question`."""
+    return click.option(
+        "--question",
+        metavar="NAME",
+        help="What is compared: schedule, sync, compress, precision, scaling, levers (several at once).  "
+        "[default: found from what the arms differ in]",
+    )(function)
+
+
+def judge(
+    conditions: Sequence[str],
+    strict: bool,
+    comparisons: Sequence[ComparisonRecord],
+    findings: Sequence[Finding],
+    result: Mapping[str, object],
+) -> None:
     """Ends the command where a condition is met, with the whole result beside the error.
 
     Args:
         conditions: as `gate.read_conditions` gives them.
         strict: refuse findings that are more than information.
+        comparisons: the candidates against their baselines.
         findings: of the checks.
         result: what the command prints under `--json`.
 
@@ -38,6 +56,6 @@ def judge(conditions: Sequence[str], strict: bool, findings: Sequence[Finding], 
     from dynbench.analysis.checks import require_clean
     from dynbench.analysis.gate import require_none_of
 
-    require_none_of(conditions, result, findings)
+    require_none_of(conditions, comparisons, findings, result)
     if strict:
         require_clean(findings, result)

@@ -60,17 +60,17 @@ def facts_of(run: Run) -> dict[str, object]:
 
 def _comparison_facts(run: Run) -> dict[str, object]:
     """The runs by arm and the verdicts of a comparison, and what comes next; empty for any other entry."""
+    from dynbench.analysis.record import read_analysis  # with numpy
+
     root = run.path.parent
     try:
         if (run.path / "cells.json").is_file():
             return _cells_facts(run)
         if (run.path / "comparison.json").is_file():
-            found = json.loads((run.path / "comparison.json").read_text(encoding="utf-8"))
+            found = read_analysis(run.path)
             return {
-                "arms": {arm["name"]: arm["runs"] for arm in found["arms"]},
-                "verdicts": {
-                    item["candidate"]: f"{item['verdict']}: {item['reason']}" for item in found["comparisons"]
-                },
+                "arms": {arm.name: arm.runs for arm in found.arms},
+                "verdicts": {item.candidate: f"{item.verdict}: {item.reason}" for item in found.comparisons},
                 "next": next_command("report", run.label, root=root),
             }
         if (run.path / "compare.json").is_file():

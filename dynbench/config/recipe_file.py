@@ -42,6 +42,7 @@ def written_recipe(
         **({"cells": cells} if cells else {}),
         "baseline": recipes[0].baseline,
         "launches": recipes[0].launches,
+        **({"question": recipes[0].question} if recipes[0].question else {}),
     }
 
 

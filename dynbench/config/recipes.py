@@ -53,6 +53,8 @@ class RecipeText(Section):
     """The arm that the others are compared with; null is the first."""
     launches: PositiveInt = 2
     """Launches per arm; even, so that the order is fair."""
+    question: str | None = None
+    """What the comparison asks, by name; null finds it from what the arms differ in."""
     order: Literal["abba"] = "abba"
     """The arms in order, then reversed, repeated."""
 
@@ -69,6 +71,7 @@ class Recipe:
         launches: launches per arm, even.
         cell: what this comparison of several adds to the shared settings, unless the command line sets it for all of
             them; empty for a single one.
+        question: name of what is asked; None finds it from what the arms differ in.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Recipe:
     baseline: str
     launches: int
     cell: Mapping[str, object] = field(default_factory=dict)
+    question: str | None = None
 
 
 def recipes_dir() -> Path:
@@ -191,7 +195,7 @@ def _load_cell(
         for key, value in (text.cells[cell] if text.cells else {}).items()
         if not any(overlap(key, given) for given in laid_over)
     }
-    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, count, added)
+    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, count, added, text.question)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -207,6 +211,7 @@ def dump_recipe(recipe: Recipe) -> str:
             "arms": arms,
             "baseline": recipe.baseline,
             "launches": recipe.launches,
+            **({"question": recipe.question} if recipe.question else {}),
             "order": "abba",
         },
         items=ITEMS,

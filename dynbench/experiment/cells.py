@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dynbench.analysis.analyze import COMPARISON_FILE
-from dynbench.analysis.checks.finding import Finding
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.record import ComparisonRecord, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.errors import RecordError
 from dynbench.experiment.compare import (
@@ -67,7 +66,7 @@ class CellsOutcome:
     run: Run
     recipe: str
     cells: Sequence[Cell]
-    comparisons: Sequence[Sequence[Mapping[str, object]]]
+    comparisons: Sequence[Sequence[ComparisonRecord]]
     figures: Sequence[Path]
     findings: Sequence[Finding]
 
@@ -78,10 +77,14 @@ class CellsOutcome:
             "command": "compare",
             "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
             "recipe": self.recipe,
-            "comparisons": [comparison for found in self.comparisons for comparison in found],
+            "comparisons": [comparison.model_dump() for found in self.comparisons for comparison in found],
             "checks": [finding.as_dict() for finding in self.findings],
             "cells": [
-                {"settings": cell.settings, "comparison": cell.comparison, "comparisons": found}
+                {
+                    "settings": cell.settings,
+                    "comparison": cell.comparison,
+                    "comparisons": [comparison.model_dump() for comparison in found],
+                }
                 for cell, found in zip(self.cells, self.comparisons, strict=True)
             ],
             "figures": self.figures,
@@ -149,10 +152,10 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
             if comparison.status is not Status.COMPLETED:
                 run_cell(comparison, f"{number} of {len(cells)}: {cell.label}")
         figures = draw_figures("cells", together, together.figures_dir)
-    contents = [_content(store.root / cell.comparison) for cell in cells]
-    findings = [Finding(**item) for content in contents for item in content.get("checks", ())]
+    records = [read_analysis(store.root / cell.comparison) for cell in cells]
+    findings = [finding for record in records for finding in record.checks]
     pictures = [path for path in figures if path.suffix == ".png"]
-    return CellsOutcome(together, recipe, cells, [content["comparisons"] for content in contents], pictures, findings)
+    return CellsOutcome(together, recipe, cells, [record.comparisons for record in records], pictures, findings)
 
 
 def read_cells(together: Run) -> list[Cell]:
@@ -173,8 +176,3 @@ def _read(together: Run) -> tuple[str, list[Cell]]:
         return str(content["recipe"]), cells
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path}: cannot be read ({error})", "Start the comparison anew.") from error
-
-
-def _content(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    content: dict[str, list[dict[str, Any]]] = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
-    return content

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from dynbench.analysis.analyze import Report as Analysed
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.analysis.checks.finding import Finding
-from dynbench.analysis.comparability import MAY_DIFFER, describe
-from dynbench.config.digest import differences
+from dynbench.analysis.comparability import describe
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.attach import started_as_rank
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.plan_check import check_plan
-from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, StorageError, UsageError
+from dynbench.errors import ConfigError, DynbenchError, NothingFits, StorageError, UsageError, did_you_mean
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.order import abba_order
@@ -63,10 +64,15 @@ class Outcome:
         """What the checks found."""
         return self.analysed.findings
 
+    @property
+    def comparisons(self) -> Sequence[Sequence[ComparisonRecord]]:
+        """What its candidates showed, as one comparison of several has it."""
+        return [self.analysed.record().comparisons]
+
     def as_dict(self) -> dict[str, object]:
         """What `compare --json` prints."""
         return {
-            **self.analysed.as_dict(),
+            **self.analysed.record().as_dict(),
             "command": "compare",
             "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
             "recipe": self.state.recipe,
@@ -141,9 +147,10 @@ def run_comparison(
         state = _without_removed(read_state(comparison.path), store)
         state = run_launches(comparison, state, recipe.arms, store, on_progress)
         analysed = _analyze(comparison, state, recipe, store, on_stage)
-        on_stage("solving exact against greedy")
-        firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
-        plan_offline(comparison, firsts, analysed.runs[0].workers, store, comparison.record().argv)
+        if analysed.question is None or analysed.question.plans:
+            on_stage("solving exact against greedy")
+            firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
+            plan_offline(comparison, firsts, analysed.runs[0].workers, store, comparison.record().argv)
         on_stage("writing the report")
         subject = read_subject(store, comparison)
         reports = [write_report(subject, form=form) for form in FORMATS]
@@ -183,7 +190,7 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
     arms = {name: [store.resolve(run_id) for run_id in state.arms[name]] for name in names}
     settings = recipe.arms[recipe.baseline].analysis
-    return analyze_runs((), store, settings, arms=arms, into=comparison, on_progress=on_stage)
+    return analyze_runs((), store, settings, arms=arms, into=comparison, question=recipe.question, on_progress=on_stage)
 
 
 def check_startable(recipe: Recipe, store: RunStore) -> None:
@@ -208,6 +215,9 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
     arms: dict[str, Config] = {}
     problems: dict[str, None] = {}
     hint = ""
+    if recipe.question is not None and recipe.question not in QUESTIONS:
+        near = did_you_mean(recipe.question, QUESTIONS)
+        problems[f"question: {recipe.question!r} is not asked. {near} Allowed: {', '.join(QUESTIONS)}"] = None
     for name, config in recipe.arms.items():
         try:
             resolved = resolve(config, this_machine(), store)
@@ -228,19 +238,13 @@ def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> None:
 
     It will see the settings resolved: `auto` and the value that it means are the same.
     """
-    baseline = arms[recipe.baseline]
-    for name, config in arms.items():
-        forbidden = {
-            key: values
-            for key, values in differences(baseline, config).items()
-            if key not in MAY_DIFFER and key.partition(".")[0] not in MAY_DIFFER
-        }
-        if forbidden:
-            raise NotComparable(
-                f"recipe {recipe.name}: arms {recipe.baseline} and {name} cannot be compared, they differ in "
-                f"{describe(forbidden)}",
-                "Give these keys under settings, the same for all arms.",
-            )
+    found = {name: settings_differences(arms[recipe.baseline], config) for name, config in arms.items()}
+    question = find_question(list(found.values()), recipe.question)
+    for name, differing in found.items():
+        if forbidden := question.forbidden(differing):
+            who = f"recipe {recipe.name}: arms {recipe.baseline} and {name}"
+            hint = "Give these keys under settings, the same for all arms."
+            raise not_comparable(who, describe(forbidden), question, list(found.values()), hint)
 
 
 def resume_command(comparison: Run) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_value
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -11,28 +10,30 @@ HOURS = 1000
 """GPU-hours of the baseline that savings are counted in."""
 
 
-def speedup(comparison: Mapping[str, object]) -> str | None:
+def ratio(value: float | None) -> str | None:
     """`1.314`; None where nothing was measured."""
-    value = comparison.get("speedup")
-    return f"{value:.3f}" if isinstance(value, int | float) else None
+    return None if value is None else f"{value:.3f}"
 
 
-def interval(comparison: Mapping[str, object]) -> str | None:
+def interval(comparison: ComparisonRecord) -> str | None:
     """`[1.251, 1.380]`; None for an estimate."""
-    ends = _ends(comparison)
-    return None if ends is None else f"[{ends[0]:.3f},{NBSP}{ends[1]:.3f}]"
+    if comparison.ci95 is None:
+        return None
+    low, high = comparison.ci95
+    return f"[{low:.3f},{NBSP}{high:.3f}]"
 
 
-def saved_hours(comparison: Mapping[str, object]) -> str | None:
+def saved_hours(comparison: ComparisonRecord) -> str | None:
     """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s); None for equal arms."""
-    value = None if comparison.get("aa") else comparison.get("speedup")
-    return f"{_saved(value):.0f}" if isinstance(value, int | float) else None
+    return None if comparison.aa else f"{_saved(comparison.speedup):.0f}"
 
 
-def saved_interval(comparison: Mapping[str, object]) -> str | None:
+def saved_interval(comparison: ComparisonRecord) -> str | None:
     """The same for both ends of the interval."""
-    ends = None if comparison.get("aa") else _ends(comparison)
-    return None if ends is None else f"[{_saved(ends[0]):.0f},{NBSP}{_saved(ends[1]):.0f}]"
+    if comparison.aa or comparison.ci95 is None:
+        return None
+    low, high = comparison.ci95
+    return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
 
 
 def number(value: float | None) -> str | None:
@@ -47,13 +48,6 @@ def number(value: float | None) -> str | None:
 def percent(fraction: float | None) -> str | None:
     """`12.3 %`."""
     return None if fraction is None else f"{100 * fraction:.1f}{NBSP}%"
-
-
-def _ends(comparison: Mapping[str, object]) -> tuple[float, float] | None:
-    match comparison.get("ci95"):
-        case [float() | int() as low, float() | int() as high]:
-            return float(low), float(high)
-    return None
 
 
 def _saved(speed: float) -> float:

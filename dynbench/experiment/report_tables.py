@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dynbench.analysis.comparability import fact
-from dynbench.analysis.metrics import METRICS, Metric, lookup
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.metrics import Metric, chosen_metrics, lookup
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_value
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.formats import NBSP, interval, percent, saved_hours, speedup
+from dynbench.experiment.formats import NBSP, interval, number, percent, ratio, saved_hours
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
 from dynbench.experiment.subject import Json, Member, Subject, mean_of
 from dynbench.report import Template, table
@@ -60,22 +62,31 @@ def ranks_kind(subject: Subject, template: Template) -> str | None:
     return template.label("words.virtual" if launcher == "virtual" else "words.real")
 
 
+COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
+    "recovered": lambda item: percent(item.recovered_share),
+    "saved": saved_hours,
+    "efficiency": lambda item: percent(item.efficiency),
+}
+"""Columns of the table of comparisons that a question chooses from."""
+
+
 def comparisons_table(subject: Subject, template: Template) -> str:
-    """One line per candidate arm: verdict, speed-up with its interval, and what it saves."""
-    columns = ("comparison", "verdict", "level", "speedup", "interval", "recovered", "saved", "launches", "loss_parity")
+    """One line per candidate arm: verdict, speed-up with its interval, and what the question wants to know of it."""
+    chosen, told = subject.question.columns, subject.question.loss_drift is not None
+    columns = ("comparison", "verdict", "level", "speedup", "interval", *chosen, "launches")
+    missing = template.label("words.not_measured")
     return table(
-        [template.label(f"headings.{column}") for column in columns],
+        [template.label(f"headings.{column}") for column in (*columns, "loss_drift" if told else "loss_parity")],
         [
             [
-                f"{item.get('candidate')} / {item.get('baseline')}",
-                template.label(f"verdicts.{item.get('verdict')}", str(item.get("verdict"))),
-                template.label(f"levels.{item.get('level')}", str(item.get("level"))),
-                speedup(item) or template.label("words.not_measured"),
+                f"{item.candidate} / {item.baseline}",
+                template.label(f"verdicts.{item.verdict}"),
+                template.label(f"levels.{item.level}"),
+                ratio(item.speedup) or missing,
                 interval(item) or template.label("words.none"),
-                recovered_share(item) or template.label("words.not_measured"),
-                saved_hours(item) or template.label("words.not_measured"),
-                str(item.get("launches")),
-                loss_difference(item) or template.label("words.not_compared"),
+                *(COLUMNS[column](item) or missing for column in chosen),
+                str(item.launches),
+                (loss_drift(item) if told else loss_difference(item)) or template.label("words.not_compared"),
             ]
             for item in subject.comparisons
         ],
@@ -83,28 +94,26 @@ def comparisons_table(subject: Subject, template: Template) -> str:
     )
 
 
-def recovered_share(item: Json) -> str | None:
-    """Part of what the baseline loses against the bound that the candidate gives back; None where unknown."""
-    value = item.get("recovered_share")
-    return percent(value) if isinstance(value, int | float) else None
-
-
-def loss_difference(item: Json) -> str | None:
+def loss_difference(item: ComparisonRecord) -> str | None:
     """Largest relative difference of the loss between paired steps; None where it was not compared."""
-    value = item.get("loss_max_rel_diff")
-    return f"{value:.1e}" if isinstance(value, int | float) else None
+    return None if item.loss_max_rel_diff is None else f"{item.loss_max_rel_diff:.1e}"
+
+
+def loss_drift(item: ComparisonRecord) -> str | None:
+    """How far the mean training loss is above the baseline's; None where it is not finite."""
+    return None if item.loss_drift is None else f"{100 * item.loss_drift:+.2f}{NBSP}%"
 
 
 def metrics_table(subject: Subject, template: Template) -> str:
     """One line per metric: the mean over each arm's launches, then every candidate's improvement in percent."""
-    gains = [(str(item.get("candidate")), item.get("improvement_percent")) for item in subject.comparisons]
+    gains = [(item.candidate, item.improvement_percent) for item in subject.comparisons]
     headings = [
         template.label("headings.metric"),
         *subject.arms,
         *(template.label("headings.improvement").replace("…", name) for name, _ in gains),
     ]
     rows = []
-    for metric in METRICS:
+    for metric in chosen_metrics(subject.question.metrics):
         means = [mean_of(arm, metric.key) for arm in subject.arms.values()]
         if any(mean is not None for mean in means):
             values = [format_value(mean, metric.unit) for mean in means]
@@ -112,7 +121,30 @@ def metrics_table(subject: Subject, template: Template) -> str:
     return table(headings, rows)
 
 
-def checks_table(checks: Sequence[Json], template: Template) -> str:
+def scaling_table(subject: Subject, template: Template) -> str:
+    """One line per arm with its ranks: throughput, speed-up, efficiency; empty for other questions."""
+    first = next((item for item in subject.comparisons if item.efficiency is not None), None)
+    if first is None or first.efficiency is None:
+        return ""
+    found = {item.candidate: (item.speedup, item.efficiency) for item in subject.comparisons}
+    ranks = {name: mean_of(members, "world_size") for name, members in subject.arms.items()}
+    grown = (ranks.get(first.candidate) or 1) / (ranks[subject.baseline] or 1)
+    found[subject.baseline] = 1.0, first.efficiency / first.speedup * grown
+    rows = [
+        [
+            name,
+            number(ranks[name]) or "",
+            *(number(mean_of(members, key)) or "" for key in ("global_batch", "throughput_tokens_per_s.mean")),
+            ratio(found[name][0]) or "",
+            percent(found[name][1]) or "",
+        ]
+        for name, members in subject.arms.items()
+    ]
+    columns = ("arm", "world_size", "global_batch", "tokens_per_s", "speedup", "efficiency")
+    return table([template.label(f"headings.{column}") for column in columns], rows)
+
+
+def checks_table(checks: Sequence[Finding], template: Template) -> str:
     """What the checks found; empty when they found nothing."""
     if not checks:
         return ""
@@ -206,9 +238,8 @@ def _title(metric: Metric, template: Template) -> str:
     return template.label(f"metrics.{metric.key}", metric.title) + unit
 
 
-def _gain(gains: object, metric: Metric) -> str:
-    value = gains.get(metric.key) if isinstance(gains, Mapping) else None
-    return f"{value:+.1f} %" if isinstance(value, int | float) else ""
+def _gain(gains: Mapping[str, float], metric: Metric) -> str:
+    return f"{gains[metric.key]:+.1f} %" if metric.key in gains else ""
 
 
 def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:

@@ -7,11 +7,17 @@ from typing import Any
 
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.figures.style import smoothing_window
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.questions.base import TOKENS
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
 from dynbench.experiment.formats import NBSP
 from dynbench.experiment.subject import Json, Subject, whole
 from dynbench.report import Template, TemplateError
 from dynbench.runs.phrase import Texts
+
+EARLIER = {"rate": TOKENS.rate.record()}
+"""Values that records of earlier versions lack, as they had but one."""
 
 
 def say(template: Template, key: str, values: Json) -> str | None:
@@ -29,7 +35,7 @@ def say(template: Template, key: str, values: Json) -> str | None:
     if text is None:
         return None
     try:
-        return _Texts(template).vformat(text, (), values)
+        return _Texts(template).vformat(text, (), {**EARLIER, **values})
     except KeyError:
         return None
     except (ValueError, IndexError, AttributeError, TypeError) as error:
@@ -59,31 +65,27 @@ def comm_model(template: Template, subject: Subject) -> str | None:
     return said(template, found.get("comm_model_said"), found["comm_model"]) if found else None
 
 
-def finding_texts(template: Template, check: Json) -> list[str]:
+def finding_texts(template: Template, check: Finding) -> list[str]:
     """Severity, check, what was seen, the limit and the next step of a finding as recorded."""
-    severity = str(check.get("severity", ""))
-    cases, values = ({**found} if isinstance(found := check.get(key), Mapping) else {} for key in ("cases", "values"))
-    texts = [template.label(f"severities.{severity}", severity), str(check.get("id", ""))]
-    for field in ("seen", "limit", "hint"):
-        key = ".".join(part for part in ("findings", str(check.get("id")), field, cases.get(field)) if part)
-        texts.append(say(template, key, values) or str(check.get(field, "")))
+    texts = [template.label(f"severities.{check.severity}", check.severity), check.id]
+    for field, english in (("seen", check.seen), ("limit", check.limit), ("hint", check.hint)):
+        key = ".".join(part for part in ("findings", check.id, field, check.cases.get(field)) if part)
+        texts.append(say(template, key, check.values) or english)
     return texts
 
 
-def reason(template: Template, comparison: Json) -> str | None:
+def reason(template: Template, comparison: ComparisonRecord) -> str:
     """Why a comparison has its verdict."""
-    text = comparison.get("reason")
-    return said(template, comparison.get("reason_said"), text) if text else None
+    return said(template, comparison.reason_said, comparison.reason)
 
 
-def recovered(template: Template, comparison: Json) -> str | None:
+def recovered(template: Template, comparison: ComparisonRecord) -> str | None:
     """How much of the baseline's loss a candidate gives back against the bound; None where it is not known."""
-    bound, share = comparison.get("bound_speedup"), comparison.get("recovered_share")
-    if not isinstance(bound, int | float):
+    if comparison.bound_speedup is None:
         return None
-    within_steps = comparison.get("bound_within_steps") is not False
-    found = Recovery(bound, within_steps, share if isinstance(share, int | float) else None, 0.0)
-    sentence = found.sentence(str(comparison.get("baseline")))
+    within_steps = comparison.bound_within_steps is not False
+    found = Recovery(comparison.bound_speedup, within_steps, comparison.recovered_share, 0.0)
+    sentence = found.sentence(comparison.baseline)
     return said(template, sentence.record(), sentence)
 
 

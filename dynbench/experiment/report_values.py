@@ -10,18 +10,19 @@ from pathlib import Path
 
 from dynbench import __version__
 from dynbench.analysis.metrics import lookup, workers_of
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
-from dynbench.experiment import answers, memory_safety
+from dynbench.experiment import answers, cost_answers, memory_safety
 from dynbench.experiment import report_tables as tables
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
-from dynbench.experiment.formats import interval, percent, saved_hours, saved_interval, speedup
+from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
 from dynbench.experiment.offline_plans import Solved
 from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
-from dynbench.experiment.subject import Json, Subject, mean_of
+from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
 from dynbench.runs.store import results_option
 from dynbench.schedule.streams import MIN_BUFFER
@@ -59,7 +60,7 @@ def report_values(sources: Sources) -> Values:
     values |= dict.fromkeys((*answers.OWN, *memory_safety.OWN, "figure.number"))
     speaker = Speaker(sources.subject, sources.template, values)
     values |= {**_sentences(sources, values), **_answers(speaker, sources.solved)}
-    return values
+    return values | {"chapters": ""}
 
 
 def _identity(sources: Sources) -> Values:
@@ -74,29 +75,32 @@ def _identity(sources: Sources) -> Values:
 
 def _arms(subject: Subject, template: Template) -> Values:
     """The baseline, and the best candidate of the comparisons."""
-    best, members = subject.best or {}, subject.arms[subject.baseline]
-    alike = subject.best_alike or {}
-    planned = subject.arms.get(str(best.get("candidate")), ()) if best else members
-    confidence = best.get("confidence", Analysis().confidence)
+    best, alike, members = subject.best, subject.best_alike, subject.arms[subject.baseline]
+    planned = members if best is None else subject.arms.get(best.candidate, ())
     return {
-        "analysis.confidence": f"{100 * float(str(confidence)):g} %",
+        "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
         "baseline.name": f"`{subject.baseline}`",
         "baseline.launches": str(len(members)),
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
         "baseline.padding_ratio": _decimals(mean_of(members, "padding_ratio")),
-        "best.name": f"`{best.get('candidate')}`" if best else None,
-        "best.speedup": speedup(best),
-        "best.interval": interval(best),
-        "best.saved": saved_hours(best),
-        "best.saved_interval": saved_interval(best),
-        "best.launches": str(best["launches"]) if best.get("launches") else None,
-        "best.reason": texts.reason(template, best),
-        "best.recovered": texts.recovered(template, best),
-        "best.loss_difference": tables.loss_difference(best),
+        **_compared("best", best),
+        "best.saved": saved_hours(best) if best else None,
+        "best.saved_interval": saved_interval(best) if best else None,
+        "best.efficiency": percent(best.efficiency) if best else None,
+        "best.launches": str(best.launches) if best else None,
+        "best.reason": texts.reason(template, best) if best else None,
+        "best.recovered": texts.recovered(template, best) if best else None,
+        "best.loss_difference": tables.loss_difference(best) if best else None,
         "best.plan_percent": percent(mean_of(planned, "plan_fraction")),
-        "alike.name": f"`{alike.get('candidate')}`" if alike else None,
-        "alike.speedup": speedup(alike),
-        "alike.interval": interval(alike),
+        **_compared("alike", alike),
+    }
+
+
+def _compared(name: str, found: ComparisonRecord | None) -> Values:
+    return {
+        f"{name}.name": f"`{found.candidate}`" if found else None,
+        f"{name}.speedup": ratio(found.speedup) if found else None,
+        f"{name}.interval": interval(found) if found else None,
     }
 
 
@@ -114,8 +118,9 @@ def _tables(sources: Sources) -> Values:
         "table.solve": tables.solve_table(solved.results if solved else (), template),
         "table.greedy": tables.greedy_table(solved.results if solved else (), template),
         "table.runs": tables.runs_table(subject, template),
+        "table.scaling": tables.scaling_table(subject, template),
         "checks.count": str(len(subject.checks or ())),
-        "table.cost_types": answers.cost_types_table(solved.cost_types if solved else (), template),
+        "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
         "solve.run": f"`{solved.run}`" if solved and solved.run else None,
         "solve.reason": solved.reason if solved else None,
         "solve.steps": _most(solved, "steps"),
@@ -137,11 +142,12 @@ def _plans(subject: Subject) -> Values:
 def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     """The questions of the report, each with its numbers."""
     return {
-        **{f"say.{name}": answers.question(speaker, name) for name in answers.QUESTIONS},
-        "say.proxy": answers.proxy_sentence(speaker),
-        "table.proxy": answers.proxies(speaker),
+        **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
+        "say.losses": answers.losses(speaker),
+        "say.proxy": cost_answers.proxy_sentence(speaker),
+        "table.proxy": cost_answers.proxies(speaker),
         "say.prediction": answers.predictions(speaker, solved),
-        "say.cost_types": answers.cost_types(speaker, solved),
+        "say.cost_types": cost_answers.cost_types(speaker, solved),
         "say.unplanned": answers.unplanned(speaker, solved),
         "say.memory_safety": memory_safety.memory_sentences(speaker),
         "say.data": " ".join(speaker.say(key) for key in data_keys(speaker.subject, speaker.template)),
@@ -175,7 +181,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
 def _claim(subject: Subject) -> str:
     """Which text says what was found: that of the verdict, or of what stood alone."""
     if subject.best:
-        return str(subject.best.get("verdict", "none"))
+        return subject.best.verdict
     if subject.comparisons:
         return "alike"
     return "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
@@ -217,13 +223,12 @@ def _order(subject: Subject) -> str:
     return "unplanned" if subject.comparisons else "none"
 
 
-def _work(best: Json | None) -> str:
+def _work(best: ComparisonRecord | None) -> str:
     """Which text says how far the runs did the same work."""
-    level = None if best is None else best.get("level")
-    if best is None or level is None:
+    if best is None:
         return "none"
-    # Equal hashes are equal work whatever else differs; at `stream` nothing vouches for it.
-    return "different" if level == "stream" and best.get("verdict") == Verdict.INCOMPARABLE else str(level)
+    # Equal hashes are equal work whatever else differs; beyond them nothing vouches for it.
+    return best.level if best.same_work or best.verdict is not Verdict.INCOMPARABLE else "different"
 
 
 def _decimals(value: float | None) -> str | None:

@@ -10,7 +10,7 @@ from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_values import Sources, report_values
 from dynbench.experiment.subject import Subject
-from dynbench.report import LANGUAGES, fill, load_template
+from dynbench.report import LANGUAGES, fill, for_question, load_template
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
@@ -38,7 +38,8 @@ def render_report(subject: Subject, language: str, form: Format, folder: Path, t
     Raises:
         TemplateError: the template has unknown placeholders.
     """
-    loaded = load_template(language, template)
+    question = subject.question
+    loaded = for_question(load_template(language, template, question.template), question.name, question.chapters)
     markdown = fill(loaded, report_values(Sources(subject, read_solved(subject.run.path), loaded, folder)))
     markdown = _GAPS.sub("\n\n", markdown)
     return markdown if form == "md" else to_html(markdown, folder, language)

@@ -9,11 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynbench.analysis.analyze import COMPARISON_FILE
 from dynbench.analysis.figures.regimes import CELLS_FILE
+from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.metrics import lookup
-from dynbench.analysis.summary import CHECKS_FILE, summarise
+from dynbench.analysis.questions import DEFAULT, question_named
+from dynbench.analysis.questions.base import Question
+from dynbench.analysis.record import COMPARISON_FILE, ComparisonRecord, RunRecord, read_analysis
+from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
+from dynbench.analysis.verdict import Verdict
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
@@ -56,19 +60,21 @@ class Subject:
         run: the folder.
         arms: members by arm, the baseline's first.
         state: the launches of `compare`; None for other subjects.
-        comparisons: one object per candidate arm, as `analyze --json` prints them.
+        comparisons: one per candidate arm.
         checks: what the checks found; None when none were recorded.
         figures: PNG files that exist.
         probes: probe run to its record and configuration, of those that the runs used.
+        question: what is asked of the arms; what a single run is reported for.
     """
 
     run: Run
     arms: Mapping[str, Sequence[Member]]
     state: CompareState | None = None
-    comparisons: Sequence[Json] = ()
-    checks: Sequence[Json] | None = None
+    comparisons: Sequence[ComparisonRecord] = ()
+    checks: Sequence[Finding] | None = None
     figures: Sequence[Path] = field(default_factory=tuple)
     probes: Mapping[str, Json] = field(default_factory=dict)
+    question: Question = DEFAULT
 
     @property
     def baseline(self) -> str:
@@ -91,26 +97,26 @@ class Subject:
         return any(member.summary.get("launcher") == "virtual" for member in self.members)
 
     @property
-    def best(self) -> Json | None:
+    def best(self) -> ComparisonRecord | None:
         """The fastest of those found FASTER; without one the largest speed-up, of what could be compared if any was.
 
         Arms configured as the baseline is are left out: what they differ by is noise.
         """
-        return max((item for item in self.comparisons if not item.get("aa")), key=_merit, default=None)
+        return max((item for item in self.comparisons if not item.aa), key=_merit, default=None)
 
     @property
-    def best_alike(self) -> Json | None:
+    def best_alike(self) -> ComparisonRecord | None:
         """The fastest found FASTER on the baseline's own samples, where the best draws others in a step; else None."""
         best = self.best
-        if best is None or best.get("verdict") != "FASTER" or best.get("level") != "stream":
+        if best is None or best.verdict is not Verdict.FASTER or best.level != "stream":
             return None
-        alike = [item for item in self.comparisons if item.get("level") in ("step", "window")]
-        return max((item for item in alike if item.get("verdict") == "FASTER"), key=_merit, default=None)
+        alike = [item for item in self.comparisons if item.same_work and item.verdict is Verdict.FASTER]
+        return max(alike, key=_merit, default=None)
 
 
-def _merit(comparison: Json) -> tuple[bool, bool, float]:
-    verdict = comparison.get("verdict")
-    return verdict == "FASTER", verdict != "INCOMPARABLE", _number(comparison.get("speedup"))
+def _merit(comparison: ComparisonRecord) -> tuple[bool, bool, float]:
+    verdict = comparison.verdict
+    return verdict is Verdict.FASTER, verdict is not Verdict.INCOMPARABLE, comparison.speedup
 
 
 def mean_of(members: Sequence[Member], key: str) -> float | None:
@@ -160,10 +166,9 @@ def read_subject(store: RunStore, run: Run) -> Subject:
     """
     if not (run.path / COMPARISON_FILE).is_file():
         return _single(run)
-    data = _read_object(run.path / COMPARISON_FILE)
-    kept = _kept(run)
-    members = {str(item["id"]): _member(store, run, item, kept) for item in _objects(data.get("runs"))}
-    arms = {str(arm["name"]): _chosen(members, arm) for arm in _objects(data.get("arms"))}
+    record, kept = read_analysis(run.path), _kept(run)
+    members = {item.id: _member(store, run, item, kept) for item in record.runs}
+    arms = {arm.name: [members[run_id] for run_id in arm.runs if run_id in members] for arm in record.arms}
     arms = {name: chosen for name, chosen in arms.items() if chosen}
     if not arms:
         raise RecordError(f"{run.path / COMPARISON_FILE}: names no run", "Make it again with dynbench analyze.")
@@ -171,10 +176,11 @@ def read_subject(store: RunStore, run: Run) -> Subject:
         run,
         arms,
         read_state(run.path) if (run.path / STATE_FILE).is_file() else None,
-        _objects(data.get("comparisons")),
-        _objects(data.get("checks")),
-        _existing(run, [Path(str(path)) for path in _list(data.get("figures"))]),
+        record.comparisons,
+        record.checks,
+        _existing(run, [Path(path) for path in record.figures]),
         _probes(kept, [member for arm in arms.values() for member in arm]),
+        DEFAULT if record.question is None else question_named(record.question),
     )
 
 
@@ -196,16 +202,13 @@ def _single(run: Run) -> Subject:
         )
     member = _from_folder(run.id, run.label, summarise(run), run)
     figures = sorted(run.figures_dir.glob("*.png")) if run.figures_dir.is_dir() else []
-    checks = (
-        _objects(_read_object(run.path / CHECKS_FILE).get("checks")) if (run.path / CHECKS_FILE).is_file() else None
-    )
+    checks = read_checks(run.path) if (run.path / CHECKS_FILE).is_file() else None
     return Subject(run, {member.label: [member]}, checks=checks, figures=figures, probes=_probes({}, [member]))
 
 
-def _member(store: RunStore, subject: Run, item: Json, kept: Json) -> Member:
+def _member(store: RunStore, subject: Run, item: RunRecord, kept: Json) -> Member:
     """A run as the subject kept it; of subjects that kept nothing, as its own folder says."""
-    run_id, summary = str(item["id"]), item.get("summary")
-    label, summary = str(item.get("name") or run_id), summary if isinstance(summary, Mapping) else {}
+    run_id, label, summary = item.id, item.name or item.id, item.summary
     beside, here = subject.path.parent / run_id, store.root / run_id
     found = next((Run(path) for path in (beside, here) if (path / "run.json").is_file()), None)
     record = _mapping(_mapping(kept.get("runs")).get(run_id))
@@ -244,10 +247,6 @@ def _probes(kept: Json, members: Sequence[Member]) -> dict[str, Json]:
     return found
 
 
-def _chosen(members: Mapping[str, Member], arm: Json) -> list[Member]:
-    return [members[str(run_id)] for run_id in _list(arm.get("runs")) if str(run_id) in members]
-
-
 def _existing(run: Run, paths: Sequence[Path]) -> list[Path]:
     """PNG files by name in the run's own folder, which may be a copy, else by path as recorded."""
     here = {path: run.figures_dir / path.name for path in paths if path.suffix == ".png"}
@@ -266,17 +265,5 @@ def _read_object(path: Path) -> Json:
     return data
 
 
-def _objects(value: object) -> list[Json]:
-    return [item for item in _list(value) if isinstance(item, Mapping)]
-
-
 def _mapping(value: object) -> Json:
     return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float("-inf")

@@ -109,7 +109,7 @@ def documents() -> Mapping[str, Document]:
 
 
 def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document]) -> Iterator[Field]:
-    """The fields of `with` (documents), `from` (a class) and `fields` (lines), less those of `without`."""
+    """The fields of `with` (documents) and `from` (a class), less those of `without`, and those of `fields` (lines)."""
     found = {field.path: field for name in entry.get("with", ()) for field in earlier[name].fields}
     if "from" in entry:
         module, _, cls = entry["from"].partition(":")
@@ -117,12 +117,10 @@ def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document
             found[path] = _with_unit(Field(path, kind, meaning))
     for path, unit in entry.get("units", {}).items():
         found[path] = replace(found[path], unit=unit)
-    for path, line in entry.get("fields", {}).items():
-        found[path] = _parsed(where, path, line)
-    left_out = tuple(entry.get("without", ()))
-    for path, field in found.items():
-        if not any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in left_out):
-            yield field
+    for name in entry.get("without", ()):
+        found = {path: field for path, field in found.items() if not f"{path}.".startswith((f"{name}.", f"{name}["))}
+    found |= {path: _parsed(where, path, line) for path, line in entry.get("fields", {}).items()}
+    yield from found.values()
 
 
 def _parsed(where: str, path: str, line: str) -> Field:

@@ -10,14 +10,15 @@ from string import Formatter
 from typing import get_args
 
 import pytest
+from compared import compared
 from languages import english_words, numbers
 
 import dynbench
 from dynbench.analysis.checks.finding import Severity
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.figures import FIGURES
-from dynbench.analysis.levels import LEVELS
 from dynbench.analysis.metrics import METRICS
+from dynbench.analysis.record import LEVELS
 from dynbench.analysis.recovery import Recovery
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
@@ -91,11 +92,8 @@ def test_the_reason_of_every_verdict(language: str, verdict: Verdict, phrase: Ph
         model = AlphaBeta(1, 0.5).description
         text = f"{phrase} (virtual ranks; communication: {model})"
         phrase = Phrase(text, "reason.virtual", reason=phrase, comm_model=model)
-    comparison = {"reason": str(phrase), "reason_said": as_read(phrase.record())}
+    text = reason(load_template(language), compared(reason=str(phrase), reason_said=as_read(phrase.record())))
 
-    text = reason(load_template(language), comparison)
-
-    assert text is not None
     assert numbers(text) == numbers(phrase)
     if language == RECORDS_LANGUAGE:
         assert text == phrase
@@ -107,14 +105,9 @@ def test_the_reason_of_every_verdict(language: str, verdict: Verdict, phrase: Ph
 @pytest.mark.parametrize("found", RECOVERIES)
 def test_what_is_recovered(language: str, found: Recovery) -> None:
     sentence = found.sentence("static")
-    comparison = {
-        "baseline": "static",
-        "bound_speedup": found.bound_speedup,
-        "bound_within_steps": found.within_steps,
-        "recovered_share": found.share,
-    }
+    said = {"bound_speedup": found.bound_speedup, "bound_within_steps": found.within_steps}
 
-    text = recovered(load_template(language), comparison)
+    text = recovered(load_template(language), compared(**said, recovered_share=found.share))
 
     assert text is not None
     assert set(numbers(text)) == set(numbers(sentence))

@@ -112,15 +112,15 @@ def test_the_chinese_template_names_every_metric() -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_shipped_templates_name_every_figure_verdict_and_level(language: str) -> None:
     from dynbench.analysis.figures import FIGURES
-    from dynbench.analysis.levels import LEVELS
+    from dynbench.analysis.record import LEVELS
     from dynbench.analysis.verdict import Verdict
     from dynbench.config.schema import Dataset, Workload
-    from dynbench.experiment.answers import QUESTIONS
+    from dynbench.experiment.answers import TOPICS
     from dynbench.experiment.subject import SOLVE_FIGURES
 
     labels = load_template(language).labels
     needed = [f"figures.{name}" for name in (*FIGURES["train"], *SOLVE_FIGURES)]
-    needed += [f"answers.{name}.{part}" for name in QUESTIONS for part in ("lead", "line", "alone")]
+    needed += [f"answers.{name}.{part}" for name in TOPICS for part in ("lead", "line", "alone")]
     needed += [f"data.{name}" for name in get_args(Dataset)]
     sizes = {size for kind in get_args(Workload.model_fields["size"].annotation) for size in get_args(kind)} - {"auto"}
     assert sizes >= {"small", "base"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dynbench.analysis.checks import comparisons, conditions, integrity, samples
-from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded
+from dynbench.analysis.checks.finding import Evidence, Seen, worded
+from dynbench.analysis.finding import Finding
 from dynbench.errors import ChecksFailed
 
 Check = Callable[[Evidence], Iterator[Seen]]
@@ -23,6 +24,7 @@ _IN_ORDER: tuple[Check, ...] = (
     samples.one_class,
     samples.one_length,
     comparisons.loss_parity,
+    comparisons.loss_drift,
     comparisons.environment,
     comparisons.few_launches,
     comparisons.launch_order,

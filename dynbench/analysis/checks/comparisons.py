@@ -8,10 +8,11 @@ from datetime import datetime
 
 from dynbench.analysis.checks.finding import Evidence, Seen
 from dynbench.analysis.comparability import describe, environment_differences
-from dynbench.analysis.comparison import Comparison, seconds_per_token
+from dynbench.analysis.comparison import Comparison, seconds_per_unit
 from dynbench.analysis.levels import windows_agree
 from dynbench.analysis.pairing import Pair
 from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
+from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.stats import coefficient_of_variation
 from dynbench.analysis.verdict import Verdict
 
@@ -21,7 +22,6 @@ SESSION_H = 1.0
 """Hours without a launch after which the machine is in another state: other clocks, other neighbours, other code."""
 SPREAD_LIMIT = 0.10
 """Coefficient of variation over launches; `pyperf check` (github.com/psf/pyperf) has it for values of one benchmark."""
-OTHER_ARITHMETIC = ("train.precision", "compress.name")
 
 
 def forced_comparison(evidence: Evidence) -> Iterator[Seen]:
@@ -32,26 +32,34 @@ def forced_comparison(evidence: Evidence) -> Iterator[Seen]:
 
 
 def loss_parity(evidence: Evidence) -> Iterator[Seen]:
-    """Comparisons at level `step` whose losses differ by more than rounding; with dropout on, they may."""
+    """Comparisons at level `step` that promise the same training, and whose losses differ; with dropout, they may."""
     limit = evidence.settings.loss_tolerance
     for comparison in evidence.comparisons:
-        difference = comparison.loss_max_rel_diff
-        if difference is None or difference <= limit:
+        difference, promised = comparison.loss_max_rel_diff, comparison.question.loss_drift is None
+        if not promised or difference is None or difference <= limit:
             continue
         values = {"candidate": comparison.candidate.label, "difference": difference, "tolerance": limit}
         if any(run.facts.dropout for arm in (comparison.baseline, comparison.candidate) for run in arm.runs):
             yield Seen("info", values, "dropout")
-        elif any(key in comparison.compared for key in OTHER_ARITHMETIC):
-            yield Seen("info", values, "arithmetic")
         else:
             yield Seen("fail", values, "gradients")
+
+
+def loss_drift(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons of arms that promise no such thing, and whose mean losses differ by more than the question allows."""
+    for comparison in evidence.comparisons:
+        question, drift = comparison.question, comparison.loss_drift
+        if question.loss_drift is not None and drift is not None and abs(drift) > question.loss_drift:
+            allowed = {"allowed": question.loss_drift, "question": question.name}
+            yield Seen("warn", {**_arms(comparison), "drift": drift, **allowed})
 
 
 def environment(evidence: Evidence) -> Iterator[Seen]:
     """Each set of facts that differ, for the first launches that do, and every launch without facts."""
     told: set[str] = set()
+    question = evidence.comparisons[0].question if evidence.comparisons else DEFAULT
     for one, other in _couples(evidence):
-        differing = describe(environment_differences(one, other))
+        differing = describe(environment_differences(one, other, question))
         if differing and differing not in told:
             told.add(differing)
             yield Seen("warn", {"first": one.label, "second": other.label, "differences": differing}, "differs")
@@ -96,7 +104,7 @@ def launch_order(evidence: Evidence) -> Iterator[Seen]:
 def launch_spread(evidence: Evidence) -> Iterator[Seen]:
     """Arms whose seconds per real token vary by `SPREAD_LIMIT` or more; launches of one seed are compared."""
     for arm in evidence.arms:
-        times = [seconds_per_token(run) for run in arm.runs if run.measured.height and not run.partial]
+        times = [seconds_per_unit(run) for run in arm.runs if run.measured.height and not run.partial]
         spread = coefficient_of_variation(times) if len(times) > 1 else 0.0
         if spread >= SPREAD_LIMIT:
             yield Seen("warn", {"arm": arm.label, "spread": spread, "launches": len(times), "limit": SPREAD_LIMIT})

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import yaml
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparison import Comparison
+from dynbench.analysis.finding import Finding, Severity
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.schema import Analysis
-from dynbench.runs.phrase import Texts, recorded
-
-Severity = Literal["info", "warn", "fail"]
+from dynbench.runs.phrase import Texts
 
 
 @dataclass(frozen=True)
@@ -65,37 +63,6 @@ class Seen:
     severity: Severity
     values: Mapping[str, object]
     case: str | Mapping[str, str] = ""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing a check found.
-
-    Reports in other languages have their own `seen`, `limit` and `hint` of every check (`findings` in
-    report/labels.<language>.yaml) and fill in the same values.
-
-    Attributes:
-        severity: `info` explains, `warn` makes the numbers less certain, `fail` makes them wrong.
-        seen: which run or arm, and the value.
-        limit: what it was held against.
-        hint: what to do next.
-        id: the check.
-        values: what the three texts mention, by name.
-        cases: for each text of which the check has several wordings, which one it is.
-    """
-
-    severity: Severity
-    seen: str
-    limit: str
-    hint: str
-    id: str = ""
-    values: Mapping[str, object] = field(default_factory=dict)
-    cases: Mapping[str, str] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, object]:
-        """An entry of `checks` in results/FIELDS.md."""
-        texts = {"severity": self.severity, "seen": self.seen, "limit": self.limit, "hint": self.hint, "id": self.id}
-        return {**texts, "values": recorded(self.values), "cases": dict(self.cases)}
 
 
 @cache

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
 from dynbench.analysis.metrics import workers_of
+from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.errors import RecordError
 from dynbench.runs.run import Run
 
@@ -83,21 +84,21 @@ def _label(axes: Axes, part: pl.DataFrame, offset: tuple[int, int]) -> None:
 def _rows(source: Run) -> Iterator[dict[str, object]]:
     """One per comparison and candidate; comparisons that have not ended are left out."""
     for cell in _read(source.path / CELLS_FILE)["cells"]:
-        path = source.path.parent / str(cell["comparison"]) / "comparison.json"
-        if not path.is_file():
+        folder = source.path.parent / str(cell["comparison"])
+        if not (folder / COMPARISON_FILE).is_file():
             continue
-        content = _read(path)
-        summary = content["runs"][0]["summary"]
-        for found in content["comparisons"]:
-            low, high = found["ci95"] or (None, None)
+        record = read_analysis(folder)
+        summary = record.runs[0].summary
+        for found in record.comparisons:
+            low, high = found.ci95 or (None, None)
             yield {
                 "cell": ", ".join(f"{key}={value}" for key, value in cell["settings"].items()),
                 **{key: summary.get(key) for key in ("launcher", "global_batch")},
                 "world_size": workers_of(summary),
-                "candidate": found.get("candidate"),
+                "candidate": found.candidate,
                 "low": low,
                 "high": high,
-                **{key: found.get(key) for key in COLUMNS if key.endswith(("speedup", "share"))},
+                **{key: getattr(found, key) for key in COLUMNS if key.endswith(("speedup", "share"))},
             }
 
 

@@ -235,7 +235,7 @@ def test_named_arms_and_a_given_entry(store, make_run):
     report = analyze_runs([], store, Analysis(), arms=arms, into=entry, on_progress=seen.append)
     assert report.folder == entry
     assert (entry.status, (entry.path / "comparison.json").is_file()) == ("created", True)
-    assert [arm["name"] for arm in report.as_dict()["arms"]] == ["one", "two"]
+    assert [arm["name"] for arm in report.record().as_dict()["arms"]] == ["one", "two"]
     assert seen[-1] == "drawing figures"
 
 

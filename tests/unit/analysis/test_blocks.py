@@ -8,7 +8,7 @@ import pytest
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.blocks import block_times, number_blocks
-from dynbench.analysis.comparison import compare_arms, seconds_per_token
+from dynbench.analysis.comparison import compare_arms, seconds_per_unit
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.recovery import recovery
@@ -63,7 +63,7 @@ def test_the_total_of_alternating_ranks_is_the_time_that_passed(quiet):
     assert lookup(summary, "throughput_samples_per_s.mean") == pytest.approx(samples)
     assert lookup(summary, "wait_fraction") == pytest.approx(waited / 1000)
     assert lookup(summary, "plan_fraction") == pytest.approx(merged.measured["plan_ms_mean"].sum() / 1000)
-    assert seconds_per_token(merged) == pytest.approx(1 / tokens)
+    assert seconds_per_unit(merged) == pytest.approx(1 / tokens)
 
 
 def test_verdict_and_recovery_do_not_see_how_ranks_take_turns(quiet):

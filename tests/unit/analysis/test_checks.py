@@ -41,7 +41,7 @@ def with_steps(run, **columns):
 def test_every_check_has_its_wordings_and_none_is_left_over():
     assert set(CHECKS) == set(wordings())
     assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
-    assert len(CHECKS) == 24
+    assert len(CHECKS) == 25
 
 
 def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():

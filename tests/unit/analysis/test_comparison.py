@@ -1,7 +1,7 @@
 import pytest
 
 from dynbench.analysis.arms import group_runs, named_arms
-from dynbench.analysis.comparison import compare_arms, seconds_per_token
+from dynbench.analysis.comparison import compare_arms, seconds_per_unit
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
@@ -41,14 +41,14 @@ def test_partition_against_static(launch):
 def test_the_speedup_is_baseline_seconds_per_token_over_candidates(launch):
     runs = launch(1, static={}, partition={})
     (found,) = compare(runs)
-    expected = seconds_per_token(runs["static"][0]) / seconds_per_token(runs["partition"][0])
+    expected = seconds_per_unit(runs["static"][0]) / seconds_per_unit(runs["partition"][0])
     assert found.speedup.estimate == pytest.approx(expected)
-    assert (found.verdict, found.as_dict()["ci95"]) == (Verdict.ESTIMATE, None)
+    assert (found.verdict, found.record().model_dump()["ci95"]) == (Verdict.ESTIMATE, None)
 
 
 def test_prefix_compares_at_level_stream_without_loss_parity(launch):
     (found,) = compare(launch(2, static={}, prefix={}))
-    assert (found.level, found.loss_max_rel_diff, found.as_dict()["same_work"]) == ("stream", None, False)
+    assert (found.level, found.loss_max_rel_diff, found.record().model_dump()["same_work"]) == ("stream", None, False)
 
 
 STATIC = {"policy": "static"}
@@ -62,7 +62,7 @@ def test_an_aa_comparison_is_not_called_different(launch):
     (found,) = compare(launch(4, one=STATIC, two=STATIC))
     assert found.verdict in (Verdict.SAME, Verdict.AMBIGUOUS)
     assert found.speedup.low < 1 < found.speedup.high
-    assert found.as_dict()["aa"] is True
+    assert found.record().model_dump()["aa"] is True
 
 
 @pytest.mark.parametrize("factor", [1.213, 1 / 1.213])
@@ -124,7 +124,7 @@ def test_settings_in_which_launches_of_an_arm_may_differ_leave_it_aa(launch, key
 def test_a_forced_arm_that_differs_in_what_forbids_is_no_aa_arm(launch, fields):
     runs = launch(2, static={}, other={**STATIC, **fields, "slowdown": 1.5}, partition={})
     other, partition = compare(runs, force=True)
-    assert (other.verdict, other.aa, other.as_dict()["aa"]) == (Verdict.INCOMPARABLE, False, False)
+    assert (other.verdict, other.aa, other.record().model_dump()["aa"]) == (Verdict.INCOMPARABLE, False, False)
     assert partition.noise == 0.02
     assert partition.verdict == Verdict.FASTER
 
@@ -180,8 +180,8 @@ def test_a_forced_comparison_shows_numbers_without_a_verdict(launch):
     assert found.verdict == Verdict.INCOMPARABLE
     assert "env.data.fingerprint" in found.reason
     assert found.speedup.estimate > 1
-    assert found.as_dict()["forced_over"] == {"env.data.fingerprint": ["data-1", "data-2"]}
-    assert (found.recovery, found.as_dict()["recovered_share"]) == (None, None)
+    assert found.record().model_dump()["forced_over"] == {"env.data.fingerprint": ["data-1", "data-2"]}
+    assert (found.recovery, found.record().model_dump()["recovered_share"]) == (None, None)
 
 
 def test_virtual_ranks_are_named_beside_the_number(launch):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import matplotlib
 import numpy as np
 import pytest
+from compared import ARMS, compared
 from languages import english_words
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -84,9 +85,9 @@ def cells(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     together, found = store.create("compare", "cells"), []
     for launcher in ("torchrun", "virtual"):
         cell = store.create("compare", "cell")
-        candidate = {"candidate": "partition", "speedup": 1.3, "ci95": [1.2, 1.4], "overhead_share": 0.4}
         summary = {"launcher": launcher, "world_size": 2, "global_batch": 8}
-        write_json(cell.path / "comparison.json", {"runs": [{"summary": summary}], "comparisons": [candidate]})
+        runs, candidate = [{"id": "a", "summary": summary}], compared(overhead_share=0.4).model_dump()
+        write_json(cell.path / "comparison.json", {"runs": runs, "arms": ARMS, "comparisons": [candidate]})
         found.append({"settings": {"train.global_batch": 8}, "comparison": cell.id})
     write_json(together.path / "cells.json", {"cells": found})
     return [together]

@@ -11,6 +11,7 @@ from dynbench.analysis.checks.comparisons import environment
 from dynbench.analysis.checks.finding import worded
 from dynbench.analysis.comparability import environment_differences
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.questions import DEFAULT
 from dynbench.config.load import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.runs.atomic import jsonable
@@ -91,7 +92,7 @@ def run_with(env, label="run", seed=0, **fields):
 
 
 def findings(*arms, pairs=()):
-    comparisons = [SimpleNamespace(pairing=SimpleNamespace(pairs=pairs))] if pairs else []
+    comparisons = [SimpleNamespace(pairing=SimpleNamespace(pairs=pairs), question=DEFAULT)] if pairs else []
     named = [Arm(f"arm {index}", tuple(runs)) for index, runs in enumerate(arms)]
     runs = [run for arm in arms for run in arm]
     evidence = SimpleNamespace(arms=named, runs=runs, comparisons=comparisons)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from compared import compared
 
 from dynbench.analysis.checks.finding import Finding
 from dynbench.analysis.gate import CONDITIONS, VERDICTS, read_conditions, require_none_of
@@ -19,12 +20,12 @@ DRIFT = Finding("warn", "runA: step time changes", "10 %", "h", id="drift")
 
 
 def judge(condition, items, findings):
-    require_none_of([condition] if isinstance(condition, str) else condition, {"comparisons": items}, findings)
+    require_none_of([condition] if isinstance(condition, str) else condition, items, findings, {})
 
 
-def item(verdict, level="step"):
+def item(verdict, level="step", question="schedule"):
     reason = "partition is 0.850 times as fast as static; 95 % interval of the speed-up [0.840, 0.860]"
-    return {"baseline": "static", "candidate": "partition", "verdict": verdict, "reason": reason, "level": level}
+    return compared(verdict=verdict, reason=reason, level=level, question=question)
 
 
 @pytest.mark.parametrize("verdict", Verdict)

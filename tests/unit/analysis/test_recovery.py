@@ -80,7 +80,7 @@ def test_ranks_slowed_differently_are_not_held_against_one_bound(make_run):
 
 def test_a_comparison_states_bound_and_share(make_run, store):
     report = analyze_runs([make_run("static"), make_run("partition")], store, Analysis())
-    stated = report.as_dict()["comparison"]
+    stated = report.record().as_dict()["comparison"]
     assert stated["bound_speedup"] > 1
     assert 0 < stated["recovered_share"] < 1
     assert "of what static loses is recovered" in (report.folder.path / "summary.md").read_text()
@@ -134,7 +134,7 @@ def test_a_comparison_uses_the_bound_of_its_level(make_run, policy):
     fields = {"world_size": 4, "warmup_steps": 8, "window": 4 if policy == "window" else 1}
     static, other = merge_run(make_run("static", world_size=4, warmup_steps=8)), merge_run(make_run(policy, **fields))
     (found,) = compare_arms(named_arms({"static": [static], policy: [other]}), Analysis())
-    stated = found.as_dict()
+    stated = found.record().model_dump()
     assert stated["bound_within_steps"] is (stated["level"] == "step") is (policy == "partition")
     assert stated["bound_speedup"] == pytest.approx(recovery([(static, other)], found.level).bound_speedup)
     assert recovery([(static, other)], "window").bound_speedup >= recovery([(static, other)], "step").bound_speedup

@@ -4,6 +4,7 @@ import json
 
 import polars as pl
 import pytest
+from compared import ARMS, compared
 
 from dynbench.analysis.figures import draw_figure, draw_figures
 from dynbench.errors import RecordError
@@ -13,9 +14,9 @@ from dynbench.runs.store import RunStore
 def cell(store: RunStore, batch: int, launcher: str, **found: object) -> dict[str, object]:
     """A comparison that has ended, and its line in the folder over several."""
     run = store.create("compare", "cell")
-    candidate = {"candidate": "partition", "speedup": 1.3, "ci95": [1.2, 1.4], "overhead_share": 0.4, **found}
+    candidate = compared(**{"overhead_share": 0.4, **found}).model_dump()
     summary = {"launcher": launcher, "world_size": 2, "global_batch": batch}
-    content = {"runs": [{"summary": summary}], "comparisons": [candidate]}
+    content = {"runs": [{"id": "a", "summary": summary}], "arms": ARMS, "comparisons": [candidate]}
     (run.path / "comparison.json").write_text(json.dumps(content))
     return {"settings": {"train.global_batch": batch}, "comparison": run.id}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from compared import compared
 
 from dynbench.cli.compare_cells import show_cells
 from dynbench.experiment.cells import Cell
@@ -16,12 +17,12 @@ from dynbench.runs.store import RunStore
 
 def test_every_line_says_which_ranks_its_numbers_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = RunStore(tmp_path)
-    found = {"candidate": "partition", "verdict": "FASTER", "speedup": 1.25, "ci95": None}
+    found = compared(speedup=1.25, ci95=None)
     cells = []
     for batch, launcher in ((8, "torchrun"), (64, "virtual")):
         folder = store.create("compare", "cell")
         runs = [{"id": "a", "summary": {"launcher": launcher}}]
-        content = {"runs": runs, "arms": [{"name": "static", "runs": ["a"]}], "comparisons": [found]}
+        content = {"runs": runs, "arms": [{"name": "static", "runs": ["a"]}], "comparisons": [found.model_dump()]}
         write_json(folder.path / "comparison.json", content)
         cells.append(Cell({"train.global_batch": batch}, folder.id))
 

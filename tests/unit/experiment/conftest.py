@@ -55,7 +55,7 @@ def comparison(candidate: str = "partition", **changes: object) -> dict[str, obj
         "speedup": 1.25,
         "ci95": [1.2, 1.3],
         "launches": 4,
-        "same_work": True,
+        "same_work": changes.get("level", "step") in ("step", "window"),
         "loss_max_rel_diff": 1.5e-6,
         "improvement_percent": {"step_time_ms.mean": 20.0, "padding_ratio": 40.0},
         **changes,
@@ -75,7 +75,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
     """Makes a comparison from what each comparison object has other than the defaults.
 
     `launches` are per arm, `summary` is laid over every run's, `summaries` and `flags` over those of an arm, and
-    `planned` makes it one of `compare`.
+    `planned` makes it one of `compare`, and `question` says what it asks.
     """
 
     def make(
@@ -86,6 +86,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
         planned: bool = False,
         summaries: Mapping[str, dict[str, object]] = MappingProxyType({}),
         flags: Mapping[str, dict[str, object]] = MappingProxyType({}),
+        question: str | None = None,
     ) -> Run:
         comparisons = [comparison(**change) for change in changes]
         names = ["static", *(str(item["candidate"]) for item in comparisons)]
@@ -108,6 +109,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
         write_json(
             folder.path / "comparison.json",
             {
+                "question": question,
                 "runs": members,
                 "arms": arms,
                 "comparisons": comparisons,

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from compared import ARMS, compared
 from recipe_files import load_cells
 
 from dynbench.analysis.checks.finding import Finding
@@ -26,7 +27,7 @@ cells:
   - {train.global_batch: 8}
   - {train.global_batch: 64}
 """
-FOUND = {"candidate": "partition", "speedup": 1.2, "ci95": None, "overhead_share": 0.5}
+FOUND = compared(speedup=1.2, ci95=None, overhead_share=0.5).model_dump()
 DRIFT = Finding("warn", "a: step time changes by +20 % over the launch", "10 %", "Look.", "drift", {"run": "a"})
 
 
@@ -43,7 +44,12 @@ class Runner:
             raise WorkerFailed("rank 1 was killed", "See its log. Go on with: dynbench compare --resume the-cell")
         write_json(
             comparison.path / "comparison.json",
-            {"runs": [{"summary": {"launcher": "virtual"}}], "comparisons": [FOUND], "checks": [DRIFT.as_dict()]},
+            {
+                "runs": [{"id": "a", "summary": {"launcher": "virtual"}}],
+                "arms": ARMS,
+                "comparisons": [FOUND],
+                "checks": [DRIFT.as_dict()],
+            },
         )
         comparison.update(status=Status.RUNNING)
         comparison.update(status=Status.COMPLETED)

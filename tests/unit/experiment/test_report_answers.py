@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import QUESTIONS, change, planned_speedup
+from dynbench.experiment.answers import TOPICS, change, planned_speedup
 from dynbench.experiment.offline_plans import Solved
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
@@ -101,12 +101,12 @@ def test_better_worse_and_equal_arms_are_named_as_such(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", ["imbalance", "tail", "memory"])
 def test_a_change_is_that_of_the_paired_launches(
     store: RunStore, make_comparison: MakeComparison, language: str, name: str
 ) -> None:
     """As the change column has it; the means beside it may be over a launch more."""
-    gains = dict(zip(QUESTIONS[name], (-30.0, 12.5), strict=True))
+    gains = dict(zip(TOPICS[name], (-30.0, 12.5), strict=True))
     summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(50.0, 150.0, 5.0)}
     make_comparison({"candidate": "other", "improvement_percent": gains}, summaries=summaries)
 
@@ -129,7 +129,7 @@ def test_alone_nothing_is_compared(
     text = part(report(store, language), "### 4.4", "### 4.5")
 
     alone = "Nothing was compared." if language == "en" else "没有进行比较。"
-    assert text.count(alone) == len(QUESTIONS)
+    assert text.count(alone) == 3
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

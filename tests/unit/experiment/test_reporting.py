@@ -74,7 +74,7 @@ def test_arms_configured_alike_are_never_recommended(
     again = {"candidate": "again", "aa": True, "verdict": "FASTER", "speedup": 1.4, "ci95": [1.3, 1.5]}
     make_comparison(again, {"candidate": "partition", "speedup": 1.1, "ci95": [1.05, 1.15]})
     subject = find_subject(store, None)
-    assert subject.best is not None and subject.best["candidate"] == "partition"
+    assert subject.best is not None and subject.best.candidate == "partition"
     assert "**`again`" not in render(store, language)
 
     make_comparison(again)

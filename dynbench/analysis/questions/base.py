@@ -1,0 +1,99 @@
+"""What a question is: in what its arms may differ, and what is measured and said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dynbench.runs.phrase import Phrase
+
+Differences = Mapping[str, tuple[object, object]]
+"""Dotted key, of the configuration, of `env`, or `world_size`, to the two values that differ."""
+
+ALWAYS = (
+    "probe",
+    "analysis",
+    "train.eval_every",
+    "train.eval_samples",
+    "launch.timeout_s",
+    "launch.node_rank",
+    "launch.rdzv_endpoint",
+    "launch.rdzv_id",
+    "workload.cache_dir",
+    "workload.import_from",
+)
+"""Sections and keys that arms may differ in whatever is asked: they change nothing that is measured, or only how a
+plan was prepared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is counted as work.
+
+    Attributes:
+        name: one of it, as records say it.
+        column: column of the step table that counts it.
+        rate: so many of it in a second, in words.
+    """
+
+    name: str
+    column: str
+    rate: Phrase
+
+
+TOKENS = Unit("real token", "real_tokens", Phrase("real tokens per second", "rate.tokens"))
+SAMPLES = Unit("sample", "global_batch", Phrase("samples per second", "rate.samples"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a comparison asks.
+
+    Attributes:
+        name: as it is named on a command line, in recipes and records.
+        description: one line.
+        asks: sections and keys of which one that differs raises the question.
+        follows: further ones that may differ with them, as they are decided by them.
+        named_only: it is never found from what differs; who means it names it.
+        unit: times are seconds per one of it.
+        loss_drift: part by which the mean training loss of an arm may differ from the baseline's; None where the arms
+            promise the same training, so that every step's loss has to agree (`analysis.loss_tolerance`).
+        plans: the arms differ in plans, so that the bound on plans, predictions and plans made offline say something.
+        metrics: keys of the metrics shown, in order; empty shows all.
+        figures: figures of training runs that are drawn, in order; empty draws all.
+        columns: columns of the report's table of comparisons between the interval and the number of launches.
+        template: name of the report's template, `report/<template>.<language>.md`.
+        chapters: chapters that the template places, in order; their texts are in its front matter.
+    """
+
+    name: str
+    description: str
+    asks: tuple[str, ...]
+    follows: tuple[str, ...] = ()
+    named_only: bool = False
+    unit: Unit = TOKENS
+    loss_drift: float | None = None
+    plans: bool = False
+    metrics: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ("timeline", "time_breakdown", "step_time_distribution", "step_time")
+    columns: tuple[str, ...] = ("saved",)
+    template: str = "arms"
+    chapters: tuple[str, ...] = ("time",)
+
+    def raised_by(self, keys: Iterable[str]) -> bool:
+        """Whether one of the keys is what it asks about."""
+        return any(within(key, self.asks) for key in keys)
+
+    def permitted(self, differences: Differences) -> set[str]:
+        """The keys that may differ, of those that do."""
+        return {key for key in differences if within(key, (*ALWAYS, *self.asks, *self.follows))}
+
+    def forbidden(self, differences: Differences) -> dict[str, tuple[object, object]]:
+        """The differences because of which it cannot be answered."""
+        permitted = self.permitted(differences)
+        return {key: values for key, values in differences.items() if key not in permitted}
+
+
+def within(key: str, listed: Sequence[str]) -> bool:
+    """Whether a dotted key is listed, or lies in a section that is."""
+    return any(f"{key}.".startswith(f"{entry}.") for entry in listed)

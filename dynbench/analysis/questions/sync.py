@@ -1,0 +1,27 @@
+"""How gradients meet: strategies and their settings, at the same optimizer steps."""
+
+from __future__ import annotations
+
+from dynbench.analysis.questions.base import Question
+
+QUESTION = Question(
+    name="sync",
+    description="which gradient synchronisation leaves least communication exposed",
+    asks=("sync",),
+    metrics=(
+        "throughput_tokens_per_s.mean",
+        "step_time_ms.mean",
+        "step_time_ms.p50",
+        "step_time_ms.p95",
+        "exposed_comm_ms.mean",
+        "comm_ms.mean",
+        "bytes_wire.mean",
+        "wait_fraction",
+        "peak_mem_mb.max",
+        "loss.last",
+        "eval.loss",
+        "eval.accuracy",
+        "eval.perplexity",
+    ),
+    chapters=("traffic", "time", "memory"),
+)

@@ -1,0 +1,175 @@
+"""What an analysis over several runs leaves behind, written and read as one typed record: `comparison.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.questions.base import TOKENS
+from dynbench.analysis.verdict import Verdict
+from dynbench.errors import RecordError
+from dynbench.runs.records import SCHEMA_VERSION
+
+COMPARISON_FILE = "comparison.json"
+"""In the folder of a comparison."""
+
+Level = Literal["step", "window", "stream", "tokens"]
+
+LEVELS: tuple[Level, ...] = ("step", "window", "stream", "tokens")
+"""Strongest first."""
+
+_AGAIN = "Make it again with dynbench analyze."
+
+
+class Record(BaseModel):
+    """Base of the parts: immutable; keys of later versions are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class ComparisonRecord(Record):
+    """A candidate against the baseline."""
+
+    id: str = ""
+    """Id of the entry that holds it."""
+    path: str = ""
+    """Its folder."""
+    question: str = DEFAULT.name
+    """What is asked: schedule, sync, compress, precision, scaling or levers."""
+    unit: str = TOKENS.name
+    """What `speedup` is seconds per one of."""
+    baseline: str
+    """Name of the baseline's arm."""
+    candidate: str
+    """Name of the other arm."""
+    verdict: Verdict
+    """FASTER, SLOWER, SAME, AMBIGUOUS, ESTIMATE or INCOMPARABLE."""
+    reason: str
+    """The sentence with the numbers."""
+    reason_said: dict[str, object] | None = None
+    """The same as a phrase."""
+    aa: bool = False
+    """Whether both are configured alike, so that what differs is noise."""
+    level: Level
+    """How alike the work was: step, window, stream or tokens."""
+    speedup: float = Field(gt=0)
+    """The baseline's seconds per `unit` over the candidate's."""
+    ci95: tuple[float, float] | None
+    """Low and high end of the interval at `confidence`; null for one pair."""
+    confidence: float = 0.95
+    """Level of the interval."""
+    predicted_speedup: float | None = None
+    """As the probe predicted it; null without a probe, and where the arms do not differ in plans."""
+    bound_speedup: float | None = None
+    """What perfect balance would have given; null where the arms do not differ in plans."""
+    bound_within_steps: bool | None = None
+    """Whether that is within each step's samples."""
+    recovered_share: float | None = None
+    """The part of the bound's gain that was given back."""
+    overhead_share: float | None = None
+    """The part of the slowest rank's compute that does not grow with its tokens."""
+    efficiency: float | None = None
+    """Of the question scaling: speed-up over the arm with the fewest ranks, by how many times as many ranks it has."""
+    noise_threshold: float = 0.02
+    """Differences below it are none."""
+    launches: int
+    """Paired launches."""
+    same_work: bool
+    """Whether both ran the same samples, at level step or window."""
+    loss_max_rel_diff: float | None = None
+    """Largest relative difference of a step's loss; null beyond level step."""
+    loss_drift: float | None = None
+    """By which part the mean training loss of the measured steps is above the baseline's; null where a loss is not
+    finite."""
+    improvement_percent: dict[str, float] = Field(default_factory=dict)
+    """By how much the candidate is better."""
+    left_out: list[str] = Field(default_factory=list)
+    """Launches that were not paired, and why."""
+    compared: dict[str, list[object]] = Field(default_factory=dict)
+    """Settings that differ and may."""
+    forced_over: dict[str, list[object]] = Field(default_factory=dict)
+    """What differs and may not; empty unless forced."""
+
+
+class RunRecord(Record):
+    """A run of an analysis."""
+
+    id: str
+    """The run's id."""
+    name: str | None = None
+    """Its name."""
+    summary: dict[str, object] = Field(default_factory=dict)
+    """Its summary."""
+
+
+class ArmRecord(Record):
+    """An arm of an analysis."""
+
+    name: str
+    """Name of the arm."""
+    runs: list[str]
+    """Ids of its launches."""
+    stored: bool = False
+    """Whether they come from an exported file, made in an earlier session."""
+
+
+class AnalysisRecord(Record):
+    """Everything that one analysis found."""
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of the object's form."""
+    command: str = "analyze"
+    """analyze or compare."""
+    question: str | None = None
+    """What is asked of the arms; null for one arm, and in records of versions that knew but one question."""
+    runs: list[RunRecord]
+    """The runs, in the order in which they were named."""
+    arms: list[ArmRecord] = Field(min_length=1)
+    """Runs of equal configuration but for the seed; the first is the baseline."""
+    comparisons: list[ComparisonRecord]
+    """One per further arm."""
+    checks: list[Finding] = Field(default_factory=list)
+    """What the checks found."""
+    figures: list[str] = Field(default_factory=list)
+    """Pictures drawn."""
+    files: list[str] = Field(default_factory=list)
+    """Other files written."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The object that `analyze --json` prints, and that comparison.json holds."""
+        comparisons = [item.model_dump() for item in self.comparisons]
+        return {
+            **self.model_dump(include={"schema_version", "command", "question", "runs", "arms"}),
+            "comparison": comparisons[0] if comparisons else None,
+            "comparisons": comparisons,
+            "checks": [finding.as_dict() for finding in self.checks],
+            "figures": self.figures,
+            "files": self.files,
+        }
+
+
+def read_analysis(folder: Path) -> AnalysisRecord:
+    """The record in a comparison's folder.
+
+    Raises:
+        RecordError: there is none, it is damaged, or something else or a later version wrote it.
+    """
+    path = folder / COMPARISON_FILE
+    try:
+        record = AnalysisRecord.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}", _AGAIN) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise RecordError(f"{path}: {where}: {first['msg']}", _AGAIN) from None
+    if record.schema_version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: written with schema {record.schema_version}, this version reads {SCHEMA_VERSION}",
+            "Update dynbench, or make it again with this one.",
+        )
+    return record
