@@ -28,10 +28,11 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from dynbench.errors import UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, Problem, check_trainable, policy_class
+from dynbench.schedule.policy import Problem, check_trainable, policy_class
 
 _STATE_VERSION = 1
 
@@ -235,8 +236,8 @@ def _whole(name: str, given: object, least: int, most: int | None = None) -> int
 
 def _policies(capped: bool = False) -> list[str]:
     """Policies that a sampler takes; those that keep to capacities, if asked."""
-    kinds = {name: policy_class(name) for name, entry in REGISTRY.items() if entry.in_train}
-    return [name for name, kind in kinds.items() if kind.fixed_batch and (kind.capped or not capped)]
+    names = [name for name, entry in POLICIES.items() if entry.in_train and (entry.capped or not capped)]
+    return [name for name in names if policy_class(name).fixed_batch]
 
 
 def _cost(given: CostModel | CostType) -> CostModel:
@@ -255,7 +256,7 @@ def _capacity(given: Capacity | int | Sequence[int] | None, policy: str) -> Capa
         capacity = Capacity.per_rank([_whole(f"capacity[{rank}]", most, 1) for rank, most in enumerate(given)])
     else:
         capacity = Capacity.uniform(_whole("capacity", given, 1))
-    if not capacity.unlimited and not policy_class(policy).capped:
+    if not capacity.unlimited and not POLICIES[policy].capped:
         raise UsageError(
             f"capacity: policy {policy!r} obeys no capacities",
             f"Leave capacity out, or use one of {', '.join(_policies(capped=True))}.",

@@ -16,7 +16,7 @@ from batches import batch_of
 from torch import Tensor, nn
 from toys import BROKEN_COMPRESSORS, BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES, GivesMeans, Toy
 
-from dynbench.compress import registry as compressors
+from dynbench import plugins
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import ReplicatedPlans
@@ -28,8 +28,8 @@ from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.worker import train
+from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
-from dynbench.sync import registry as strategies
 from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
 from dynbench.workloads.data import TokenisedData
@@ -39,12 +39,17 @@ CPU = torch.device("cpu")
 TRIALS = 6
 
 
+def entries(form: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """Toys as a registry lists them."""
+    return {name: form(name, "a toy", target) for name, target in made.items()}
+
+
 @contextmanager
 def known() -> Iterator[None]:
     """The toys are registered."""
     with (
-        patch.dict(strategies.REGISTRY, {**STRATEGIES, **BROKEN_STRATEGIES}),
-        patch.dict(compressors.REGISTRY, {**COMPRESSORS, **BROKEN_COMPRESSORS}),
+        patch.dict(plugins.STRATEGIES.entries, entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES)),
+        patch.dict(plugins.COMPRESSORS.entries, entries(CompressorEntry, COMPRESSORS | BROKEN_COMPRESSORS)),
     ):
         yield
 
@@ -196,7 +201,7 @@ def moved(ids: np.ndarray, before: dict[str, Tensor], after: dict[str, Tensor], 
 def public(rank: int) -> list[float]:
     """Every strategy on plain torch: built from nothing, over the default group."""
     toy, losses = Toy(), []
-    for make in [*strategies.REGISTRY.values(), *STRATEGIES.values()]:
+    for make in [*(entry.load() for entry in plugins.STRATEGIES.values()), *STRATEGIES.values()]:
         strategy = make()
         module = strategy.wrap(toy.build_model(0), CPU)
         optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))

@@ -108,7 +108,7 @@ def command(
 
     config = settings.config(trains=False)
     if windows is None and "window" in config.schedule.model_fields_set:
-        windows = (config.schedule.window,)
+        windows = (config.schedule.window_size,)
     if max_length is None and "max_length" in config.workload.model_fields_set:
         max_length = config.workload.max_length
     policies = _with_window(policies, windows)
@@ -186,7 +186,7 @@ def _unread(
     """A line for every setting that was changed and that nothing here reads."""
     from dynbench.config.effects import unread
     from dynbench.config.situation import Situation
-    from dynbench.schedule.policy import REGISTRY
+    from dynbench.plugins import POLICIES
 
     built_in = [spec for spec in specs if spec in DATASETS]
     planned = config
@@ -196,7 +196,7 @@ def _unread(
         "solve",
         config,
         planned,
-        policies=tuple(policies or REGISTRY),
+        policies=tuple(policies or POLICIES),
         plans_data=bool(built_in) or _names_data(settings, specs, from_run),
     )
     return unread([situation])
@@ -252,16 +252,16 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
 
 
 def _list_policies(settings: Settings) -> None:
-    from dynbench.schedule.policy import REGISTRY, missing_package
+    from dynbench.plugins import POLICIES
 
     policies = [
-        {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": missing_package(name)}
-        for name, entry in REGISTRY.items()
+        {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": entry.missing}
+        for name, entry in POLICIES.items()
     ]
-    if answered(settings, "solve", {"policies": policies}, REGISTRY):
+    if answered(settings, "solve", {"policies": policies}, POLICIES):
         return
     rows = [
-        (name, entry.summary, "train, solve" if entry.in_train else "solve", missing_package(name))
-        for name, entry in REGISTRY.items()
+        (name, entry.summary, "train, solve" if entry.in_train else "solve", entry.missing)
+        for name, entry in POLICIES.items()
     ]
     print_result(("policy", "what it does", "runs in", ""), rows, policies)

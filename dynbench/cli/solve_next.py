@@ -15,6 +15,8 @@ from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution
 from dynbench.experiment.trace_sources import asked_config
+from dynbench.plugins import DATASETS, options_of
+from dynbench.plugins.datasets import FileOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.schedule.traces import Trace
 
@@ -49,7 +51,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
         wanted = changed(wanted, _as_probed(config, probed))
     words = setting_words("train", wanted, settings.config_path)
     lines = []
-    if wanted.workload.data_path == NO_SAMPLES["workload.data_path"]:
+    if options_of(wanted.workload, FileOptions).data_path == NO_SAMPLES["workload.data_path"]:
         lines.append(f"{trace.name} holds lengths without samples: FILE below stands for the samples that they are of.")
     if longest > most:
         why = "the most that the model takes" if probed is None else f"the most that {config.probe.run} was probed with"
@@ -66,21 +68,12 @@ def _positions(trace: Trace, config: Config) -> int | None:
 
 def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:
     """The settings that load the trace's samples at the lengths that were planned, up to `most` tokens."""
-    fields = (
-        "dataset",
-        "data_path",
-        "eval_path",
-        "text_column",
-        "label_column",
-        "length_column",
-        "tokenizer",
-        "subset",
-    )
+    fields = ("dataset", *DATASETS.options(), "tokenizer", "subset")
     unset = {f"workload.{name}": Workload.model_fields[name].default for name in fields}
     named = {f"workload.{name}": getattr(config.workload, name) for name in fields}
     loaded = trace.workload or NO_SAMPLES
     of_lengths = loaded is NO_SAMPLES or loaded["workload.dataset"] == "lengths"
-    if of_lengths and config.workload.data_path is not None:
+    if of_lengths and options_of(config.workload, FileOptions).data_path is not None:
         loaded = named  # the samples that the lengths are of
     known = loaded.get("workload.max_length", config.workload.max_length)
     assert isinstance(known, int)

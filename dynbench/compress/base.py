@@ -14,6 +14,10 @@ from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 
 
+def uncompressed(settings: Compress) -> None:
+    """The compressor `none`: gradients travel as they are, without a queue."""
+
+
 class Compressor(ABC):
     """Averages gradients over ranks in fewer bytes, by collectives of its own.
 

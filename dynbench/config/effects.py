@@ -1,17 +1,20 @@
 """When each setting is read, and a warning for one that was changed and that nothing reads.
 
 Every field of the schema has a line in `EFFECTS`: the commands that look at it, and, where it is not always read, the
-condition and what to say where that is not met. What cannot work at all is refused by `rules.py` instead.
+condition and what to say where that is not met. Those of plug-ins' options follow from who declares them. What cannot
+work at all is refused by `rules.py` instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dynbench.config.describe import default_of
+from dynbench.config.describe import all_keys, default_of
 from dynbench.config.schema import Config
-from dynbench.config.situation import CAPPED_POLICIES, GENERATED_DATASETS, SYNC_READS, TEXT_FILE_DATASETS, Situation
+from dynbench.config.situation import Situation
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, Registry
 
 
 def _always(_: Situation) -> bool:
@@ -25,7 +28,8 @@ class Effect:
     Args:
         commands: names, parted by spaces; `data` is a `solve` that plans a data set.
         when: the condition within those commands.
-        otherwise: why it is not read where the condition is not met; may name `{policy}`, `{dataset}`, `{ranks}`.
+        otherwise: why it is not read where the condition is not met; may name `{ranks}`, and what is chosen, as
+            `{policy}`.
     """
 
     commands: str
@@ -42,11 +46,7 @@ class Effect:
 
 
 def _has_texts(s: Situation) -> bool:
-    return s.config.workload.is_own or s.config.workload.dataset not in GENERATED_DATASETS
-
-
-def _has_columns(s: Situation) -> bool:
-    return s.config.workload.is_own or s.config.workload.dataset in TEXT_FILE_DATASETS
+    return s.config.workload.is_own or not DATASETS[s.config.workload.dataset].generated
 
 
 def _is_own(s: Situation) -> bool:
@@ -63,21 +63,14 @@ def _model_is_read(s: Situation) -> bool:
     return workload.is_own or builds or (_has_texts(s) and workload.tokenizer is None)
 
 
-def _prefix(s: Situation) -> bool:
-    return s.plans_with("prefix")
-
-
-def _window(s: Situation) -> bool:
-    return s.plans_with("window")
-
-
 def _splitting_pays(s: Situation) -> bool:
     """`auto` means one micro-batch unless capacities ask for more, or a measured cost weighs them against padding."""
     if s.given.schedule.micro_batches != "auto":
         return True
     capped = s.config.schedule.capacity is not None or s.probes
-    planned = s.plans_with("partition", "window")
-    return (capped and (planned or s.plans_with("static"))) or (planned and s.cost_is_measured)
+    reasons = {"capacity"} if capped else set()
+    reasons |= {"cost"} if s.cost_is_measured else set()
+    return any(reasons & set(policy.auto_splits) for policy in s.planned)
 
 
 def _ranks_are_launched_here(s: Situation) -> bool:
@@ -104,14 +97,13 @@ def _probes(s: Situation) -> bool:
     return s.command == "probe" or s.probes
 
 
-_NO_COLUMNS = "dataset '{dataset}' has no columns of texts and labels to name"
 _NOT_OWN = "the workload is none of your own (workload.name)"
 _NO_TEXTS = "dataset '{dataset}' is not tokenised"
 _NO_COST = "policy '{policy}' plans without a predicted cost"
 _NO_PROBE = "no probe is made (probe.run=auto)"
 _NO_MEETING = "the ranks need no meeting point here"
 
-EFFECTS: dict[str, Effect] = {
+_COMMON: dict[str, Effect] = {
     "workload.name": Effect("train probe data"),
     "workload.import_from": Effect("train probe data", _is_own, _NOT_OWN),
     "workload.code_digest": Effect("train probe data", _is_own, _NOT_OWN),
@@ -119,15 +111,6 @@ EFFECTS: dict[str, Effect] = {
         "train probe data",
         lambda s: s.given.workload.dataset == s.config.workload.dataset,
         "the trace that is named is dataset '{dataset}'",
-    ),
-    "workload.data_path": Effect("train probe data"),  # rules.py refuses these two where no file is read
-    "workload.eval_path": Effect("train probe data"),
-    "workload.text_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
-    "workload.label_column": Effect("train probe data", _has_columns, _NO_COLUMNS),
-    "workload.length_column": Effect(
-        "train probe data",
-        lambda s: s.config.workload.is_own or s.config.workload.dataset == "lengths",
-        "dataset '{dataset}' is no trace of lengths",
     ),
     "workload.tokenizer": Effect("train probe data"),  # refused where no text is tokenised
     "workload.model": Effect(
@@ -144,7 +127,6 @@ EFFECTS: dict[str, Effect] = {
     "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),
     "schedule.mode": Effect("train"),
     "schedule.policy": Effect("train"),
-    "schedule.solver": Effect("train solve", _prefix, "policy '{policy}' has one of its own"),
     "schedule.cost_type": Effect("train solve", lambda s: s.plans_with_cost, _NO_COST),
     "schedule.attention_a": Effect(
         "train probe solve",
@@ -161,15 +143,12 @@ EFFECTS: dict[str, Effect] = {
         lambda s: s.plans_with_cost and s.cost_is_measured and s.given.schedule.micro_batches != 1,
         "no rank has several micro-batches of measured cost (schedule.micro_batches, schedule.cost_type)",
     ),
-    "schedule.buffer": Effect("train solve", _prefix, "policy '{policy}' holds no samples back"),
-    "schedule.window": Effect("train solve", _window, "policy '{policy}' plans one batch at a time"),
     "schedule.micro_batches": Effect(
         "train solve", _splitting_pays, "without a capacity or a measured cost to plan with, auto is one micro-batch"
     ),
-    "schedule.exchange": Effect("train"),  # refused where costs cannot be gathered
     "schedule.capacity": Effect(
         "train solve",
-        lambda s: s.command == "solve" or s.plans_with(*CAPPED_POLICIES),
+        lambda s: s.command == "solve" or any(policy.capped for policy in s.planned),
         "policy '{policy}' obeys no capacities",
     ),
     "schedule.speeds": Effect(
@@ -181,15 +160,7 @@ EFFECTS: dict[str, Effect] = {
         "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
     ),
     "sync.name": Effect("train probe"),  # refused for virtual ranks
-    "sync.bucket_mb": Effect(
-        "train",
-        lambda s: s.real_ranks and "bucket_mb" in SYNC_READS.get(s.config.sync.name, ()),
-        "virtual ranks send no gradients, nor do all strategies read it (sync.name)",
-    ),
     "compress.name": Effect("train"),
-    "compress.error_feedback": Effect(
-        "train", lambda s: s.config.compress.name != "none", "nothing is compressed (compress.name)"
-    ),
     "train.steps": Effect("train"),
     "train.warmup_steps": Effect("train"),
     "train.global_batch": Effect("train probe"),
@@ -239,6 +210,44 @@ EFFECTS: dict[str, Effect] = {
     "analysis.loss_tolerance": Effect("compare analyze"),
 }
 
+_READ_BY = (
+    (WORKLOADS, "train probe data"),
+    (DATASETS, "train probe data"),
+    (POLICIES, "train solve"),
+    (STRATEGIES, "train"),
+    (COMPRESSORS, "train"),
+)
+"""Kinds of plug-ins, and the commands that look at their options unless these say otherwise."""
+
+
+def _option_effects() -> Iterator[tuple[str, Effect]]:
+    for registry, commands in _READ_BY:
+        for option, options in registry.options().items():
+            readers = registry.readers(option)
+            otherwise = f"{registry.kind} '{{{registry.kind.replace(' ', '')}}}' does not read it"
+            if readers:
+                otherwise += f" ({', '.join(readers)} {'does' if len(readers) == 1 else 'do'})"
+            if registry is STRATEGIES:
+                otherwise = f"virtual ranks send no gradients, or {otherwise}"
+            read_by = options.declarer(option).__dict__.get("read_by") or commands
+            yield f"{registry.section}.{option}", Effect(read_by, _option_is_read(registry, option), otherwise)
+
+
+def _option_is_read(registry: Registry[Any], option: str) -> Callable[[Situation], bool]:
+    def is_read(s: Situation) -> bool:
+        if registry is STRATEGIES and not s.real_ranks:
+            return False
+        if registry is DATASETS and s.config.workload.is_own:
+            return True
+        chosen = s.chosen(registry)
+        return not chosen or any(entry.reads(option) for entry in chosen)
+
+    return is_read
+
+
+_OF_OPTIONS = dict(_option_effects())
+EFFECTS: dict[str, Effect] = {key: _OF_OPTIONS[key] if key in _OF_OPTIONS else _COMMON[key] for key in all_keys()}
+
 INSTEAD = {
     "solve": {
         "schedule.mode": "--policy",
@@ -267,14 +276,26 @@ def unread(situations: Sequence[Situation]) -> list[str]:
                 continue
             first = having[0]
             if effect.in_scope(first):
-                policies = ", ".join(dict.fromkeys(s.planned for s in having))
-                facts = {"policy": policies, "dataset": first.config.workload.dataset, "ranks": first.ranks}
+                facts = {"ranks": first.ranks, **_choices(having)}
                 lines.append(f"{key}: {value!r} has no effect: {effect.otherwise.format_map(facts)}")
             else:
                 beyond.append(f"{key}{_instead(first, key)}")
     if beyond:
         lines.append(f"{', '.join(beyond)}: no effect on `dynbench {situations[0].command}`, which does not read this")
     return lines
+
+
+def _choices(situations: Sequence[Situation]) -> dict[str, str]:
+    """Kind of plug-in to the names of those that run; of the policies, those of all situations."""
+    config = situations[0].config
+    policies = dict.fromkeys(entry.name for situation in situations for entry in situation.planned)
+    return {
+        "policy": ", ".join(policies),
+        "workload": config.workload.name,
+        "dataset": config.workload.dataset,
+        "strategy": config.sync.name,
+        "compressor": config.compress.name,
+    }
 
 
 def _instead(situation: Situation, key: str) -> str:

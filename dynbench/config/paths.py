@@ -8,7 +8,9 @@ from pathlib import Path
 
 from dynbench.config.effects import EFFECTS
 from dynbench.config.schema import Config
-from dynbench.config.situation import FILE_DATASETS, Situation
+from dynbench.config.situation import Situation
+from dynbench.plugins import DATASETS, options_of
+from dynbench.plugins.datasets import FileOptions
 
 VOCABULARY = ".txt"
 """Ending of a tokenizer that is a vocabulary file; every other one is a folder or a hub name."""
@@ -29,8 +31,8 @@ def path_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if workload.is_own:
         return problems
-    if workload.dataset in FILE_DATASETS:
-        for key, value in (("data_path", workload.data_path), ("eval_path", workload.eval_path)):
+    if DATASETS[workload.dataset].of_files:
+        for key, value in options_of(workload, FileOptions):
             problems += [] if value is None else _file(f"workload.{key}", value)
     situation = Situation("train", config, config)
     model_is_read = EFFECTS["workload.model"].is_read(situation)

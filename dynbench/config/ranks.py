@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dynbench.config.schema import Config
-from dynbench.config.situation import SERVERS
+from dynbench.plugins import STRATEGIES
 
 T = TypeVar("T")
 
@@ -48,4 +48,5 @@ class Ranks:
 
 def ranks_of(config: Config, world_size: int) -> Ranks:
     """Who of `world_size` ranks trains under the strategy `sync.name`."""
-    return Ranks(world_size, SERVERS.get(config.sync.name, 0))
+    strategy = STRATEGIES.get(config.sync.name)
+    return Ranks(world_size, strategy.servers if strategy else 0)

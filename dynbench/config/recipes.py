@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -14,11 +13,13 @@ from pydantic_core import ErrorDetails
 from dynbench.config.dump import dump_yaml
 from dynbench.config.layers import Layers
 from dynbench.config.load import load_mapping
-from dynbench.config.schema import Config, PositiveInt, Section
+from dynbench.config.schema import Config
 from dynbench.config.typed_settings import overlap
 from dynbench.config.yaml_strict import Document, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean
+from dynbench.plugins.code import recipes_dir
+from dynbench.plugins.section import PositiveInt, Section
 
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 
@@ -81,13 +82,6 @@ class Recipe:
     launches: int
     cell: Mapping[str, object] = field(default_factory=dict)
     question: str | None = None
-
-
-def recipes_dir() -> Path:
-    """The folder of the shipped recipes: in the package when installed from a wheel, else the checkout's `recipes/`."""
-    package = Path(str(resources.files("dynbench")))
-    installed = package / "_recipes"
-    return installed if installed.is_dir() else package.parent / "recipes"
 
 
 def list_recipes() -> dict[str, Path]:

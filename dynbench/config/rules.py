@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dynbench.config.effects import unread
 from dynbench.config.ranks import Ranks, ranks_of
-from dynbench.config.schema import Compress, Config, Schedule
-from dynbench.config.situation import FILE_DATASETS, VIRTUAL_SYNCS, Situation
+from dynbench.config.schema import Config
+from dynbench.config.situation import Situation
+from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, options_of
+from dynbench.plugins.datasets import FileOptions, TextFileOptions
+from dynbench.plugins.policies import PrefixOptions
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
-UNREAD = {
-    "embedded": ("data_path", "eval_path", "tokenizer"),
-    "lognormal": ("data_path", "eval_path", "tokenizer"),
-    "sst2": ("data_path", "eval_path"),
-    "lengths": ("tokenizer",),
-}
-"""Settings of text files that a dataset without them would silently ignore."""
 Rule = Callable[[Config], Iterator[str]]
 RankRule = Callable[[Config, Ranks], Iterator[str]]
 
@@ -61,9 +57,8 @@ def known_world_size(config: Config) -> int | None:
 
 def buffer_size(config: Config, workers: int) -> int:
     """Samples that each of `workers` workers of `prefix` holds (K): as configured, or max(32, B - G + 1)."""
-    if config.schedule.buffer != "auto":
-        return config.schedule.buffer
-    return max(32, config.train.global_batch - workers + 1)
+    buffer = options_of(config.schedule, PrefixOptions).buffer
+    return buffer if buffer != "auto" else max(32, config.train.global_batch - workers + 1)
 
 
 def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | None = None) -> list[str]:
@@ -87,7 +82,7 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
                 f"schedule.buffer: {ranks} hold {held} samples for a global batch of {batch}, which leaves "
                 f"little to choose; the limit is {2 * batch}, set it to {_ceil_div(2 * batch, ranks.workers)} or more"
             )
-    if config.schedule.policy_name == "window" and config.schedule.window == 1:
+    if config.schedule.policy_name == "window" and config.schedule.window_size == 1:
         warnings.append(
             "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
         )
@@ -106,24 +101,22 @@ def makes_probe(config: Config, *, on_gpus: bool) -> bool:
 
 
 def _data_files(config: Config) -> Iterator[str]:
-    workload = config.workload
-    if workload.dataset in FILE_DATASETS and workload.data_path is None:
+    workload, files = config.workload, options_of(config.workload, TextFileOptions)
+    dataset = DATASETS[workload.dataset]
+    if dataset.of_files and files.data_path is None:
         yield f"workload.data_path: null, but dataset {workload.dataset!r} reads a file; name it (--data-path FILE)"
-    for key in () if workload.is_own else UNREAD.get(workload.dataset, ()):
-        value = getattr(workload, key)
-        if value is not None:
+    asked = {option: (getattr(files, option), DATASETS.readers(option)) for option in FileOptions.model_fields}
+    texts = [name for name, entry in DATASETS.items() if entry.of_files and not entry.generated]
+    asked["tokenizer"] = (workload.tokenizer, texts if dataset.generated else [workload.dataset])
+    for key, (value, readers) in asked.items():
+        if value is not None and workload.dataset not in readers and not workload.is_own:
+            *others, last = readers
             yield (
                 f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; "
-                f"set workload.dataset to {_readers(key)}, or leave it out"
+                f"set workload.dataset to {', '.join(others)} or {last}, or leave it out"
             )
-    if workload.text_column == workload.label_column:
-        yield f"workload.label_column: {workload.label_column!r} is the text column too; name another"
-
-
-def _readers(key: str) -> str:
-    """The data sets of files that read a setting of `UNREAD`."""
-    *others, last = (name for name in FILE_DATASETS if key not in UNREAD.get(name, ()))
-    return f"{', '.join(others)} or {last}"
+    if files.text_column == files.label_column:
+        yield f"workload.label_column: {files.label_column!r} is the text column too; name another"
 
 
 def _subset_holds_a_batch(config: Config) -> Iterator[str]:
@@ -139,21 +132,24 @@ def _static_has_no_policy(config: Config) -> Iterator[str]:
 
 
 def _gather_needs_prefix(config: Config) -> Iterator[str]:
-    schedule = config.schedule
-    if schedule.exchange == "gather" and schedule.policy_name != "prefix":
+    if _exchange(config) == "gather" and config.schedule.policy_name != "prefix":
         yield (
-            f"schedule.exchange: 'gather' is for policy prefix, not {schedule.policy_name!r}; "
+            f"schedule.exchange: 'gather' is for policy prefix, not {config.schedule.policy_name!r}; "
             "set it to replicated, or schedule.policy to prefix"
         )
+
+
+def _exchange(config: Config) -> str:
+    return options_of(config.schedule, PrefixOptions).exchange
 
 
 def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
     if config.launch.launcher != "virtual":
         return
     asked = {
-        "schedule.exchange": (config.schedule.exchange, (Schedule().exchange,)),
-        "sync.name": (config.sync.name, VIRTUAL_SYNCS),
-        "compress.name": (config.compress.name, (Compress().name,)),
+        "schedule.exchange": (_exchange(config), ["replicated"]),
+        "sync.name": (config.sync.name, [name for name, entry in STRATEGIES.items() if entry.virtual]),
+        "compress.name": (config.compress.name, [name for name, entry in COMPRESSORS.items() if not entry.compresses]),
     }
     for key, (value, played) in asked.items():
         if value not in played:
@@ -164,7 +160,7 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
 
 
 def _estimated_speeds_are_planned_with(config: Config) -> Iterator[str]:
-    if config.schedule.speeds == "auto" and config.schedule.exchange == "gather":
+    if config.schedule.speeds == "auto" and _exchange(config) == "gather":
         yield "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the speeds"
 
 

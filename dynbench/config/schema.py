@@ -7,34 +7,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Auto = Literal["auto"]
-Dataset = Literal["embedded", "lognormal", "sst2", "tsv", "jsonl", "csv", "lengths"]
-"""The registry of `workloads/datasets`."""
-PolicyName = Literal[
-    "static",
-    "partition",
-    "window",
-    "prefix",
-    "sorted_equal",
-    "lpt",
-    "karmarkar_karp",
-    "karmarkar_karp_equal",
-    "token_budget",
-    "group_by_length",
-    "hf_batch_rebalance",
-]
-"""The registry of `schedule/policy.py`, without what cannot train."""
-SyncName = Literal["ddp"]
-"""The registry of `sync`."""
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
+from dynbench.plugins.policies import WindowOptions
+from dynbench.plugins.registry import with_options
+from dynbench.plugins.section import (
+    Auto,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    options_of,
+)
 
+if TYPE_CHECKING:
+    WorkloadName: TypeAlias = str
+    DatasetName: TypeAlias = str
+    PolicyName: TypeAlias = str
+    StrategyName: TypeAlias = str
+    CompressorName: TypeAlias = str
+else:
+    WorkloadName = Literal[tuple(WORKLOADS)]
+    DatasetName = Literal[tuple(DATASETS)]
+    PolicyName = Literal[tuple(name for name, entry in POLICIES.items() if entry.in_train)]
+    StrategyName = Literal[tuple(STRATEGIES)]
+    CompressorName = Literal[tuple(COMPRESSORS)]
 
 OwnClass = Annotated[
     str,
@@ -46,18 +47,11 @@ OwnClass = Annotated[
 """A workload that no registry knows."""
 
 
-class Section(BaseModel):
-    """Base of the sections: immutable, unknown keys refused, values never coerced across types."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
+@with_options(name=WORKLOADS, dataset=DATASETS)
 class Workload(Section):
     """What is trained, on which data."""
 
-    name: Literal["text_classification"] | OwnClass = "text_classification"
+    name: WorkloadName | OwnClass = "text_classification"
     """Workload of the registry, or a class of your own that follows the protocol of `dynbench/workloads/base.py`:
     `module:Class` or `path/to/file.py:Class`."""
     import_from: str | None = None
@@ -65,22 +59,8 @@ class Workload(Section):
     that of the shipped recipes, then the installed packages."""
     code_digest: str | None = None
     """Digest of that file; null takes it as it is and records it, and one that differs is refused."""
-    dataset: Dataset = "embedded"
-    """`embedded` (generated with SST-2's lengths, needs no network), `lognormal` (the same with longer, heavy-tailed
-    lengths), `sst2` (GLUE SST-2 from the hub or its cache), `tsv`, `jsonl` or `csv` (with `data_path`),
-    `lengths` (a trace of lengths in `data_path`, every one trained on, with generated tokens)."""
-    data_path: str | None = None
-    """Training file of `tsv`, `jsonl`, `csv` and `lengths`."""
-    eval_path: str | None = None
-    """Evaluation file of `tsv`, `jsonl`, `csv` and `lengths`; without it a part of the training texts is held out, and
-    samples of `lengths` are generated in addition."""
-    text_column: str = "sentence"
-    """Column that holds the text."""
-    label_column: str = "label"
-    """Column that holds the label, an integer or a word; the different ones of the training file are the classes, in
-    order."""
-    length_column: str | None = None
-    """Column of a trace of `lengths`; null takes `length`, or the only one."""
+    dataset: DatasetName = "embedded"
+    """Data set of the registry (`dynbench plugins datasets`)."""
     tokenizer: str | None = None
     """Hub name, local folder, or a `vocab.txt` (WordPiece, lower case). null: the model's own."""
     model: str = "distilbert-base-uncased"
@@ -115,6 +95,7 @@ class Workload(Section):
         return ":" in self.name
 
 
+@with_options(policy=POLICIES)
 class Schedule(Section):
     """Who computes which samples."""
 
@@ -123,8 +104,6 @@ class Schedule(Section):
     policy: PolicyName | None = None
     """Policy of the registry (`dynbench solve --list`); null is `static` or, when dynamic, `partition`, and `window`
     where several global batches are planned together."""
-    solver: Literal["exact", "enumerate", "greedy"] = "exact"
-    """Solver of `prefix`."""
     cost_type: Literal["auto", "tokens", "tokens_sq", "attention", "measured"] = "auto"
     """Predicted cost of a micro-batch of n samples padded to L: n*L, (n*L)^2, n*L + a*n*L^2, or the probe's fit; auto
     is `measured` where `probe.run` or `cost_coefficients` are given, else `tokens`."""
@@ -136,16 +115,9 @@ class Schedule(Section):
     further_ms: NonNegativeFloat | None = None
     """With the `measured` cost, what every micro-batch of a rank after its first pays in place of alpha (ms): its
     launch, and adding up gradients; null takes it from `probe.run`, else alpha."""
-    buffer: PositiveInt | Auto = "auto"
-    """Samples that each rank of `prefix` holds to choose from (K); auto is max(32, B - G + 1)."""
-    window: PositiveInt = 1
-    """Global batches planned together (W)."""
     micro_batches: PositiveInt | Auto = 1
     """Micro-batches per rank and step; auto lets the plan decide (one, more where a capacity or the measured cost
     asks for it)."""
-    exchange: Literal["replicated", "gather"] = "replicated"
-    """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
-    gathered to rank 0, which solves and broadcasts the counts."""
     capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
     """Largest micro-batch in samples: one number, one per worker, or a probe run (id, prefix, name, `@latest`); null
     takes it from `probe.run`, else there is none."""
@@ -170,25 +142,28 @@ class Schedule(Section):
             return self.policy
         if self.mode == "static":
             return "static"
-        return "partition" if self.window == 1 else "window"
+        return "partition" if self.window_size == 1 else "window"
+
+    @property
+    def window_size(self) -> int:
+        """Global batches planned together (W)."""
+        return options_of(self, WindowOptions).window
 
 
+@with_options(name=STRATEGIES)
 class Sync(Section):
     """How gradients meet."""
 
-    name: SyncName = "ddp"
-    """Strategy of the registry."""
-    bucket_mb: PositiveFloat = 25.0
-    """Bucket size in MiB, as torch counts it."""
+    name: StrategyName = "ddp"
+    """Strategy of the registry (`dynbench plugins strategies`)."""
 
 
+@with_options(name=COMPRESSORS)
 class Compress(Section):
     """What travels."""
 
-    name: Literal["none"] = "none"
-    """Compressor of the registry."""
-    error_feedback: bool = True
-    """Keep what compression left out and add it to the next gradient."""
+    name: CompressorName = "none"
+    """Compressor of the registry (`dynbench plugins compressors`)."""
 
 
 class Train(Section):

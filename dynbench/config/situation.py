@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dynbench.config.schema import Config
+from dynbench.plugins import POLICIES, Entry, PolicyEntry, Registry
 
 Command = Literal["train", "compare", "probe", "solve", "analyze"]
-
-TEXT_FILE_DATASETS = ("tsv", "jsonl", "csv")
-FILE_DATASETS = (*TEXT_FILE_DATASETS, "lengths")
-GENERATED_DATASETS = ("embedded", "lognormal", "lengths")
-"""Data sets whose token ids are generated: they have no texts, labels or columns of these."""
-COST_POLICIES = ("partition", "window", "prefix", "lpt", "karmarkar_karp", "karmarkar_karp_equal", "packed")
-"""Policies that plan with the predicted cost."""
-SPEED_POLICIES = (*COST_POLICIES, "sorted_equal", "hf_batch_rebalance")
-"""Policies that plan with the ranks' speeds; the last two put their dearest share on the fastest rank, nothing more."""
-VIRTUAL_SYNCS = ("ddp",)
-"""Strategies that virtual ranks can play."""
-SYNC_READS = {"ddp": ("bucket_mb",)}
-"""Strategy to the settings of the `sync` section that it looks at, beside the name."""
-SERVERS: dict[str, int] = {}
-"""Strategy to the ranks that it has serve and train nothing; one that is not named has none."""
-CAPPED_POLICIES = ("static", "partition", "window", "prefix", "token_budget", "packed")
-"""Policies that keep to the capacities."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +41,30 @@ class Situation:
         words = {"compare": {"train", "compare"}, "solve": {"solve", "data"} if self.plans_data else {"solve"}}
         return frozenset(words.get(self.command, {self.command}))
 
-    def plans_with(self, *policies: str) -> bool:
-        """Whether one of these policies is planned."""
-        return bool(set(self.policies or (self.config.schedule.policy_name,)) & set(policies))
+    @property
+    def planned(self) -> tuple[PolicyEntry, ...]:
+        """The policies that are planned."""
+        return tuple(POLICIES.find(name) for name in self.policies or (self.config.schedule.policy_name,))
+
+    def chosen(self, registry: Registry[Any]) -> tuple[Entry, ...]:
+        """The plug-ins of a kind that run; none where the choice is a class of the user's own, outside the registry."""
+        if registry is POLICIES:
+            return self.planned
+        section, _, field = registry.key.partition(".")
+        name = getattr(getattr(self.config, section), field)
+        return (registry[name],) if name in registry else ()
 
     @property
     def plans_with_speeds(self) -> bool:
         """Whether the ranks' speeds, where they differ, decide a plan."""
         split = self.config.schedule.micro_batches not in (1, "auto")
-        return self.plans_with(*(name for name in SPEED_POLICIES if not split or name != "hf_batch_rebalance"))
+        return any(policy.speeds == "always" or (policy.speeds == "unsplit" and not split) for policy in self.planned)
 
     @property
     def plans_with_cost(self) -> bool:
         """Whether the predicted cost decides a plan."""
         unequal = self.config.schedule.speeds is not None
-        return self.plans_with(*COST_POLICIES) or (unequal and self.plans_with_speeds)
+        return any(policy.costs for policy in self.planned) or (unequal and self.plans_with_speeds)
 
     @property
     def cost_is_measured(self) -> bool:
@@ -86,11 +79,6 @@ class Situation:
     def real_ranks(self) -> bool:
         """Whether ranks are, or may be, processes of their own."""
         return self.config.launch.launcher != "virtual"
-
-    @property
-    def planned(self) -> str:
-        """The policies that are planned, by name."""
-        return ", ".join(self.policies or (self.config.schedule.policy_name,))
 
     @property
     def ranks(self) -> str:

@@ -10,6 +10,7 @@ from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.policy import policy_class
 
@@ -20,7 +21,7 @@ def check_obeyed(config: Config, capacity: Capacity) -> None:
     Raises:
         UsageError: with what does.
     """
-    if not capacity.unlimited and not policy_class(config.schedule.policy_name).capped:
+    if not capacity.unlimited and not POLICIES[config.schedule.policy_name].capped:
         raise UsageError(
             f"schedule.policy: {config.schedule.policy_name!r} is a baseline that obeys no capacities",
             "Leave schedule.capacity out, or plan with partition.",
@@ -47,7 +48,7 @@ def check_capacity(config: Config, workers: int, root: Path) -> None:
         per_rank = np.minimum(per_rank, buffer_size(config, workers))
     most = workers * int(per_rank.min()) if schedule.policy_name == "static" else int(per_rank.sum())
     if config.train.global_batch > most:
-        splits = policy_class(schedule.policy_name).splits and schedule.window == 1
+        splits = policy_class(schedule.policy_name).splits and schedule.window_size == 1
         split = ", or schedule.micro_batches=auto" if splits else ""
         raise NothingFits(
             f"schedule.capacity: {_shown(schedule.capacity)} on {workers} ranks cannot hold train.global_batch "

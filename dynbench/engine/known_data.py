@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dynbench.config import schema
-from dynbench.config.situation import GENERATED_DATASETS
+from dynbench.plugins import DATASETS, options_of
+from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.base import Workload
 from dynbench.workloads.datasets.base import LengthSplit
@@ -35,10 +36,10 @@ def data_at_hand(config: schema.Config) -> bool:
     reads_model = workload.weights == "pretrained" or workload.shape == "model"
     if workload.is_own or (reads_model and not _is_local(workload.model)):
         return False
-    generated = workload.dataset in GENERATED_DATASETS
-    if generated and workload.data_path is None:
+    generated = DATASETS[workload.dataset].generated
+    paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
+    if generated and not paths:
         return True
-    paths = [Path(path).expanduser() for path in (workload.data_path, workload.eval_path) if path is not None]
     small = sum(path.stat().st_size for path in paths if path.is_file()) <= _SMALL_MB * BYTES_PER_MB
     if not paths or not small:
         return False

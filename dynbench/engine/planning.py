@@ -11,6 +11,8 @@ from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.speeds import StepPlans
 from dynbench.errors import RunLookupError, UsageError
+from dynbench.plugins import options_of
+from dynbench.plugins.policies import StreamOptions
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
@@ -80,10 +82,11 @@ def build_problem(
         capacity=build_capacity(config, workers, root),
         speeds=build_speeds(config),
         seed=config.train.seed,
-        window=schedule.window,
-        solver=schedule.solver,
+        window=schedule.window_size,
+        solver=options_of(schedule, StreamOptions).solver,
         buffer=buffer_size(config, workers),
         micro_batches=schedule.micro_batches,
+        settings=schedule,
     )
 
 

@@ -180,7 +180,7 @@ def _solve(trace: Trace, policy: str, config: Config, workers: int, root: Path) 
         world_sizes=[workers],
         make_problem=make_problem,
         policies=[policy],
-        windows=[config.schedule.window],
+        windows=[config.schedule.window_size],
         steps=_steps(config, workers),
         max_length=config.workload.max_length,
     )

@@ -16,6 +16,8 @@ from typing import Literal
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost
 from dynbench.experiment.offline_probe import OfflineRanks
+from dynbench.plugins import options_of
+from dynbench.plugins.policies import StreamOptions
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.records import SCHEMA_VERSION
@@ -149,7 +151,7 @@ def _new_run(
 
 def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) -> SolveRequest:
     """The experiment that configuration and options describe, on these ranks."""
-    schedule = config.schedule
+    schedule, stream = config.schedule, options_of(config.schedule, StreamOptions)
     cost = build_cost(config, ranks.pad_to_multiple_of, ranks.root)
 
     def make_problem(lengths: IntArray, workers: int, window: int) -> Problem:
@@ -163,9 +165,10 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
             seed=config.train.seed,
             order=options.order,
             window=window,
-            solver=schedule.solver,
-            buffer=None if schedule.buffer == "auto" else schedule.buffer,
+            solver=stream.solver,
+            buffer=None if stream.buffer == "auto" else stream.buffer,
             micro_batches=schedule.micro_batches,
+            settings=schedule,
         )
 
     return SolveRequest(

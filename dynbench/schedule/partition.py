@@ -33,7 +33,6 @@ class Partition(BatchPolicy):
         NothingFits: a step's samples do not fit into the capacities.
     """
 
-    name = "partition"
     splits = True
 
     def __init__(self, problem: Problem) -> None:

@@ -1,21 +1,20 @@
-"""The interface of a policy and the registry of policies.
+"""The interface of a policy.
 
 A policy turns an endless, seeded stream of global batches into step plans. Adding one: a file in this package with a
 subclass of `BatchPolicy` (plans global batches, W at a time) or `Policy` (chooses its samples itself), and one line
-in `REGISTRY`.
+in `dynbench/plugins/policies.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import replace
 from itertools import count, islice
 from typing import ClassVar, Literal
 
-from dynbench.errors import NothingFits, UsageError, did_you_mean
+from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
 from dynbench.schedule.problem import Problem as Problem
 from dynbench.schedule.problem import check_micro_batches
@@ -28,13 +27,10 @@ OnStep = Callable[[int], None]
 class Policy(ABC):
     """Turns a problem into step plans; a pure function of the problem and the step."""
 
-    name: ClassVar[str]
     level: ClassVar[Level]
     """How far its samples per step agree with `static`'s."""
     splits: ClassVar[bool] = False
     """Can run a share as several micro-batches (`Problem.micro_batches`)."""
-    capped: ClassVar[bool] = True
-    """Keeps to the capacities, or says that nothing fits; False for baselines that do not know them."""
     fixed_batch: ClassVar[bool] = True
     """Takes exactly `global_batch` samples in every step."""
 
@@ -42,6 +38,17 @@ class Policy(ABC):
         if problem.micro_batches != 1:
             check_micro_batches(self.name, self.splits, problem)
         self.problem = problem
+
+    @property
+    def name(self) -> str:
+        """What it is registered as."""
+        return POLICIES.name_of(type(self))
+
+    @property
+    def capped(self) -> bool:
+        """Keeps to the capacities, or says that nothing fits; False for baselines that do not know them."""
+        entry = POLICIES.get(self.name)
+        return entry is None or entry.capped
 
     @abstractmethod
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
@@ -113,87 +120,14 @@ class BatchPolicy(Policy):
             offset = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the registry."""
-
-    target: str
-    """`module:class`, imported when used."""
-    summary: str
-    """One line for `dynbench solve --list`."""
-    in_train: bool = True
-    """False for reference lines that cannot train a padded model."""
-    needs: str | None = None
-    """A package that must be importable, if any."""
-    slow_above: int | None = None
-    """World size times global batch above which one plan takes seconds, and `solve --policy all` leaves it out."""
-
-
-REGISTRY: dict[str, Entry] = {
-    "static": Entry("dynbench.schedule.static:Static", "equal sample counts, as a distributed sampler deals them"),
-    "partition": Entry(
-        "dynbench.schedule.partition:Partition", "the global batch dealt anew, least maximum cost, exact"
-    ),
-    "window": Entry(
-        "dynbench.schedule.window:Window", "W global batches dealt anew together, least sum of the steps' maxima"
-    ),
-    "prefix": Entry("dynbench.schedule.prefix:Prefix", "each rank keeps its stream; only the counts are planned"),
-    "sorted_equal": Entry(
-        "dynbench.schedule.peers.sorted_equal:SortedEqual", "the batch sorted, cut into equal counts"
-    ),
-    "lpt": Entry(
-        "dynbench.schedule.peers.lpt:LongestFirst", "longest first to the least loaded rank, padding not seen"
-    ),
-    "karmarkar_karp": Entry(
-        "dynbench.schedule.peers.karmarkar_karp:KarmarkarKarp",
-        "largest differencing, any counts",
-        needs="prtpy",
-        slow_above=1_000_000,
-    ),
-    "karmarkar_karp_equal": Entry(
-        "dynbench.schedule.peers.karmarkar_karp:KarmarkarKarpEqual", "largest differencing, equal counts"
-    ),
-    "token_budget": Entry(
-        "dynbench.schedule.peers.token_budget:TokenBudget", "sorted epoch cut at a token budget; the batch size varies"
-    ),
-    "group_by_length": Entry(
-        "dynbench.schedule.peers.group_by_length:GroupByLength", "transformers' length-grouped sampler", needs="torch"
-    ),
-    "hf_batch_rebalance": Entry(
-        "dynbench.schedule.peers.hf_batch_rebalance:BatchRebalance", "transformers' batch rebalancing", needs="torch"
-    ),
-    "packed": Entry(
-        "dynbench.schedule.peers.packed:Packed", "no padding, balanced rows; a reference line", in_train=False
-    ),
-}
-
-
-def policy_names() -> tuple[str, ...]:
-    """All registered names, in order."""
-    return tuple(REGISTRY)
-
-
 def policy_class(name: str) -> type[Policy]:
     """The class behind a name.
 
     Raises:
         UsageError: unknown name, with the nearest spelling.
     """
-    entry = REGISTRY.get(name)
-    if entry is None:
-        raise UsageError(
-            f"schedule.policy: {name!r} is not a policy. {did_you_mean(name, REGISTRY)}".rstrip(),
-            f"Known: {', '.join(REGISTRY)}.",
-        )
-    module, _, attribute = entry.target.partition(":")
-    policy: type[Policy] = getattr(import_module(module), attribute)
+    policy: type[Policy] = POLICIES.find(name).load()
     return policy
-
-
-def missing_package(name: str) -> str | None:
-    """Why a policy cannot be made here, when a package it needs is not installed."""
-    needs = REGISTRY[name].needs
-    return f"needs the package {needs}, which is not installed" if needs and find_spec(needs) is None else None
 
 
 def check_trainable(name: str) -> None:
@@ -202,14 +136,14 @@ def check_trainable(name: str) -> None:
     Raises:
         UsageError: unknown name, a reference line of `solve`, or a package it needs is missing.
     """
-    policy_class(name)
-    if not REGISTRY[name].in_train:
+    entry = POLICIES.find(name)
+    if not entry.in_train:
         raise UsageError(
             f"schedule.policy: {name!r} is a reference line of `dynbench solve` and cannot train",
             "Try partition; dynbench solve --list lists all.",
         )
-    if reason := missing_package(name):
-        raise UsageError(f"schedule.policy: {name} {reason}", f"pip install {REGISTRY[name].needs}")
+    if entry.missing:
+        raise UsageError(f"schedule.policy: {name} {entry.missing}", f"pip install {entry.needs}")
 
 
 def make_policy(name: str, problem: Problem) -> Policy:

@@ -43,7 +43,6 @@ class Prefix(Policy):
         NothingFits: the capacities cannot hold the samples at the front of the streams.
     """
 
-    name = "prefix"
     level = "stream"
 
     def __init__(self, problem: Problem) -> None:

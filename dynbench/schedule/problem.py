@@ -34,6 +34,7 @@ class Problem:
         solver: for `prefix`: exact, enumerate or greedy.
         buffer: for `prefix`: samples held per rank (K).
         micro_batches: micro-batches per rank and step, or auto.
+        settings: the `schedule` section, for policies with options of their own (`dynbench.plugins.options_of`).
 
     Raises:
         UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
@@ -52,6 +53,7 @@ class Problem:
     solver: Literal["exact", "enumerate", "greedy"] = "exact"
     buffer: int | None = None
     micro_batches: int | Literal["auto"] = 1
+    settings: object = None
 
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError, did_you_mean
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.measure import (
@@ -21,7 +22,7 @@ from dynbench.schedule.measure import (
     run_policy,
 )
 from dynbench.schedule.plan import FloatArray, IntArray
-from dynbench.schedule.policy import REGISTRY, Policy, Problem, make_policy, missing_package, policy_class
+from dynbench.schedule.policy import Policy, Problem, make_policy, policy_class
 from dynbench.schedule.prefix import Prefix
 from dynbench.schedule.traces import Trace
 
@@ -101,10 +102,10 @@ def check_policies(names: Sequence[str]) -> None:
         UsageError: with the nearest spelling.
     """
     for name in names:
-        if name not in REGISTRY:
+        if name not in POLICIES:
             raise UsageError(
-                f"--policy: {name!r} is not a policy. {did_you_mean(name, REGISTRY)}".rstrip(),
-                f"Known: {', '.join(REGISTRY)}; or all.",
+                f"--policy: {name!r} is not a policy. {did_you_mean(name, POLICIES)}".rstrip(),
+                f"Known: {', '.join(POLICIES)}; or all.",
             )
 
 
@@ -172,8 +173,8 @@ def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterato
         static = make_policy("static", _as_seen_by("static", problem))
         baseline = run_policy(static, problem, request.steps_per_line, request.line_limit_s)
     setting = _Setting(request, trace, problem, baseline)
-    for name in request.policies or tuple(REGISTRY):
-        reason = None if request.policies else _too_slow(name, problem) or missing_package(name)
+    for name in request.policies or tuple(POLICIES):
+        reason = None if request.policies else _too_slow(name, problem) or POLICIES[name].missing
         if reason is not None:
             yield Skipped(trace.name, problem.workers, name, reason)
             continue
@@ -206,13 +207,13 @@ def _as_seen_by(name: str, problem: Problem) -> Problem:
 
     With `auto`, it is the capacities that make static split its shares.
     """
-    capped = policy_class(name).capped and name != "static"
+    capped = POLICIES[name].capped and name != "static"
     return problem if capped or problem.micro_batches == "auto" else replace(problem, capacity=Capacity())
 
 
 def _too_slow(name: str, problem: Problem) -> str | None:
     """Why `all` leaves a policy out at this size."""
-    limit = REGISTRY[name].slow_above
+    limit = POLICIES[name].slow_above
     size = problem.workers * problem.global_batch
     if limit is None or size <= limit:
         return None

@@ -22,7 +22,6 @@ class Static(BatchPolicy):
         NothingFits: a share does not fit into a rank's capacity.
     """
 
-    name = "static"
     splits = True
 
     def __init__(self, problem: Problem) -> None:

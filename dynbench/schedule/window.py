@@ -31,7 +31,6 @@ class Window(BatchPolicy):
         NothingFits: a step's samples do not fit into the capacities.
     """
 
-    name = "window"
     level = "window"
     splits = True
 

@@ -1,1 +1,1 @@
-"""How the ranks' gradients meet: one strategy a file, named in `registry.py`."""
+"""How the ranks' gradients meet: one strategy a file, named in `dynbench/plugins/strategies.py`."""

@@ -50,12 +50,6 @@ class Strategy(ABC):
     collective_forward: ClassVar[bool] = False
     """Whether every forward pass talks to the other ranks, so that all have to run equally many."""
 
-    virtual: ClassVar[bool] = False
-    """Whether virtual ranks can play it: it does what they do, who add gradients up and send nothing."""
-
-    reads: ClassVar[frozenset[str]] = frozenset()
-    """The settings of the `sync` section that it looks at, beside the name."""
-
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns that it adds to a rank's rows."""
 

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # missing from torch's stubs
 from torch.nn.parallel import DistributedDataParallel
 
+from dynbench.plugins import options_of
+from dynbench.plugins.strategies import BucketOptions
 from dynbench.sync.base import Strategy
 from dynbench.wire.segment import lay_out
 
@@ -29,8 +31,6 @@ class Ddp(Strategy):
     """
 
     equal_gradients: ClassVar[bool] = True
-    virtual: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"bucket_mb"})
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         device = next(model.parameters()).device
@@ -39,7 +39,7 @@ class Ddp(Strategy):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             process_group=self.wire.group,
-            bucket_cap_mb=self.settings.bucket_mb,
+            bucket_cap_mb=options_of(self.settings, BucketOptions).bucket_mb,
             gradient_as_bucket_view=True,
         )
         self._ddp.register_comm_hook(None, self._synchronise)

@@ -22,7 +22,6 @@ class Local(Strategy):
 
     equal_gradients: ClassVar[bool] = True
     keeps_gradients: ClassVar[bool] = True
-    virtual: ClassVar[bool] = True
 
     def __init__(self, settings: Sync | None = None, wire: Wire | None = None) -> None:
         super().__init__(settings, NullWire(0, 1) if wire is None else wire)

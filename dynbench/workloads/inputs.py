@@ -7,6 +7,8 @@ from pathlib import Path
 from dynbench.config.paths import VOCABULARY, path_problems
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, UsageError
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.registry import load_dataset
@@ -34,10 +36,8 @@ def check_inputs(config: Config) -> Splits | None:
         return None
     if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
         read_vocabulary(Path(workload.tokenizer).expanduser())
-    if workload.data_path is None:
-        return None
-    paths = [Path(path).expanduser() for path in (workload.data_path, workload.eval_path) if path is not None]
-    if sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
+    paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
+    if not paths or sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
         return None
     return load_dataset(workload)
 

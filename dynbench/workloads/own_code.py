@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from dynbench.config.recipes import recipes_dir
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError, did_you_mean
+from dynbench.plugins.code import Code, find_code, own_folders
 
 KEY = "workload.name"
 PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."
@@ -22,48 +19,19 @@ METHODS = {
     "loss": "loss(self, model, batch)",
 }
 """Methods that every workload has, and how they are called."""
-_DYNBENCH = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCode:
+@dataclass(frozen=True)
+class OwnCode(Code):
     """A class of the user's own.
 
     Args:
         name: `workload.name`.
-        folder: what `module` or the file is looked for in; on the path of imports when it is loaded.
-        module: dotted module; None where a file is named.
-        file: the file that defines the class.
         attribute: the class's name.
-        digest: of the file, 16 hex digits.
     """
 
     name: str
-    folder: Path
-    module: str | None
-    file: Path
     attribute: str
-    digest: str
-
-    @property
-    def home(self) -> Path:
-        """The folder whose files count as the user's code."""
-        return self.file.parent if self.module is None else self.folder / Path(*self.module.split(".")[:-1])
-
-    def holds(self, filename: str) -> bool:
-        """Whether a file is part of the user's code, and not of dynbench or a package installed below it."""
-        path, home = Path(filename), self.home
-        if path == self.file or path.suffix != ".py" or not path.is_relative_to(home):
-            return path == self.file
-        installed = {"site-packages", "dist-packages"} & {home.name, *path.relative_to(home).parts}
-        return not installed and not path.is_relative_to(_DYNBENCH)
-
-    def where(self, error: BaseException) -> str | None:
-        """`file.py:12` of the innermost line of the user's code that an error passed; None where it passed none."""
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if self.holds(frame.filename)]
-        if isinstance(error, SyntaxError) and error.filename and self.holds(error.filename):
-            return f"{Path(error.filename).name}:{error.lineno}"
-        return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
 
 
 def find_own_code(settings: Workload) -> OwnCode:
@@ -74,26 +42,16 @@ def find_own_code(settings: Workload) -> OwnCode:
             a file that has changed since `workload.code_digest` was written.
     """
     where, _, attribute = settings.name.rpartition(":")
-    is_file = where.endswith(".py")
-    folder, file = _find_file(settings, where) if is_file else _find_module(settings, where)
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{KEY}: {settings.name}: {file}: {error.strerror}", "Name a file that can be read.") from None
-    code = OwnCode(
-        name=settings.name,
-        folder=folder,
-        module=None if is_file else where,
-        file=file,
-        attribute=attribute,
-        digest=content_digest(content),
-    )
+    anywhere = settings.import_from is None
+    folders = own_folders() if anywhere else [Path(str(settings.import_from)).expanduser().resolve()]
+    found = find_code(KEY, where, folders, "set workload.import_from", installed=anywhere)
+    code = OwnCode(**vars(found), name=settings.name, attribute=attribute)
     if settings.code_digest not in (None, code.digest):
         raise UsageError(
-            f"workload.code_digest: {settings.code_digest}, but {file} is {code.digest}: it has changed since",
+            f"workload.code_digest: {settings.code_digest}, but {code.file} is {code.digest}: it has changed since",
             "Bring that version back. With code_digest null it runs as it is, not comparable with what ran before.",
         )
-    _check_class(code, content)
+    _check_class(code, code.file.read_bytes())
     return code
 
 
@@ -112,67 +70,6 @@ def own_code_settings(settings: Workload) -> dict[str, object]:
 def missing_methods(name: str, missing: Sequence[str]) -> UsageError:
     """What to say of a class without some of the protocol."""
     return UsageError(f"{KEY}: {name} lacks {', '.join(missing)}", PROTOCOL)
-
-
-def content_digest(content: bytes) -> str:
-    """First 16 hex digits of a file's SHA-256."""
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _folders(settings: Workload) -> list[Path]:
-    if settings.import_from is not None:
-        return [Path(settings.import_from).expanduser().resolve()]
-    return [Path.cwd(), recipes_dir()]
-
-
-def _find_file(settings: Workload, where: str) -> tuple[Path, Path]:
-    path = Path(where).expanduser()
-    folders = [path.parent] if path.is_absolute() else _folders(settings)
-    for folder in folders:
-        file = path if path.is_absolute() else folder / path
-        if file.is_file():
-            return folder, file
-    nearest = did_you_mean(path.name, (other.name for other in (folders[0] / path).parent.glob("*.py")))
-    raise UsageError(
-        f"{KEY}: no file {where} in {folders[0]}. {nearest}".rstrip(),
-        "Start in the folder that the path is relative to, or set workload.import_from.",
-    )
-
-
-def _find_module(settings: Workload, where: str) -> tuple[Path, Path]:
-    folders = _folders(settings)
-    for folder in folders:
-        if file := _module_file(folder, where):
-            return folder, file
-    installed = None if settings.import_from else _installed_folder(where.partition(".")[0])
-    if installed and (file := _module_file(installed, where)):
-        return installed, file
-    top = where.partition(".")[0]
-    here = [path.stem for path in folders[0].glob("*.py")] + [path.parent.name for path in folders[0].glob("*/*.py")]
-    places = str(folders[0]) if settings.import_from else f"{folders[0]} or among the installed packages"
-    raise UsageError(
-        f"{KEY}: no module {where} in {places}. {did_you_mean(top, here)}".rstrip(),
-        "Start in the folder that holds it, or set workload.import_from; a file is named like my_file.py:Class.",
-    )
-
-
-def _module_file(folder: Path, module: str) -> Path | None:
-    base = folder.joinpath(*module.split("."))
-    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
-
-
-def _installed_folder(top: str) -> Path | None:
-    """The folder that an installed top-level module is in; nothing of it is run."""
-    try:
-        spec = find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    locations = spec.submodule_search_locations
-    if locations:
-        return Path(next(iter(locations))).parent
-    return Path(spec.origin).parent if spec.has_location and spec.origin else None
 
 
 def _check_class(code: OwnCode, content: bytes) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.errors import DynbenchError, UsageError, WorkerFailed
+from dynbench.plugins.code import content_digest
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.loss_sums import check_sums
-from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, content_digest, find_own_code, missing_methods
+from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, find_own_code, missing_methods
 
 EVAL_SUMS = "eval_sums(self, model, batch)"
 
@@ -37,7 +35,7 @@ class OwnWorkload:
     def __init__(self, config: Config) -> None:
         self._code = find_own_code(config.workload)
         with _placed(self._code):
-            factory = getattr(load_module(self._code), self._code.attribute, None)
+            factory = getattr(self._code.load(), self._code.attribute, None)
         if not callable(factory):
             raise UsageError(f"{KEY}: {self._code.file} has no class {self._code.attribute}", PROTOCOL)
         self._check_call(factory, "__init__(self, config)", config)
@@ -156,31 +154,6 @@ class OwnWorkload:
         shape = f" of shape {list(value.shape)} on {value.device.type}" if isinstance(value, Tensor) else details
         found = f"a {type(value).__name__}{shape}"
         return UsageError(f"{KEY}: {self._code.name}: {what} is {found}; expected {expected}", PROTOCOL)
-
-
-def load_module(code: OwnCode) -> ModuleType:
-    """Import the user's module, the folder that it was found in first on the path, as Python has it of a program.
-
-    Raises:
-        UsageError: another module of that name has been imported already.
-    """
-    folder = str(code.folder if code.module is not None else code.file.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    if code.module is not None:
-        module = importlib.import_module(code.module)
-        if module.__file__ is None or Path(module.__file__).resolve() != code.file.resolve():
-            raise UsageError(
-                f"{KEY}: {code.module} is also the name of {module.__file__}, which was imported first",
-                "Rename yours, or name it by its file: my_file.py:Class.",
-            )
-        return module
-    name = code.file.stem if code.file.stem not in sys.modules else f"dynbench_own_{code.file.stem}"
-    spec = spec_from_file_location(name, code.file)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses and pickle look a class's module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def _beside(code: OwnCode) -> dict[str, str]:

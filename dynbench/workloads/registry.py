@@ -1,20 +1,11 @@
-"""The workloads by name; adding one is one file, one line here, and its name in the schema.
-
-A workload of the user's own is in no registry: `workload.name` says where its class is.
-"""
+"""The workload of a configuration: one of the registry, or a class that `workload.name` says the place of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dynbench.config.schema import Config
+from dynbench.plugins import WORKLOADS
 from dynbench.workloads.base import Workload
 from dynbench.workloads.own_workload import OwnWorkload
-from dynbench.workloads.text_classification import TextClassification
-
-REGISTRY: dict[str, Callable[[Config], Workload]] = {
-    "text_classification": TextClassification,
-}
 
 
 def build_workload(config: Config) -> Workload:
@@ -25,4 +16,7 @@ def build_workload(config: Config) -> Workload:
         HubError: a hub name that is neither cached nor reachable.
         UsageError, WorkerFailed: a workload of the user's own that cannot be used, or whose code raised an error.
     """
-    return OwnWorkload(config) if config.workload.is_own else REGISTRY[config.workload.name](config)
+    if config.workload.is_own:
+        return OwnWorkload(config)
+    workload: Workload = WORKLOADS.find(config.workload.name).load()(config)
+    return workload

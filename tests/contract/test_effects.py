@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
-from dynbench.config.schema import Dataset, Workload
-from dynbench.config.situation import (
-    CAPPED_POLICIES,
-    COST_POLICIES,
-    FILE_DATASETS,
-    GENERATED_DATASETS,
-    SPEED_POLICIES,
-    TEXT_FILE_DATASETS,
-)
+from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
+from dynbench.plugins import DATASETS, POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import Problem, missing_package, policy_class, policy_names
+from dynbench.schedule.policy import Problem, policy_class
 from dynbench.workloads.datasets.base import TextSplit
-from dynbench.workloads.datasets.registry import REGISTRY as DATASETS
 from dynbench.workloads.datasets.registry import load_dataset
 
+COST_POLICIES = tuple(name for name, entry in POLICIES.items() if entry.costs)
+SPEED_POLICIES = tuple(name for name, entry in POLICIES.items() if entry.speeds != "never")
 STEPS = 12
 PROBLEM = Problem(
     lengths=np.clip(np.random.default_rng(3).lognormal(3, 1, 2000).astype(np.int64), 2, 300),
@@ -70,9 +62,9 @@ def plans(policy: str, **changes: object) -> list[list[list[list[int]]]]:
 
 
 @pytest.mark.parametrize("setting", CHANGES)
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_setting_changes_the_plans_of_the_policies_that_read_it(policy: str, setting: str) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(reason)
     base, change, readers = CHANGES[setting]
     if change.get("micro_batches") is not None and not policy_class(policy).splits:
@@ -89,23 +81,11 @@ def test_unequal_counts_are_put_in_order_by_their_cost(policy: str) -> None:
     assert plans(policy, **ragged) != plans(policy, **ragged, cost=QUADRATIC)
 
 
-def test_policies_that_keep_to_capacities() -> None:
-    assert {name for name in policy_names() if policy_class(name).capped} == set(CAPPED_POLICIES)
-
-
-@pytest.mark.parametrize("dataset", get_args(Dataset))
+@pytest.mark.parametrize("dataset", DATASETS)
 def test_generated_data_have_no_texts(dataset: str, tmp_path: Path) -> None:
-    assert dataset in (*GENERATED_DATASETS, *FILE_DATASETS, "sst2")
     file = tmp_path / "trace.txt"
     file.write_text("3\n4\n", encoding="utf-8")
-    named = {"data_path": str(file)} if dataset in FILE_DATASETS else {}
-    if dataset in GENERATED_DATASETS:
-        train = load_dataset(Workload(dataset=dataset, **named)).train  # type: ignore[arg-type]
+    named = {"data_path": str(file)} if DATASETS[dataset].of_files else {}
+    if DATASETS[dataset].generated:
+        train = load_dataset(Workload(dataset=dataset, **named)).train
         assert not isinstance(train, TextSplit)
-
-
-@pytest.mark.parametrize("dataset", get_args(Dataset))
-def test_only_files_have_columns_to_name(dataset: str) -> None:
-    load: Callable[[Workload], object] = DATASETS[dataset]
-    assert (load.__module__.rpartition(".")[2] in FILE_DATASETS) == (dataset in FILE_DATASETS)
-    assert (dataset in TEXT_FILE_DATASETS) == (dataset in FILE_DATASETS and dataset not in GENERATED_DATASETS)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.peers.token_budget import TokenBudget
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import BatchPolicy, Policy, Problem, make_policy, missing_package, policy_names
+from dynbench.schedule.policy import BatchPolicy, Policy, Problem, make_policy
 from dynbench.schedule.static import Static
 
 STEPS = 10
@@ -148,11 +149,11 @@ def make(name: str, problem: Problem) -> Policy:
         return make_policy(name, replace(problem, speeds=None, capacity=Capacity()))
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problem=problems(), jump=st.integers(0, STEPS - 1))
 def test_every_policy_keeps_the_rules(name, problem, jump):
-    if reason := missing_package(name):
+    if reason := POLICIES[name].missing:
         pytest.skip(f"{name} {reason}")
     try:
         policy = make(name, problem)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.compress import registry as compress
 from dynbench.config.describe import allowed_words, field_of
-from dynbench.schedule import policy
-from dynbench.sync import registry as sync
-from dynbench.workloads import registry as workloads
-from dynbench.workloads.datasets import registry as datasets
+from dynbench.plugins import KINDS
 
-REGISTERED = {
-    "workload.name": set(workloads.REGISTRY),
-    "workload.dataset": set(datasets.REGISTRY),
-    "schedule.policy": {name for name, entry in policy.REGISTRY.items() if entry.in_train},
-    "sync.name": set(sync.REGISTRY),
-    "compress.name": set(compress.REGISTRY),
-}
+CHOSEN = {kind: registry for kind, (_, registry) in KINDS.items() if registry.key}
+ENTRIES = [(kind, name) for kind, (_, registry) in KINDS.items() for name in registry]
 
 
-@pytest.mark.parametrize("key", REGISTERED)
-def test_the_schema_takes_what_is_registered(key):
-    found = field_of(key)
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_the_schema_takes_what_is_registered(kind):
+    registry = CHOSEN[kind]
+    found = field_of(registry.key)
     assert found is not None
-    assert set(allowed_words(found[0])) == REGISTERED[key], f"{key}: add the name in config/schema.py"
+    trainable = {name for name, entry in registry.items() if getattr(entry, "in_train", True)}
+    assert set(allowed_words(found[0])) == trainable
+    for option in registry.options():
+        described = field_of(f"{registry.section}.{option}")
+        assert described is not None
+        assert described[0].description, f"{option} says what it is"
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_what_is_registered_is_there(kind, name):
+    entry = KINDS[kind][1][name]
+    assert entry.name == name
+    assert entry.missing or callable(entry.load())

@@ -13,9 +13,9 @@ from dynbench.cli.main import main
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
+from dynbench.plugins import POLICIES
 from dynbench.runs.records import work_hash
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import missing_package, policy_names
 from dynbench.workloads.registry import build_workload
 
 STEPS, RANKS = 14, 2
@@ -92,10 +92,10 @@ def steps(config: Config, policy: str) -> tuple[list[object], list[int]]:
     return plans, hashes
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)
 def test_lengths_plan_as_their_texts(texts: dict[str, Texts], folder: Path, name: str, policy: str) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(reason)
     case = texts[name]
     lengths = exported(case, folder / f"{name}.parquet")

@@ -7,18 +7,19 @@ import pytest
 from multiproc.launches import Launch, rows_of
 
 from dynbench.errors import UsageError
-from dynbench.schedule.policy import REGISTRY, missing_package, policy_class
+from dynbench.plugins import POLICIES
+from dynbench.schedule.policy import policy_class
 
 pytestmark = pytest.mark.multiproc
 
 DYNAMIC = ("schedule.mode=dynamic", "schedule.window=2")
 VIRTUAL = (*DYNAMIC, "launch.launcher=virtual", "launch.world_size=3")
-TRAINABLE = [name for name, entry in REGISTRY.items() if entry.in_train]
+TRAINABLE = [name for name, entry in POLICIES.items() if entry.in_train]
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_it_trains(launch: Launch, name: str) -> None:
-    if reason := missing_package(name):
+    if reason := POLICIES[name].missing:
         pytest.skip(f"{name} {reason}")
     fixed_batch = policy_class(name).fixed_batch
     # Real ranks check each step's global batch, which this policy may vary.

@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.sampler import PlannedBatchSampler
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, Problem, missing_package, policy_class
+from dynbench.schedule.policy import Problem, policy_class
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 203).astype(int), 2, 300)
 RANKS, BATCH = 3, 12
 TRAINABLE = [
     name
-    for name, entry in REGISTRY.items()
-    if entry.in_train and policy_class(name).fixed_batch and missing_package(name) is None
+    for name, entry in POLICIES.items()
+    if entry.in_train and policy_class(name).fixed_batch and POLICIES[name].missing is None
 ]
 
 
@@ -193,7 +194,7 @@ def test_costs_and_capacities_may_be_given_short_or_whole():
     assert all(len(ids) <= 6 for ids in sampler(1, capacity=[9, 6, 9]))
 
 
-CAPPED = [name for name in TRAINABLE if policy_class(name).capped]
+CAPPED = [name for name in TRAINABLE if POLICIES[name].capped]
 
 
 @pytest.mark.parametrize("policy", TRAINABLE)
@@ -214,7 +215,7 @@ def test_a_capacity_is_obeyed_or_refused_by_name(policy, capacity):
 def test_the_readme_names_the_policies_that_obey_a_capacity(readme):
     text = (Path(__file__).resolve().parents[2] / readme).read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if "`capacity=`" in line]
-    assert {name for name in REGISTRY if f"`{name}`" in line} == set(CAPPED)
+    assert {name for name in POLICIES if f"`{name}`" in line} == set(CAPPED)
 
 
 @pytest.mark.parametrize("policy", TRAINABLE)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dynbench.config.rules import UNREAD, buffer_size
+from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config, Workload
 from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
+from dynbench.plugins import DATASETS
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
 from dynbench.schedule.speeds import distinct_speeds
@@ -40,8 +41,7 @@ def measured_settings(workload: Workload) -> dict[str, object]:
         return settings | {key: getattr(workload, key) for key in _READ_BY_OWN}
     if workload.weights == "pretrained":
         return settings | {"model": workload.model}
-    generated = "tokenizer" in UNREAD.get(workload.dataset, ())
-    vocabulary = "generated" if generated else workload.tokenizer or workload.model
+    vocabulary = "generated" if DATASETS[workload.dataset].generated else workload.tokenizer or workload.model
     shaped = settings | {"size": workload.shape} | ({"model": workload.model} if workload.shape == "model" else {})
     return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
 

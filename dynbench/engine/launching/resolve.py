@@ -21,9 +21,11 @@ from dynbench.engine.launching.model_shape import decide_shape
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
 from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
 from dynbench.errors import ConfigError, UsageError
+from dynbench.plugins import POLICIES, options_of
+from dynbench.plugins.policies import StreamOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import check_trainable, policy_class
+from dynbench.schedule.policy import check_trainable
 from dynbench.workloads.own_code import own_code_settings
 
 MOST_CPU_RANKS = 4
@@ -260,7 +262,7 @@ def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str
     if schedule.policy is None:
         changes["policy"] = schedule.policy_name
         _decide(decisions, "schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
-    if schedule.policy_name == "prefix" and schedule.buffer == "auto":
+    if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
         changes["buffer"] = buffer_size(config, workers)
         _decide(decisions, "schedule.buffer", changes["buffer"], "max(32, B - G + 1)")
     if schedule.cost_type == "auto":
@@ -278,7 +280,7 @@ def _from_probe(config: Config, workers: int, store: RunStore, decisions: dict[s
     """What the probe that `probe.run` names knows and the configuration leaves open."""
     schedule, run = config.schedule, find_run(store, "probe.run", str(config.probe.run))
     changes: dict[str, object] = {}
-    if schedule.capacity is None and policy_class(schedule.policy_name).capped:
+    if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
         changes["capacity"] = run.id
     if schedule.speeds is None:
         probe = load_probe(run.id, "probe.run", store.root)

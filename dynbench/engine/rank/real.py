@@ -20,6 +20,8 @@ from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
+from dynbench.plugins import options_of
+from dynbench.plugins.policies import PrefixOptions
 from dynbench.runs.columns import write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
@@ -73,7 +75,7 @@ def real_loop(
 
 def plan_source(config: Config, problem: Problem, context: RankContext, run: Run) -> PlanSource:
     """Plans made on every rank, or on rank 0 from gathered costs."""
-    if config.schedule.exchange == "gather":
+    if options_of(config.schedule, PrefixOptions).exchange == "gather":
         return GatheredPlans(problem, context.rank)
     speeds_file = run.path / SPEEDS_FILE if context.is_first else None
     plans = step_plans(config, problem, lambda paces: all_floats(paces[context.rank]), speeds_file)

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import torch
 
-from dynbench.compress.registry import build_compressor
+from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config
+from dynbench.plugins import COMPRESSORS, STRATEGIES
 from dynbench.sync.base import Strategy
 from dynbench.sync.local import Local
-from dynbench.sync.registry import REGISTRY
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import Channel
 from dynbench.wire.plain import PlainWire
@@ -32,7 +32,7 @@ def session(strategy: Strategy) -> Iterator[Strategy]:
 def build_wire(config: Config, device: torch.device) -> Wire:
     """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective."""
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
-    compressor = build_compressor(config.compress)
+    compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
     return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
 
 
@@ -40,4 +40,5 @@ def build_strategy(config: Config, device: torch.device) -> Strategy:
     """The strategy `sync.name` on a wire of its own, or what virtual ranks play instead; of real ranks a collective."""
     if config.launch.launcher == "virtual":
         return Local(config.sync)
-    return REGISTRY[config.sync.name](config.sync, build_wire(config, device))
+    strategy: Strategy = STRATEGIES.find(config.sync.name).load()(config.sync, build_wire(config, device))
+    return strategy

@@ -14,8 +14,6 @@ from dynbench.schedule.policy import BatchPolicy, Problem
 class Peer(BatchPolicy):
     """A baseline that splits one global batch into a group per rank, one micro-batch each, and knows no capacities."""
 
-    capped = False
-
     @abstractmethod
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups of sample ids, one per rank in any order, from a global batch of shape [B]."""

@@ -20,9 +20,7 @@ class GroupByLength(Policy):
         UsageError: transformers or torch is missing, or B is no multiple of G times N micro-batches.
     """
 
-    name = "group_by_length"
     level = "stream"
-    capped = False
     splits = True
 
     def __init__(self, problem: Problem) -> None:

@@ -20,7 +20,6 @@ class BatchRebalance(Peer):
         UsageError: transformers or torch is missing, or too old for this sampler; less than a sample per micro-batch.
     """
 
-    name = "hf_batch_rebalance"
     splits = True
 
     def __init__(self, problem: Problem) -> None:

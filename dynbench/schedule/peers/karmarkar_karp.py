@@ -24,8 +24,6 @@ class KarmarkarKarp(Peer):
         UsageError: prtpy is not installed.
     """
 
-    name = "karmarkar_karp"
-
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         try:
@@ -43,8 +41,6 @@ class KarmarkarKarp(Peer):
 
 class KarmarkarKarpEqual(Peer):
     """Equal counts, one less for some ranks where B is no multiple of G; prtpy does this for two sets only."""
-
-    name = "karmarkar_karp_equal"
 
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups from the smallest sum to the largest."""

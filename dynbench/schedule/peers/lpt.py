@@ -14,8 +14,6 @@ from dynbench.schedule.plan import IntArray
 class LongestFirst(Peer):
     """Samples from the longest down, each to the rank that would finish it first; padding is not seen."""
 
-    name = "lpt"
-
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in rank order; ranks of unequal speed are loaded by their time."""
         weights = self.weights(batch)

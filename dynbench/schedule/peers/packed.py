@@ -22,8 +22,6 @@ _BISECTIONS = 16
 class Packed(BatchPolicy):
     """Rows of nearly equal unpadded cost, one per rank; capacities, which are in padded samples, do not apply."""
 
-    name = "packed"
-
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """One plan per batch."""
         return [

@@ -13,8 +13,6 @@ from dynbench.schedule.plan import IntArray
 class SortedEqual(Peer):
     """Contiguous cuts of the sorted batch; where B is no multiple of G, the shorter groups get one more."""
 
-    name = "sorted_equal"
-
     def groups(self, batch: IntArray) -> Sequence[IntArray]:
         """Groups in ascending length."""
         ordered = batch[np.argsort(self.problem.padded_lengths[batch], kind="stable")]

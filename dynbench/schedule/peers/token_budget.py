@@ -24,7 +24,6 @@ class TokenBudget(Policy):
         NothingFits: a sample is longer than every capacity allows.
     """
 
-    name = "token_budget"
     level = "stream"
     fixed_batch = False
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import TextFileOptions
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.files import FileRows, load_files
 from dynbench.workloads.datasets.formats import looks_like
@@ -42,11 +44,11 @@ def parse(path: Path, key: str, settings: Workload) -> FileRows:
         DataError: missing or empty file, missing column, bad quotes, a row of the wrong width, a label that cannot be
             one.
     """
-    text = read_text(path, key, EXPECTED)
+    text, asked = read_text(path, key, EXPECTED), options_of(settings, TextFileOptions)
 
     def fit(delimiter: str) -> tuple[bool, int]:
         columns = _header(path, text, delimiter)[1]
-        return {settings.text_column, settings.label_column} <= set(columns), len(columns)
+        return {asked.text_column, asked.label_column} <= set(columns), len(columns)
 
     delimiter = max(DELIMITERS, key=fit)
     rows = _rows(path, text, delimiter)

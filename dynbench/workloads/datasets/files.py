@@ -9,6 +9,8 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, nearest
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import TextFileOptions
 from dynbench.workloads.datasets.base import Splits, TextSplit
 from dynbench.workloads.datasets.labels import Label, class_indices, class_names, classes_of, read_label
 from dynbench.workloads.datasets.lines import is_unicode, quoted
@@ -66,12 +68,13 @@ def load_files(settings: Workload, parse: Parse) -> Splits:
     Raises:
         DataError: a file that cannot be used.
     """
-    assert settings.data_path is not None, "config/rules.py"
-    train = parse(Path(settings.data_path).expanduser(), "workload.data_path", settings)
+    files = options_of(settings, TextFileOptions)
+    assert files.data_path is not None, "config/rules.py"
+    train = parse(Path(files.data_path).expanduser(), "workload.data_path", settings)
     classes = classes_of(train.labels, train.where)
     evaluation = None
-    if settings.eval_path is not None:
-        rows = parse(Path(settings.eval_path).expanduser(), "workload.eval_path", settings)
+    if files.eval_path is not None:
+        rows = parse(Path(files.eval_path).expanduser(), "workload.eval_path", settings)
         evaluation = _split(rows, classes, train.path)
     return Splits(_split(train, classes, train.path), evaluation)
 
@@ -93,7 +96,8 @@ def check_columns(where: str, settings: Workload, found: Sequence[str], advice: 
     Raises:
         DataError: a column is missing, or there twice.
     """
-    asked = {"text_column": settings.text_column, "label_column": settings.label_column}
+    columns = options_of(settings, TextFileOptions)
+    asked = {"text_column": columns.text_column, "label_column": columns.label_column}
     for column in asked.values():
         if found.count(column) > 1:
             raise DataError(f"{where}: column {column!r} occurs {found.count(column)} times; expected once")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import TextFileOptions
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.files import FileRows, check_columns, load_files
 from dynbench.workloads.datasets.formats import looks_like
@@ -31,12 +33,12 @@ def parse(path: Path, key: str, settings: Workload) -> FileRows:
     Raises:
         DataError: missing or empty file, a line that is no object, a missing key, a text or label of another type.
     """
-    found = FileRows(path)
+    found, asked = FileRows(path), options_of(settings, TextFileOptions)
     for number, line in numbered(read_lines(path, key, EXPECTED)):
         where = f"{path}:{number}"
         row = _object(where, line, looks_like(line, "jsonl") if not found.texts else "")
         check_columns(where, settings, list(row), ODD_LINE if found.texts else "")
-        found.add(number, row[settings.text_column], row[settings.label_column], settings.text_column)
+        found.add(number, row[asked.text_column], row[asked.label_column], asked.text_column)
     return found
 
 

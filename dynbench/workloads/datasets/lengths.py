@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import TraceOptions
 from dynbench.runs.records import HASH_STEP, mixed
 from dynbench.trace_files import READERS, read_trace
 from dynbench.workloads.data import IntArray, TokenisedData
@@ -36,21 +38,22 @@ def load(settings: Workload) -> Splits:
     Raises:
         DataError: a file that cannot be used; the message names file and row.
     """
-    assert settings.data_path is not None, "config/rules.py"
-    lengths = _read(settings.data_path, "workload.data_path", settings)
-    train = _split(lengths, TRAIN_STREAM, settings.data_path)
-    if settings.eval_path is not None:
-        own = _read(settings.eval_path, "workload.eval_path", settings)
-        return Splits(train, _split(own, EVAL_STREAM, settings.eval_path))
+    trace = options_of(settings, TraceOptions)
+    assert trace.data_path is not None, "config/rules.py"
+    lengths = _read(trace.data_path, "workload.data_path", trace.length_column)
+    train = _split(lengths, TRAIN_STREAM, trace.data_path)
+    if trace.eval_path is not None:
+        own = _read(trace.eval_path, "workload.eval_path", trace.length_column)
+        return Splits(train, _split(own, EVAL_STREAM, trace.eval_path))
     drawn = np.random.default_rng(embedded.GENERATOR_SEED).choice(lengths, size=embedded.EVAL_SAMPLES)
-    return Splits(train, _split(drawn, EVAL_STREAM, f"generated, lengths drawn from {settings.data_path}"))
+    return Splits(train, _split(drawn, EVAL_STREAM, f"generated, lengths drawn from {trace.data_path}"))
 
 
-def _read(name: str, key: str, settings: Workload) -> IntArray:
+def _read(name: str, key: str, column: str | None) -> IntArray:
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(f"{key}: {path}: no such file", f"Name a file of lengths ({', '.join(READERS)}).")
-    return read_trace(path, settings.length_column)
+    return read_trace(path, column)
 
 
 def _split(lengths: IntArray, stream: int, source: str) -> LengthSplit:

@@ -1,22 +1,10 @@
-"""The datasets by name; adding one is one file, one line here, and its name in the schema."""
+"""The data set of a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dynbench.config.schema import Workload
-from dynbench.workloads.datasets import csv, embedded, jsonl, lengths, lognormal, sst2, tsv
+from dynbench.plugins import DATASETS
 from dynbench.workloads.datasets.base import Splits
-
-REGISTRY: dict[str, Callable[[Workload], Splits]] = {
-    "embedded": embedded.load,
-    "lognormal": lognormal.load,
-    "sst2": sst2.load,
-    "tsv": tsv.load,
-    "jsonl": jsonl.load,
-    "csv": csv.load,
-    "lengths": lengths.load,
-}
 
 
 def load_dataset(settings: Workload) -> Splits:
@@ -26,4 +14,5 @@ def load_dataset(settings: Workload) -> Splits:
         DataError: a file that cannot be used.
         HubError: hub data that are neither cached nor reachable.
     """
-    return REGISTRY[settings.dataset](settings)
+    splits: Splits = DATASETS.find(settings.dataset).load()(settings)
+    return splits

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import TextFileOptions
 from dynbench.workloads.datasets.files import FileRows, check_columns
 
 NO_HEADER = "The first line must name the columns, like sentence and label; this one holds a number."
@@ -34,7 +36,8 @@ def table_rows(
     line, columns = header
     unnamed = NO_HEADER if any(column.strip().isdecimal() for column in columns) else ""
     check_columns(f"{path}:{line}", settings, columns, advice or unnamed)
-    text_index, label_index = columns.index(settings.text_column), columns.index(settings.label_column)
+    asked = options_of(settings, TextFileOptions)
+    text_index, label_index = columns.index(asked.text_column), columns.index(asked.label_column)
     found = FileRows(path)
     for number, fields in rows:
         if len(fields) != len(columns):
@@ -43,7 +46,7 @@ def table_rows(
                 f"{path}:{number}: {seen}; expected {len(columns)}, as in the header",
                 "A text with the separator or a line break in it must be in quotes, which --dataset csv reads.",
             )
-        found.add(number, fields[text_index], fields[label_index], settings.text_column)
+        found.add(number, fields[text_index], fields[label_index], asked.text_column)
     if not found.texts:
         raise DataError(f"{path}:{line}: no rows after the header; expected one sample per line")
     return found

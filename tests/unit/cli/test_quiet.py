@@ -14,18 +14,18 @@ from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
 from dynbench.experiment import next_training, training
 from dynbench.experiment.training import TrainingResult
+from dynbench.plugins import POLICIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import REGISTRY
 
 SOLVE = ["solve", "lognormal", "--steps", "1", "--world-size", "2", "--policy", "static,partition", "--no-figures"]
 LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "train": (["train"], lambda run: [str(run.path)]),
     "probe": (["probe"], lambda run: [str(run.path)]),
     "solve": (SOLVE, lambda run: [str(RunStore(run.path.parent).resolve("@latest:solve").path)]),
-    "solve --list": (["solve", "--list"], lambda run: list(REGISTRY)),
+    "solve --list": (["solve", "--list"], lambda run: list(POLICIES)),
     "data lengths": (["data", "lengths", "-o", "{tmp}/x.csv"], lambda run: [f"{run.path.parent.parent}/x.csv"]),
     "runs": (["runs", "ls"], lambda run: [run.id]),
     "runs show": (["runs", "show", "a"], lambda run: [str(run.path)]),

@@ -14,11 +14,11 @@ import pytest
 
 from dynbench.cli import console, solve_view
 from dynbench.cli.main import main
+from dynbench.plugins import POLICIES
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule import solve as solve_module
-from dynbench.schedule.policy import REGISTRY
 from dynbench.schedule.solve import Skipped
 
 QUICK = ("--steps", "6", "--policy", "static,partition,prefix", "--world-size", "2", "--batch-per-rank", "4")
@@ -300,7 +300,7 @@ def test_a_data_set_is_cut_where_asked_and_what_train_would_cut_is_told(
 
 def test_every_policy_is_listed_with_one_line(store, capsys):
     out, _ = run(capsys, "--list")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(REGISTRY)
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list(POLICIES)
     listed = json.loads(run(capsys, "--list", "--json")[0])["policies"]
     assert [policy["name"] for policy in listed if not policy["in_train"]] == ["packed"]
     assert not store.root.exists()

@@ -20,11 +20,11 @@ from dynbench.config.recipes import list_recipes
 from dynbench.experiment import next_training
 from dynbench.experiment.cells import Cell
 from dynbench.experiment.next_training import NextTraining
+from dynbench.plugins import POLICIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import REGISTRY
 from dynbench.table_text import csv_text, pipes
 
 SOLVE = ["solve", "lognormal", "--steps", "1", "--world-size", "2", "--policy", "static,partition", "--no-figures"]
@@ -95,7 +95,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 TABLES = {
     "solve": (SOLVE, ["static", "partition"], "policy"),
-    "solve --list": (["solve", "--list"], list(REGISTRY), "name"),
+    "solve --list": (["solve", "--list"], list(POLICIES), "name"),
     "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
     "probe": (["probe"], ["32", "64"], "length_tokens"),
 }

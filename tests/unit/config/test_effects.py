@@ -138,6 +138,9 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """For every field that is not always read in training, a configuration in which it is not, and one in which it is."""
 
+REFUSED = ("workload.data_path", "workload.eval_path", "schedule.exchange")
+"""Options that rules refuse where the chosen plug-in does not have them."""
+
 ELSEWHERE = {
     "workload.dataset": "solve names its data set as a trace",
     "launch.world_size": "real ranks, where the launcher was chosen by the machine",
@@ -173,7 +176,7 @@ def test_every_field_says_when_it_is_read_and_has_a_value_to_try() -> None:
     assert list(EFFECTS) == list(all_keys())
     assert sorted([*VALUES, *NEEDING, *SINGLE]) == sorted(all_keys())
     conditional = [key for key, effect in EFFECTS.items() if effect.otherwise]
-    assert sorted(conditional) == sorted([*UNREAD_AND_READ, *ELSEWHERE])
+    assert sorted(conditional) == sorted([*UNREAD_AND_READ, *ELSEWHERE, *REFUSED])
 
 
 @pytest.mark.parametrize("command", get_args(Command))
@@ -272,7 +275,7 @@ def test_solve_reads_for_the_policies_that_it_plans() -> None:
     config = load_config(None, ["schedule.solver=greedy", "schedule.cost_type=attention", "schedule.window=4"])
     assert unread([situation(config, "solve", policies=("prefix", "window"))]) == []
     keys = [line.partition(":")[0] for line in unread([situation(config, "solve", policies=("static",))])]
-    assert keys == ["schedule.solver", "schedule.cost_type", "schedule.window"]
+    assert keys == ["schedule.window", "schedule.solver", "schedule.cost_type"]
 
 
 def test_arms_share_what_one_of_them_reads() -> None:

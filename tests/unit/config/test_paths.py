@@ -9,10 +9,10 @@ import pytest
 from recipe_files import load_cells
 
 from dynbench.config.load import load_config
-from dynbench.config.schema import Dataset
-from dynbench.config.situation import FILE_DATASETS, TEXT_FILE_DATASETS
 from dynbench.errors import ConfigError
+from dynbench.plugins import DATASETS
 
+FILE_DATASETS = [name for name, entry in DATASETS.items() if entry.of_files]
 HUB_NAMES = ["distilbert-base-uncased", "google/bert_uncased_L-2_H-128_A-2"]
 
 
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def problems(*overrides: str, dataset: str = "tsv") -> tuple[str, ...]:
     given = [f"workload.dataset={dataset}", "workload.data_path=data/train.tsv"]
-    given += ["workload.tokenizer=vocab.txt"] if dataset in TEXT_FILE_DATASETS else []
+    given += ["workload.tokenizer=vocab.txt"] if not DATASETS[dataset].generated else []
     try:
         load_config(None, [*given, *overrides], paths=True)
     except ConfigError as error:
@@ -39,7 +39,7 @@ def problems(*overrides: str, dataset: str = "tsv") -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("dataset", FILE_DATASETS)
-def test_every_data_set_of_files_is_looked_up(dataset: Dataset, here: Path) -> None:
+def test_every_data_set_of_files_is_looked_up(dataset: str, here: Path) -> None:
     assert problems(dataset=dataset) == ()
     said = problems("workload.data_path=data/trian.tsv", "workload.eval_path=data", dataset=dataset)
     assert said == (

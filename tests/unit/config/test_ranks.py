@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from dynbench.config import ranks, situation
 from dynbench.config.load import load_config
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.rules import check_rules, rule_warnings
+from dynbench.plugins import STRATEGIES
 
 
 @pytest.fixture(autouse=True)
 def two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy of the configuration has two ranks serve."""
-    monkeypatch.setitem(situation.SERVERS, "ddp", 2)
+    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=2))
 
 
 def test_the_first_ranks_serve() -> None:
@@ -60,4 +62,3 @@ def test_buffers_are_those_of_the_workers() -> None:
     asked = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
     (warning,) = rule_warnings(load_config(None, asked), 5, ())
     assert "3 workers (of 5 ranks) hold 12 samples for a global batch of 9" in warning
-    assert ranks.SERVERS is situation.SERVERS

@@ -22,17 +22,17 @@ from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.plugins import POLICIES
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, missing_package
 from dynbench.sync.local import Local
 from dynbench.workloads.registry import build_workload
 
 CPU = torch.device("cpu")
 RANKS = 2
-POLICIES = [name for name, entry in REGISTRY.items() if entry.in_train]
+NAMES = [name for name, entry in POLICIES.items() if entry.in_train]
 SPLITTING = ("static", "partition", "group_by_length", "hf_batch_rebalance")
 TINY = (f"workload.name={NAME}", "workload.max_length=24", "train.global_batch=16", "launch.nproc=2")
 
@@ -56,11 +56,9 @@ def in_double(config: Config) -> Replica:
     return replica
 
 
-@pytest.mark.parametrize(
-    ("policy", "parts"), [*((policy, 1) for policy in POLICIES), *((each, 2) for each in SPLITTING)]
-)
+@pytest.mark.parametrize(("policy", "parts"), [*((policy, 1) for policy in NAMES), *((each, 2) for each in SPLITTING)])
 def test_every_policy_gives_the_gradient_of_the_global_batch(policy: str, parts: int) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     window = ["schedule.window=2"] if policy == "window" else []
     config = resolved(f"schedule.policy={policy}", f"schedule.micro_batches={parts}", *window)

@@ -11,11 +11,11 @@ import torch
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.plugins import POLICIES
 from dynbench.probe.prober import _length_grid, _within
 from dynbench.probe.soak import planned_shapes
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, missing_package
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, make_micro_batch
 from dynbench.workloads.registry import build_workload
@@ -38,9 +38,9 @@ def workload() -> Workload:
 
 
 @pytest.mark.parametrize("cost_type", ["tokens", "attention"])
-@pytest.mark.parametrize("policy", [name for name, entry in REGISTRY.items() if entry.in_train])
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
 def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type: str) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     window = ["schedule.window=2"] if policy == "window" else []
     config = load_config(None, [*SETTINGS, f"schedule.policy={policy}", f"schedule.cost_type={cost_type}", *window])

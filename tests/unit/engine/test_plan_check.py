@@ -12,8 +12,8 @@ from dynbench.config.load import load_config
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_problem
 from dynbench.errors import DynbenchError, NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, missing_package
 
 RANKS, BATCH = 8, 64
 NOWHERE = Path("nowhere")
@@ -25,9 +25,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("policy", [name for name, entry in REGISTRY.items() if entry.in_train])
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train])
 def test_the_launcher_refuses_what_the_ranks_would_refuse(policy: str) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     refused = 0
     for schedule in SETTINGS:

@@ -16,14 +16,15 @@ from dynbench.engine.known_data import data_at_hand, known_workload
 from dynbench.engine.plan_check import check_plan, check_steps_of_rank
 from dynbench.engine.planning import build_problem
 from dynbench.errors import NothingFits
+from dynbench.plugins import POLICIES
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import REGISTRY, make_policy, policy_class
+from dynbench.schedule.policy import make_policy, policy_class
 from dynbench.workloads.registry import build_workload
 
 RANKS = 4
 TABLE = [(16, 40), (32, 24), (48, 16), (64, 12)]
-POLICIES = [name for name, entry in REGISTRY.items() if entry.in_train and policy_class(name).fixed_batch]
-CAPPED = [name for name in POLICIES if policy_class(name).capped]
+NAMES = [name for name, entry in POLICIES.items() if entry.in_train and policy_class(name).fixed_batch]
+CAPPED = [name for name in NAMES if POLICIES[name].capped]
 LAUNCHERS = ("torchrun", "virtual")
 
 

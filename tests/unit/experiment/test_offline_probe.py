@@ -12,8 +12,8 @@ from dynbench.config.load import load_config
 from dynbench.errors import ConfigError
 from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.experiment.solve_run import Solution, SolveOptions, run_solve
+from dynbench.plugins import POLICIES
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import REGISTRY, missing_package, policy_class
 from dynbench.schedule.traces import Trace
 
 SHORT = Trace("short", np.random.default_rng(0).integers(2, 60, size=400), "made up")
@@ -31,12 +31,12 @@ def warnings(solution: Solution) -> list[str]:
     return solution.run.record().warnings
 
 
-@pytest.mark.parametrize("policy", [name for name in REGISTRY if missing_package(name) is None])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].missing is None])
 def test_every_policy_plans_within_the_capacities_that_were_probed(store: RunStore, policy: str) -> None:
     make_probe(store, **{**TIGHT, "speeds": [1.0, 1.0]})
     (line,) = solved(store, policies=(policy,), batch_per_rank=8, windows=(2,)).lines
     assert line.result["cost_type"] == "measured"
-    if policy_class(policy).capped and policy not in ("static", "packed"):
+    if POLICIES[policy].capped and policy not in ("static", "packed"):
         assert line.result["local_batch"]["max"] <= 9
         assert line.result["capacity_violations"] == 0
 

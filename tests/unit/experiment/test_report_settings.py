@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from math import comb
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,12 +14,11 @@ import pytest
 from dynbench.config.describe import all_keys
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
-from dynbench.config.schema import Dataset
-from dynbench.config.situation import FILE_DATASETS
 from dynbench.errors import UsageError
 from dynbench.experiment.enumeration import fits_enumeration, large, plan_counts
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject, read_subject
+from dynbench.plugins import DATASETS
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
@@ -49,19 +47,19 @@ def told(language: str, text: str, *keys: str) -> list[str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("dataset", get_args(Dataset))
+@pytest.mark.parametrize("dataset", DATASETS)
 def test_the_data_is_that_of_the_run(
     store: RunStore, make_comparison: MakeComparison, language: str, dataset: str, tmp_path: Path
 ) -> None:
     files = {}
-    if dataset in FILE_DATASETS:
+    if DATASETS[dataset].of_files:
         (tmp_path / f"my.{dataset}").write_text("x", encoding="utf-8")
         files = {"workload.data_path": str(tmp_path / f"my.{dataset}")}
     make_comparison({}, flags={"static": {"workload.dataset": dataset, **files}})
 
     text = report(store, language)
 
-    assert told(language, text, *(f"data.{name}" for name in get_args(Dataset))) == [f"data.{dataset}"]
+    assert told(language, text, *(f"data.{name}" for name in DATASETS)) == [f"data.{dataset}"]
     assert (f"my.{dataset}" in text) == bool(files)
 
 

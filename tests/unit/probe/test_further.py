@@ -19,12 +19,12 @@ from probes import COST, make_probe
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_cost
 from dynbench.errors import UsageError
+from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import Children
 from dynbench.probe.split_price import SplitStep
 from dynbench.probe.timing import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
-from dynbench.sync.registry import REGISTRY
 from dynbench.workloads.micro_batch import LossPart, MicroBatch
 from dynbench.workloads.registry import build_workload
 
@@ -79,7 +79,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "strategy"), [("torchrun", name) for name in sorted(REGISTRY)] + [("virtual", "ddp")]
+    ("launcher", "strategy"), [("torchrun", name) for name in sorted(STRATEGIES)] + [("virtual", "ddp")]
 )
 def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchronisation(
     process_group: None, launcher: str, strategy: str
@@ -111,7 +111,7 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
         assert step.ms(2, 16, 2) > 0
         assert step.ms(2, 16, 1) > 0
     assert parts == [[2, 2], [2]]
-    assert isinstance(step._replica.strategy, Local if launcher == "virtual" else REGISTRY[strategy])
+    assert isinstance(step._replica.strategy, Local if launcher == "virtual" else STRATEGIES[strategy].load())
     for split, whole in zip(*gradients, strict=True):
         torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
 

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import UNLIMITED, Capacity
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, Problem, missing_package, policy_class
+from dynbench.schedule.policy import Problem, policy_class
 
 TABLE = [(128, 4), (32, 16), (64, 8)]
 
@@ -71,7 +72,7 @@ def test_another_number_of_ranks_is_refused():
         Capacity.per_rank([1, 2]).limits(3, np.array([1]))
 
 
-@pytest.mark.parametrize("policy", [name for name in REGISTRY if missing_package(name) is None])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].missing is None])
 @pytest.mark.parametrize("speeds", [None, np.array([1.0, 0.5])])
 def test_where_no_limit_was_found_plans_are_those_without_limits(policy, speeds):
     lengths = np.random.default_rng(0).integers(2, 60, size=300)

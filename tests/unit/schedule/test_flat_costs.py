@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from plan_rules import judge_plan
 
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, Problem, missing_package, policy_class
+from dynbench.schedule.policy import Problem, policy_class
 
 COEFFICIENTS = [
     (0.0, 0.0, 0.0),
@@ -56,13 +57,13 @@ def plan_all(policy: str) -> None:
                 planner = Planner(policy, problem)
                 for step in range(3):
                     plan = planner.plan(step)
-                    kept = type(planner.policy)
+                    kept = planner.policy
                     judge_plan(plan, problem, fixed_batch=kept.fixed_batch, capped=kept.capped)
 
 
-@pytest.mark.parametrize("policy", list(REGISTRY))
+@pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_ends(policy: str) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     # In a process of its own: what does not end is stopped.
     done = subprocess.run(

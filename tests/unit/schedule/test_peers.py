@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs, step_facts
 from dynbench.schedule.peers.base import fill_empty
-from dynbench.schedule.policy import REGISTRY, Problem, make_policy, missing_package, policy_class
+from dynbench.schedule.policy import Problem, make_policy
 
 BATCH_PEERS = ("sorted_equal", "lpt", "karmarkar_karp_equal")
-UNCAPPED = [name for name in REGISTRY if not policy_class(name).capped]
+UNCAPPED = [name for name in POLICIES if not POLICIES[name].capped]
 
 
 def problem_of(lengths, workers, batch=None, **changes) -> Problem:
@@ -103,7 +104,7 @@ def test_differencing_with_counts_that_do_not_divide():
     assert sorted(map(len, groups("karmarkar_karp_equal", problem_of(range(1, 12), 4)))) == [2, 3, 3, 3]
 
 
-@pytest.mark.skipif(missing_package("karmarkar_karp") is not None, reason="prtpy is not installed")
+@pytest.mark.skipif(POLICIES["karmarkar_karp"].missing is not None, reason="prtpy is not installed")
 def test_differencing_with_any_counts_is_prtpys():
     found = groups("karmarkar_karp", problem_of([4, 5, 6, 7, 8], 2))
     assert sorted(found) == [[4, 5, 7], [6, 8]]
@@ -114,7 +115,7 @@ def test_differencing_says_what_it_needs(monkeypatch):
     with pytest.raises(UsageError, match="prtpy") as caught:
         make_policy("karmarkar_karp", problem_of([1, 2], 2))
     assert caught.value.hint == "pip install prtpy"
-    assert "prtpy" in str(missing_package("karmarkar_karp"))
+    assert "prtpy" in str(POLICIES["karmarkar_karp"].missing)
 
 
 def test_token_budget_keeps_every_batch_within_its_budget():
@@ -202,7 +203,7 @@ def test_transformers_samplers_say_what_they_need(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UsageError, match=f"{name} needs transformers and torch"):
         make_policy(name, problem_of([1, 2], 2))
-    assert "torch" in str(missing_package(name))
+    assert "torch" in str(POLICIES[name].missing)
 
 
 def test_an_older_transformers_is_named(monkeypatch):
@@ -258,7 +259,7 @@ def test_zero_violations_where_uncapped_balancers_violate():
     assert violating["karmarkar_karp_equal"] > 1_000
 
 
-@pytest.mark.parametrize("name", [name for name in UNCAPPED if missing_package(name) is None])
+@pytest.mark.parametrize("name", [name for name in UNCAPPED if POLICIES[name].missing is None])
 def test_a_baseline_without_capacities_is_known_as_one(name):
     """What `capped = False` says is true: somewhere it exceeds a capacity that partition keeps."""
     capacity = Capacity.table([[(64, 32), (128, 16), (256, 8), (512, 4), (1024, 2)]])

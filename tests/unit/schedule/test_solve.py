@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.measure import adjacent_correlation, length_spread, run_policy
 from dynbench.schedule.plan import Exactness
-from dynbench.schedule.policy import REGISTRY, Problem, make_policy, missing_package
+from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace, built_in_trace
 
@@ -42,7 +43,7 @@ def lines(solve_request) -> dict[str, dict]:
 
 def test_every_policy_has_a_line_with_every_key():
     found = lines(request())
-    assert set(found) == {name for name in REGISTRY if missing_package(name) is None}
+    assert set(found) == {name for name in POLICIES if POLICIES[name].missing is None}
     assert all(set(result) == KEYS for result in found.values())
     assert {result["exact"] for result in found.values()} <= set(get_args(Exactness)) == {"both", "maximum", "none"}
     json.dumps(list(found.values()), allow_nan=False)
@@ -203,8 +204,8 @@ def test_solving_imports_neither_torch_nor_transformers():
 
 
 def test_slow_peers_are_left_out_of_all_at_large_sizes(monkeypatch):
-    assert REGISTRY["karmarkar_karp"].slow_above < 1024 * 8192
-    monkeypatch.setitem(REGISTRY, "lpt", replace(REGISTRY["lpt"], slow_above=4 * 32 - 1))
+    assert POLICIES["karmarkar_karp"].slow_above < 1024 * 8192
+    monkeypatch.setitem(POLICIES.entries, "lpt", replace(POLICIES["lpt"], slow_above=4 * 32 - 1))
     skipped = {o.policy: o.reason for o in solve(request()) if isinstance(o, Skipped)}
     assert skipped["lpt"] == "one plan takes seconds at G*B = 128; ask for it by name"
     assert lines(request(["lpt"]))["lpt"]["steps"] == 20

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
+from dynbench.plugins import POLICIES
 from dynbench.schedule import whole_run
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.policy import REGISTRY, Problem, make_policy, policy_class
+from dynbench.schedule.policy import Problem, make_policy, policy_class
 from dynbench.schedule.whole_run import TRIED_ONE_BY_ONE, Fitting, largest_fitting
 
 STEPS = 25
-CAPPED = [name for name, entry in REGISTRY.items() if entry.in_train and policy_class(name).capped]
+CAPPED = [name for name, entry in POLICIES.items() if entry.in_train and POLICIES[name].capped]
 TABLE = [(16, 12), (32, 9), (64, 5), (200, 2)]
 CAPACITIES = {
     "by length": Capacity.table([TABLE]),

@@ -9,7 +9,6 @@ from probes import capacity_row, make_probe
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
-from dynbench.config.situation import SPEED_POLICIES
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.probe_use import device_name, probe_warnings
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve
@@ -17,8 +16,9 @@ from dynbench.engine.launching.run_launch import create_run, plan_launch
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import ConfigError, RunLookupError
+from dynbench.plugins import POLICIES
 from dynbench.runs.store import RunStore
-from dynbench.schedule.policy import REGISTRY, policy_class
+from dynbench.schedule.policy import policy_class
 
 CPU = ("launch.device=cpu", "train.global_batch=64")
 LAUNCHERS = {
@@ -95,7 +95,7 @@ def test_two_probes_are_both_checked(store: RunStore) -> None:
     assert [problem.partition(":")[0] for problem in caught.value.problems] == ["workload.size", "workload.dropout"]
 
 
-@pytest.mark.parametrize("policy", [name for name, entry in REGISTRY.items() if entry.in_train and not entry.needs])
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train and not entry.needs])
 def test_the_same_model_takes_capacities_cost_and_speeds(
     store: RunStore, launcher: tuple[Machine, tuple[str, ...]], policy: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_same_model_takes_capacities_cost_and_speeds(
     probe = make_probe(store, speeds=[1.0, 0.5])
     shorter = ("workload.max_length=128", "launch.threads=3")
     config = decide(store, machine, *CPU, *settings, *shorter, f"schedule.policy={policy}", "probe.run=probed").config
-    assert config.schedule.capacity == (probe.id if policy_class(policy).capped else None)
+    assert config.schedule.capacity == (probe.id if POLICIES[policy].capped else None)
     assert (config.schedule.cost_type, config.schedule.speeds) == ("measured", (1.0, 0.5))
 
 
@@ -149,13 +149,13 @@ def test_speeds_measured_under_another_slowdown_are_refused_unless_given(store: 
     decide(store, *machine, *CPU, plans, "schedule.capacity=probed")
 
 
-@pytest.mark.parametrize("policy", [name for name, entry in REGISTRY.items() if entry.in_train and not entry.needs])
+@pytest.mark.parametrize("policy", [name for name, entry in POLICIES.items() if entry.in_train and not entry.needs])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_another_slowdown_is_refused_only_where_speeds_are_taken(store: RunStore, policy: str, ranks: int) -> None:
     make_probe(store, "launch.slowdown={1: 2.0}", speeds=[1.0, 0.5], tables=[[(256, 40)]] * 4)
     machine = Machine(cores=4, gpus=0, bf16=False)
     asked = ("launch.launcher=virtual", f"launch.world_size={ranks}", f"schedule.policy={policy}", "probe.run=probed")
-    if policy in SPEED_POLICIES and ranks == 2:
+    if POLICIES[policy].speeds != "never" and ranks == 2:
         with pytest.raises(ConfigError, match=r"launch\.slowdown"):
             decide(store, machine, *CPU, *asked)
     else:
@@ -253,8 +253,8 @@ def test_unequal_speeds_of_other_ranks_are_not_left_out_silently(store: RunStore
 
 UNEQUAL = {"numbers": [[(64, 45), (256, 40)], [(128, 46), (256, 39)]], "null": [[(256, None)], [(256, 39)]]}
 SPLITTING = [
-    name for name, entry in REGISTRY.items()
-    if entry.in_train and not entry.needs and policy_class(name).splits and policy_class(name).capped
+    name for name, entry in POLICIES.items()
+    if entry.in_train and not entry.needs and policy_class(name).splits and POLICIES[name].capped
 ]  # fmt: skip
 
 

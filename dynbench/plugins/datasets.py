@@ -1,0 +1,70 @@
+"""The data sets: samples of labelled texts, tokens, or lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynbench.plugins.registry import Entry, Registry
+from dynbench.plugins.section import Section
+
+
+@dataclass(frozen=True)
+class DatasetEntry(Entry):
+    """What gives the `Splits` of `dynbench.workloads.datasets.base` when called with the `workload` section.
+
+    Args:
+        generated: its token ids are generated: it has no texts, and needs no tokenizer.
+    """
+
+    generated: bool = False
+
+    @property
+    def of_files(self) -> bool:
+        """Whether it reads files that the user names."""
+        return self.reads("data_path")
+
+
+class FileOptions(Section):
+    """Of data sets that read files."""
+
+    data_path: str | None = None
+    """Training file of `tsv`, `jsonl`, `csv` and `lengths`."""
+    eval_path: str | None = None
+    """Evaluation file of `tsv`, `jsonl`, `csv` and `lengths`; without it a part of the training texts is held out, and
+    samples of `lengths` are generated in addition."""
+
+
+class TextFileOptions(FileOptions):
+    """Of data sets that read labelled texts from files."""
+
+    text_column: str = "sentence"
+    """Column that holds the text."""
+    label_column: str = "label"
+    """Column that holds the label, an integer or a word; the different ones of the training file are the classes, in
+    order."""
+
+
+class TraceOptions(FileOptions):
+    """Of the data set that reads a trace of lengths."""
+
+    length_column: str | None = None
+    """Column of a trace of `lengths`; null takes `length`, or the only one."""
+
+
+def _ours(name: str, summary: str, options: type[Section] = Section, *, generated: bool = False) -> DatasetEntry:
+    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{name}:load", options, generated=generated)
+
+
+DATASETS: Registry[DatasetEntry] = Registry(
+    "data set",
+    "workload.dataset",
+    (
+        _ours("embedded", "generated with SST-2's lengths, needs no network", generated=True),
+        _ours("lognormal", "generated with longer, heavy-tailed lengths", generated=True),
+        _ours("sst2", "GLUE SST-2 from the hub or its cache"),
+        _ours("tsv", "texts of a tab-separated file", TextFileOptions),
+        _ours("jsonl", "texts of a JSON Lines file", TextFileOptions),
+        _ours("csv", "texts of a file with separators and quotes", TextFileOptions),
+        _ours("lengths", "a trace of lengths, all trained on, with generated tokens", TraceOptions, generated=True),
+    ),
+)

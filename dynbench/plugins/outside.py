@@ -1,0 +1,62 @@
+"""Plug-ins from outside dynbench: the files and modules of `DYNBENCH_PLUGINS`, loaded once in every process."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from dynbench.errors import DynbenchError, UsageError
+from dynbench.plugins.code import Code, find_code, own_folders
+
+VARIABLE = "DYNBENCH_PLUGINS"
+_loading = False
+
+
+def load_all() -> None:
+    """Import what the variable names, so that it registers itself.
+
+    Raises:
+        UsageError: a file that is not there, or whose code raised an error.
+    """
+    global _loading
+    if _loading:  # the files read the registries that they add to
+        return
+    _loading = True
+    try:
+        found = _load_once()
+    finally:
+        _loading = False
+    if isinstance(found, UsageError):
+        raise found
+
+
+def digests() -> dict[str, str]:
+    """Module or file name of each to its digest, as a run records them."""
+    load_all()
+    found = _load_once()
+    return {} if isinstance(found, UsageError) else {code.module or code.file.name: code.digest for code in found}
+
+
+@cache
+def _load_once() -> tuple[Code, ...] | UsageError:
+    """The files in order, or why one of them cannot be used: what registered itself cannot do so again."""
+    named = (part.strip() for part in os.environ.get(VARIABLE, "").split(","))
+    try:
+        return tuple(_load(part) for part in named if part)
+    except UsageError as error:
+        return error
+
+
+def _load(named: str) -> Code:
+    code = find_code(VARIABLE, named, own_folders(), "give its whole path")
+    try:
+        code.load()
+    except DynbenchError as error:
+        raise UsageError(f"{VARIABLE}: {code.where(error) or code.file.name}: {error.message}", error.hint) from error
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"{VARIABLE}: {code.where(error) or code.file.name}: {type(error).__name__}: {reason}",
+            f"Mend that line, or leave the file out of {VARIABLE}.",
+        ) from error
+    return code

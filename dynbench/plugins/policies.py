@@ -1,0 +1,149 @@
+"""The policies: who computes which samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dynbench.plugins.registry import Entry, Registry
+from dynbench.plugins.section import Auto, PositiveInt, Section
+
+
+@dataclass(frozen=True)
+class PolicyEntry(Entry):
+    """A subclass of `dynbench.schedule.policy.Policy`, called with the problem.
+
+    Args:
+        in_train: False for reference lines of `solve` that cannot train a padded model.
+        slow_above: world size times global batch above which one plan takes seconds, and `solve --policy all` leaves
+            it out.
+        capped: it keeps to the capacities, or says that nothing fits; False for baselines that do not know them.
+        costs: it plans with the predicted cost.
+        speeds: it plans with the ranks' speeds: always, never, or with one micro-batch a rank only.
+        auto_splits: what `micro_batches: auto` makes it split for.
+    """
+
+    in_train: bool = True
+    slow_above: int | None = None
+    capped: bool = True
+    costs: bool = True
+    speeds: Literal["always", "unsplit", "never"] = "always"
+    auto_splits: tuple[Literal["capacity", "cost"], ...] = ()
+
+
+class WindowOptions(Section):
+    """Of the policy that plans several global batches together."""
+
+    window: PositiveInt = 1
+    """Global batches planned together (W)."""
+
+
+class StreamOptions(Section):
+    """Of the policy that keeps every rank's own stream."""
+
+    solver: Literal["exact", "enumerate", "greedy"] = "exact"
+    """Solver of `prefix`."""
+    buffer: PositiveInt | Auto = "auto"
+    """Samples that each rank of `prefix` holds to choose from (K); auto is max(32, B - G + 1)."""
+
+
+class PrefixOptions(StreamOptions):
+    """The same, and what concerns real ranks only."""
+
+    read_by = "train"
+    exchange: Literal["replicated", "gather"] = "replicated"
+    """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
+    gathered to rank 0, which solves and broadcasts the counts."""
+
+
+POLICIES: Registry[PolicyEntry] = Registry(
+    "policy",
+    "schedule.policy",
+    (
+        PolicyEntry(
+            "static",
+            "equal sample counts, as a distributed sampler deals them",
+            "dynbench.schedule.static:Static",
+            costs=False,
+            speeds="never",
+            auto_splits=("capacity",),
+        ),
+        PolicyEntry(
+            "partition",
+            "the global batch dealt anew, least maximum cost, exact",
+            "dynbench.schedule.partition:Partition",
+            auto_splits=("capacity", "cost"),
+        ),
+        PolicyEntry(
+            "window",
+            "W global batches dealt anew together, least sum of the steps' maxima",
+            "dynbench.schedule.window:Window",
+            WindowOptions,
+            auto_splits=("capacity", "cost"),
+        ),
+        PolicyEntry(
+            "prefix",
+            "each rank keeps its stream; only the counts are planned",
+            "dynbench.schedule.prefix:Prefix",
+            PrefixOptions,
+        ),
+        PolicyEntry(
+            "sorted_equal",
+            "the batch sorted, cut into equal counts",
+            "dynbench.schedule.peers.sorted_equal:SortedEqual",
+            capped=False,
+            costs=False,
+        ),
+        PolicyEntry(
+            "lpt",
+            "longest first to the least loaded rank, padding not seen",
+            "dynbench.schedule.peers.lpt:LongestFirst",
+            capped=False,
+        ),
+        PolicyEntry(
+            "karmarkar_karp",
+            "largest differencing, any counts",
+            "dynbench.schedule.peers.karmarkar_karp:KarmarkarKarp",
+            needs="prtpy",
+            slow_above=1_000_000,
+            capped=False,
+        ),
+        PolicyEntry(
+            "karmarkar_karp_equal",
+            "largest differencing, equal counts",
+            "dynbench.schedule.peers.karmarkar_karp:KarmarkarKarpEqual",
+            capped=False,
+        ),
+        PolicyEntry(
+            "token_budget",
+            "sorted epoch cut at a token budget; the batch size varies",
+            "dynbench.schedule.peers.token_budget:TokenBudget",
+            costs=False,
+            speeds="never",
+        ),
+        PolicyEntry(
+            "group_by_length",
+            "transformers' length-grouped sampler",
+            "dynbench.schedule.peers.group_by_length:GroupByLength",
+            needs="torch",
+            capped=False,
+            costs=False,
+            speeds="never",
+        ),
+        PolicyEntry(
+            "hf_batch_rebalance",
+            "transformers' batch rebalancing",
+            "dynbench.schedule.peers.hf_batch_rebalance:BatchRebalance",
+            needs="torch",
+            capped=False,
+            costs=False,
+            speeds="unsplit",
+        ),
+        PolicyEntry(
+            "packed",
+            "no padding, balanced rows; a reference line",
+            "dynbench.schedule.peers.packed:Packed",
+            in_train=False,
+        ),
+    ),
+)

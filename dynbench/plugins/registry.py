@@ -1,0 +1,196 @@
+"""What every kind of plug-in is listed by: a name, a line of description, where its class is, and its options.
+
+Nothing of a plug-in is imported to list it, to validate its options or to say which of them are read. What
+`DYNBENCH_PLUGINS` names is loaded before any registry is first read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from dynbench.errors import UsageError, did_you_mean
+from dynbench.plugins import outside
+from dynbench.plugins.section import Section
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One plug-in.
+
+    Args:
+        name: what chooses it.
+        summary: one line.
+        target: `module:attribute`, imported when it is used; of a plug-in from outside, also the class itself.
+        options: its own settings, each with a description; they stand flat in the section that chooses it. Plug-ins of
+            a section share an option where both inherit it from the same class.
+        needs: a package that must be importable, if any.
+    """
+
+    name: str
+    summary: str
+    target: str | Callable[..., Any]
+    options: type[Section] = Section
+    needs: str | None = None
+
+    def load(self) -> Any:
+        """What `target` means.
+
+        Raises:
+            UsageError: a plug-in from outside that cannot be imported.
+        """
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, attribute = self.target.partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError, SyntaxError) as error:
+            if module.startswith("dynbench."):
+                raise
+            raise UsageError(f"plug-in {self.name}: {self.target}: {error}", "Mend that file.") from error
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be used here, when a package that it needs is not installed."""
+        absent = self.needs is not None and find_spec(self.needs) is None
+        return f"needs the package {self.needs}, which is not installed" if absent else None
+
+    def reads(self, option: str) -> bool:
+        """Whether it has this option."""
+        return option in self.options.model_fields
+
+
+E = TypeVar("E", bound=Entry)
+S = TypeVar("S", bound=Section)
+
+
+class Registry(Mapping[str, E]):
+    """The plug-ins of one kind by name, in the order of their registration.
+
+    Args:
+        kind: what one of them is called.
+        key: the dotted key that chooses one; empty where no setting does.
+        entries: those of dynbench.
+        shared: options that the section has even where no plug-in reads them.
+    """
+
+    def __init__(self, kind: str, key: str, entries: Iterable[E], shared: type[Section] = Section) -> None:
+        self.kind, self.key, self.shared = kind, key, shared
+        self.entries: dict[str, E] = {}
+        self._in_use = False
+        for entry in entries:
+            self.add(entry)
+
+    @property
+    def section(self) -> str:
+        """The section that the options stand in."""
+        return self.key.partition(".")[0]
+
+    def __getitem__(self, name: str) -> E:
+        outside.load_all()
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        outside.load_all()
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        outside.load_all()
+        return len(self.entries)
+
+    def find(self, name: str) -> E:
+        """The plug-in of a name.
+
+        Raises:
+            UsageError: unknown, with the nearest spelling.
+        """
+        if name not in self:
+            near = did_you_mean(name, self)
+            raise UsageError(
+                f"{self.key or self.kind}: {name!r} is not a {self.kind}. {near}".rstrip(), f"Known: {', '.join(self)}."
+            )
+        return self[name]
+
+    def name_of(self, found: type[object]) -> str:
+        """The name that a class is registered under; else that of the class."""
+        targets = (found, f"{found.__module__}:{found.__qualname__}")
+        return next((name for name, entry in self.items() if entry.target in targets), found.__name__)
+
+    def readers(self, option: str) -> list[str]:
+        """Names of the plug-ins that have an option."""
+        return [name for name, entry in self.items() if entry.reads(option)]
+
+    def options(self) -> dict[str, type[Section]]:
+        """Every option of the kind, with a class that has it."""
+        found: dict[str, type[Section]] = {}
+        for options in (*(entry.options for entry in self.values()), self.shared):
+            for option in options.model_fields:
+                found.setdefault(option, options)
+        return found
+
+    def add(self, entry: E) -> None:
+        """One more plug-in.
+
+        Raises:
+            UsageError: a name that is taken or none, or an option that another plug-in declares otherwise.
+        """
+        if _NAME.fullmatch(entry.name) is None:
+            raise UsageError(f"{self.kind} {entry.name!r}: no name", "Use lower-case letters, digits and _.")
+        if entry.name in self.entries:
+            raise UsageError(f"{self.kind} {entry.name!r}: the name is taken", f"Known: {', '.join(self.entries)}.")
+        if self._in_use:
+            raise UsageError(
+                f"{self.kind} {entry.name!r}: registered after the configuration was first read",
+                f"Name its file in {outside.VARIABLE}.",
+            )
+        others = {name: other.options for name, other in self.entries.items()} | {f"every {self.kind}": self.shared}
+        for name, options in others.items():
+            for option in entry.options.model_fields:
+                if option in options.model_fields and options.declarer(option) is not entry.options.declarer(option):
+                    raise UsageError(
+                        f"{self.kind} {entry.name!r}: option {option} is one of {name} too, declared elsewhere",
+                        "Inherit it from the class that declares it, or call it otherwise.",
+                    )
+        self.entries[entry.name] = entry
+
+    def close(self) -> None:
+        """From here on nothing more is registered."""
+        outside.load_all()
+        self._in_use = True
+
+
+def with_options(**choices: Registry[Any]) -> Callable[[type[S]], type[S]]:
+    """Gives a section of the configuration the options of its plug-ins.
+
+    Args:
+        choices: a field that chooses a plug-in to the registry of its kind, whose options are put behind it.
+    """
+
+    def assemble(section: type[S]) -> type[S]:
+        fields = {}
+        for name, info in section.model_fields.items():
+            fields[name] = info
+            if name not in choices:
+                continue
+            registry = choices[name]
+            registry.close()
+            for option, options in registry.options().items():
+                if option in section.model_fields or option in fields:
+                    raise UsageError(
+                        f"{registry.kind} {registry.readers(option)[0]!r}: option {option} is a setting of "
+                        f"{registry.section} already",
+                        "Call it otherwise.",
+                    )
+                fields[option] = options.model_fields[option]
+        section.model_fields.clear()
+        section.model_fields.update(fields)
+        section.model_rebuild(force=True)
+        return section
+
+    return assemble

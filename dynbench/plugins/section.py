@@ -1,0 +1,45 @@
+"""What configuration sections and the options of plug-ins are made of."""
+
+from __future__ import annotations
+
+from inspect import get_annotations
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """Base of the sections and of a plug-in's options: immutable, unknown keys refused, values never coerced."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    read_by: ClassVar[str] = ""
+    """Of the options that a class declares, the commands that look at them; empty where all do that use the kind."""
+
+    @classmethod
+    def declarer(cls, option: str) -> type[Section]:
+        """The class in which a field is written down."""
+        sections = (kind for kind in cls.__mro__ if issubclass(kind, Section))
+        return next(kind for kind in sections if option in get_annotations(kind))
+
+
+Options = TypeVar("Options", bound=Section)
+
+
+def options_of(section: object, options: type[Options]) -> Options:
+    """The options of a plug-in as its section holds them, beside what others read.
+
+    Args:
+        section: a section of the configuration; None gives the defaults.
+        options: what the plug-in was registered with, or a base of it.
+    """
+    if section is None:
+        return options()
+    return options.model_construct(**{name: getattr(section, name) for name in options.model_fields})
