@@ -105,6 +105,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     too_many = "8192"  # ranks for the trace: skipped
     tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
     tour.run("solve", "--list", document="solve --list --json")
+    tour.run("plugins", document="plugins --json")
     tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
 
 

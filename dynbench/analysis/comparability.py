@@ -49,8 +49,16 @@ def all_differences(a: MergedRun, b: MergedRun) -> Differences:
         found["world_size"] = (a.world_size, b.world_size)
     for key in (*ENVIRONMENT, "data.fingerprint", "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
+    for name, digest in _plugins(a).items():
+        _add_if_different(found, f"env.plugins.{name}", digest, _plugins(b).get(name))
     _add_if_different(found, DEVICES, device_names(a.facts.env), device_names(b.facts.env))
     return found
+
+
+def _plugins(run: MergedRun) -> Mapping[str, object]:
+    """Files of plug-ins from outside that a run loaded, and their digests."""
+    found = fact(run.facts.env, "plugins")
+    return found if isinstance(found, Mapping) else {}
 
 
 def environment_differences(a: MergedRun, b: MergedRun, question: Question = DEFAULT) -> Differences:

@@ -16,7 +16,7 @@ class Flag:
     Args:
         option: as typed, with dashes.
         key: dotted key that it sets.
-        help: one line.
+        help: one line; `{names}` stands for the plug-ins that the key takes.
         metavar: what stands for the value in the help; the choices when there are some.
         choices: all values, where they are few and fixed.
     """
@@ -39,10 +39,10 @@ class Flag:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("--workload", "workload.name", "text_classification, or your own module:Class or file.py:Class.", "NAME"),
-    Flag("--dataset", "workload.dataset", "embedded, lognormal, sst2, tsv, jsonl, csv or lengths.", "NAME"),
-    Flag("--data-path", "workload.data_path", "Training file of tsv, jsonl, csv and lengths.", "FILE"),
-    Flag("--eval-path", "workload.eval_path", "Evaluation file of tsv, jsonl, csv and lengths.", "FILE"),
+    Flag("--workload", "workload.name", "{names}, or your own module:Class or file.py:Class.", "NAME"),
+    Flag("--dataset", "workload.dataset", "{names}.", "NAME"),
+    Flag("--data-path", "workload.data_path", "Training file, of data sets that read files.", "FILE"),
+    Flag("--eval-path", "workload.eval_path", "Evaluation file, of data sets that read files.", "FILE"),
     Flag("--text-column", "workload.text_column", "Column that holds the text.", "NAME"),
     Flag("--label-column", "workload.label_column", "Column that holds the label.", "NAME"),
     Flag("--length-column", "workload.length_column", "Column of lengths [length, or the only one].", "NAME"),
@@ -64,12 +64,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--buffer", "schedule.buffer", "Samples that each rank of prefix holds.", "N"),
     Flag("--window", "schedule.window", "Global batches planned together.", "N"),
     Flag("--micro-batches", "schedule.micro_batches", "Micro-batches per rank and step, or auto.", "N"),
-    Flag("--exchange", "schedule.exchange", "How prefix is planned.", choices=("replicated", "gather")),
     Flag("--capacity", "schedule.capacity", "Largest micro-batch: N, one per rank (8,4), or a probe run.", "N|N,N|RUN"),
     Flag("--speeds", "schedule.speeds", "Relative speed of each rank (1,1,0.5), or auto.", "X,X"),
-    Flag("--sync", "sync.name", "How gradients meet.", "NAME"),
-    Flag("--bucket-mb", "sync.bucket_mb", "Bucket size, MiB.", "X"),
-    Flag("--compress", "compress.name", "What travels.", "NAME"),
+    Flag("--sync", "sync.name", "How gradients meet: {names}.", "NAME"),
+    Flag("--compress", "compress.name", "What travels: {names}.", "NAME"),
     Flag("--steps", "train.steps", "Measured optimizer steps.", "N"),
     Flag("--warmup-steps", "train.warmup_steps", "Steps before measuring.", "N"),
     Flag("--global-batch", "train.global_batch", "Samples per step over all ranks.", "N"),

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("dynbench.cli.data", "The lengths of a data set, to share them without its text."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
+    "plugins": ("dynbench.cli.plugins", "What can be chosen, and with which options."),
     "doctor": ("dynbench.cli.doctor", "What this machine has, and what would go wrong."),
 }
 """Command to module and short help: `--help` reads this table and imports no command."""

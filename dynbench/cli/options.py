@@ -126,24 +126,29 @@ def common_options(function: Callable[..., object]) -> Callable[..., object]:
 
 
 class _FieldOption(click.Option):
-    """A flag whose help ends with the default of its field, looked up when the help is asked for.
+    """A flag whose help takes names and default from its field, looked up when the help is asked for.
 
     Args:
-        key: dotted key of the field; None shows no default.
+        flag: the flag.
+        shows_default: the help ends with the default.
     """
 
-    def __init__(self, *arguments: Any, key: str | None, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, flag: Flag, shows_default: bool, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._key = key
+        self._flag, self._shows_default = flag, shows_default
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The option and its help."""
-        from dynbench.config.describe import field_of
+        from dynbench.config.describe import allowed_words, field_of
 
-        record, found = super().get_help_record(ctx), field_of(self._key or "")
-        if record is None or found is None or not isinstance(found[0].default, str | int | float):
+        record, found = super().get_help_record(ctx), field_of(self._flag.key)
+        if record is None or found is None:
             return record
-        return record[0], f"{record[1]} [{found[0].default}]"
+        text = record[1].replace("{names}", ", ".join(allowed_words(found[0])))
+        default = found[0].default
+        if self._shows_default and isinstance(default, str | int | float):
+            text = f"{text} [{default}]"
+        return record[0], text
 
 
 def config_options(*sections: str, defaults: bool = True) -> Decorator:
@@ -211,7 +216,8 @@ def _option(flag: Flag, shows_default: bool) -> Decorator:
         flag.option,
         flag.parameter,
         cls=_FieldOption,
-        key=flag.key if shows_default else None,
+        flag=flag,
+        shows_default=shows_default,
         metavar="|".join(flag.choices) or flag.metavar,
         help=flag.help,
         shell_complete=complete,

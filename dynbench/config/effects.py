@@ -224,11 +224,10 @@ def _option_effects() -> Iterator[tuple[str, Effect]]:
     for registry, commands in _READ_BY:
         for option, options in registry.options().items():
             readers = registry.readers(option)
-            otherwise = f"{registry.kind} '{{{registry.kind.replace(' ', '')}}}' does not read it"
+            otherwise = f"{registry.kind} '{{{registry.kind.replace(' ', '')}}}'"
+            otherwise += "{of_virtual_ranks} does not read it" if registry is STRATEGIES else " does not read it"
             if readers:
                 otherwise += f" ({', '.join(readers)} {'does' if len(readers) == 1 else 'do'})"
-            if registry is STRATEGIES:
-                otherwise = f"virtual ranks send no gradients, or {otherwise}"
             read_by = options.declarer(option).__dict__.get("read_by") or commands
             yield f"{registry.section}.{option}", Effect(read_by, _option_is_read(registry, option), otherwise)
 
@@ -295,6 +294,7 @@ def _choices(situations: Sequence[Situation]) -> dict[str, str]:
         "dataset": config.workload.dataset,
         "strategy": config.sync.name,
         "compressor": config.compress.name,
+        "of_virtual_ranks": "" if situations[0].real_ranks else " of virtual ranks, which send no gradients,",
     }
 
 

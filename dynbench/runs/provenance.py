@@ -18,6 +18,7 @@ from pathlib import Path
 from dynbench import __version__
 from dynbench.config.digest import config_digest
 from dynbench.config.schema import Config
+from dynbench.plugins.outside import digests
 from dynbench.runs.cgroup import ROOT, cpu_quota, memory_available_bytes, memory_limit_bytes
 from dynbench.runs.owner import host_name
 from dynbench.runs.records import SCHEMA_VERSION
@@ -65,6 +66,7 @@ def collect(
         "config_digest": config_digest(config),
         "seed": config.train.seed,
         **facts,
+        "plugins": digests(),
         "devices": None if devices is None else dict(devices),
         "data": dict(data),
         "decisions": dict(decisions),

@@ -11,6 +11,7 @@ from pathlib import Path
 from dynbench.config.load import load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
+from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.atomic import write_json
 from dynbench.runs.lock import locked
 from dynbench.runs.owner import host_name, is_gone, start_mark
@@ -132,9 +133,19 @@ class Run:
             return validate_config(document.mapping, document, rules=False)
         except ConfigError as error:
             hint = "The run was made by another version of dynbench, or the file was changed by hand."
+            if missing := self._missing_plugins():
+                hint = f"The run was made with plug-ins that are not loaded: name {missing} in {VARIABLE}."
             raise RecordError(error.message, hint) from error
         except UsageError as error:
             raise RecordError(error.message, "The run stopped before its configuration was written.") from error
+
+    def _missing_plugins(self) -> str:
+        """Files of plug-ins that it was made with and this process has not loaded."""
+        try:
+            made_with = self.env().get("plugins")
+        except RecordError:
+            return ""
+        return ", ".join(set(made_with) - set(digests())) if isinstance(made_with, dict) else ""
 
     def env(self) -> dict[str, object]:
         """The provenance.

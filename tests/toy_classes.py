@@ -1,0 +1,80 @@
+"""The classes of `toy_plugins.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from toy_plugins import Digits, Note, Rounds, Sum, Turns, Words
+
+from dynbench.compress.base import Compressor
+from dynbench.config.schema import Config, Workload
+from dynbench.plugins import options_of
+from dynbench.runs.columns import Column
+from dynbench.schedule.plan import IntArray, StepPlan, single
+from dynbench.schedule.policy import BatchPolicy
+from dynbench.sync.base import Strategy
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment, lay_out
+from dynbench.workloads.datasets.base import Splits
+from dynbench.workloads.datasets.embedded import generate
+from dynbench.workloads.text_classification import TextClassification
+
+
+class Turned(BatchPolicy):
+    def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
+        turns, workers = options_of(self.problem.settings, Turns).turns, self.problem.workers
+        return [
+            StepPlan(step, single([batch[(rank + turns) % workers :: workers] for rank in range(workers)]))
+            for step, batch in enumerate(batches, first_step)
+        ]
+
+
+class OneByOne(Strategy):
+    equal_gradients: ClassVar[bool] = True
+    columns: ClassVar[tuple[Column, ...]] = (Column("divided_late", "integer", "", "Whether after the sum."),)
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        return model
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        yield
+
+    def finish(self) -> None:
+        self.on_ready()
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                self.wire.mean(parameter.grad.view(-1), lay_out([(name, parameter.shape)])).wait()
+
+    def row(self) -> Mapping[str, object]:
+        return {"divided_late": int(options_of(self.settings, Sum).divide_late)}
+
+
+class Rounded(Compressor):
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        parts = flat.new_empty(channel.world_size * len(flat))
+        channel.all_gather(parts, torch.round(flat, decimals=options_of(self.settings, Digits).digits)).wait()
+        flat.copy_(parts.view(channel.world_size, -1).mean(0))
+
+
+class Noted(TextClassification):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.facts["note"] = options_of(config.workload, Note).note
+
+
+def few_words(settings: Workload) -> Splits:
+    splits = generate(lambda n, rng: rng.integers(2, 20, size=n))
+    kept = options_of(settings, Words).words
+    train = splits.train.data.take(np.arange(kept))
+    return Splits(type(splits.train)(train, splits.train.vocab_size, splits.train.pad_id, "a few words"))
+
+
+class Nothing:
+    def __init__(self, options: Rounds) -> None:
+        self.rounds = options.rounds
