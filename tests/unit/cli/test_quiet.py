@@ -33,6 +33,7 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "runs rm of nothing": (["runs", "rm", "--failed", "--yes"], lambda run: []),
     "recipes": (["recipes", "ls"], lambda run: list(list_recipes())),
     "recipes cp": (["recipes", "cp", "quickstart", "{tmp}/x.yaml"], lambda run: [f"{run.path.parent.parent}/x.yaml"]),
+    "plugins": (["plugins", "policies"], lambda run: list(POLICIES)),
     "doctor": (["doctor"], lambda run: ["poor"]),
 }
 ELSEWHERE = {"analyze", "compare", "report"}

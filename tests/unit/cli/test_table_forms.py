@@ -20,7 +20,7 @@ from dynbench.config.recipes import list_recipes
 from dynbench.experiment import next_training
 from dynbench.experiment.cells import Cell
 from dynbench.experiment.next_training import NextTraining
-from dynbench.plugins import POLICIES
+from dynbench.plugins import DATASETS, POLICIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json
@@ -96,6 +96,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 TABLES = {
     "solve": (SOLVE, ["static", "partition"], "policy"),
     "solve --list": (["solve", "--list"], list(POLICIES), "name"),
+    "plugins": (["plugins", "datasets"], list(DATASETS), "name"),
     "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
     "probe": (["probe"], ["32", "64"], "length_tokens"),
 }
