@@ -29,17 +29,17 @@ from dynbench.engine.rank.exchange import GlobalBatch
 from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.virtual import virtual_loop
+from dynbench.plugins import POLICIES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
-from dynbench.schedule.policy import REGISTRY, missing_package
 from dynbench.workloads.data import TokenisedData
 
 CPU = torch.device("cpu")
 RANKS, STEPS = 3, 4
-POLICIES = [name for name, entry in REGISTRY.items() if entry.in_train]
+TRAINABLE = [name for name, entry in POLICIES.items() if entry.in_train]
 SPLITTING = ("static", "partition", "group_by_length", "hf_batch_rebalance")
-CASES = [*((policy, 1) for policy in POLICIES), *((policy, parts) for policy in SPLITTING for parts in (2, 3))]
+CASES = [*((policy, 1) for policy in TRAINABLE), *((policy, parts) for policy in SPLITTING for parts in (2, 3))]
 
 
 def configured(policy: str, parts: int) -> Config:
@@ -103,7 +103,7 @@ def judge(folder: Path, config: Config, toy: Toy, fault=None) -> None:
 
 @pytest.mark.parametrize(("policy", "parts"), CASES)
 def test_a_run_is_that_of_one_process(tmp_path: Path, policy: str, parts: int) -> None:
-    if reason := missing_package(policy):
+    if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     judge(tmp_path, configured(policy, parts), Toy())
 
