@@ -44,12 +44,6 @@ class Policy(ABC):
         """What it is registered as."""
         return POLICIES.name_of(type(self))
 
-    @property
-    def capped(self) -> bool:
-        """Keeps to the capacities, or says that nothing fits; False for baselines that do not know them."""
-        entry = POLICIES.get(self.name)
-        return entry is None or entry.capped
-
     @abstractmethod
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
         """Endless plans from optimizer step `start` on."""

@@ -57,8 +57,8 @@ def plan_all(policy: str) -> None:
                 planner = Planner(policy, problem)
                 for step in range(3):
                     plan = planner.plan(step)
-                    kept = planner.policy
-                    judge_plan(plan, problem, fixed_batch=kept.fixed_batch, capped=kept.capped)
+                    fixed, capped = planner.policy.fixed_batch, POLICIES[policy].capped
+                    judge_plan(plan, problem, fixed_batch=fixed, capped=capped)
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
