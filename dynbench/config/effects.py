@@ -228,8 +228,10 @@ def _option_effects() -> Iterator[tuple[str, Effect]]:
             otherwise += "{of_virtual_ranks} does not read it" if registry is STRATEGIES else " does not read it"
             if readers:
                 otherwise += f" ({', '.join(readers)} {'does' if len(readers) == 1 else 'do'})"
-            read_by = options.declarer(option).__dict__.get("read_by") or commands
-            yield f"{registry.section}.{option}", Effect(read_by, _option_is_read(registry, option), otherwise)
+            declared = vars(options.declarer(option))
+            read_by = declared.get("read_by") or commands
+            conditional = Effect(read_by, _option_is_read(registry, option), otherwise)
+            yield f"{registry.section}.{option}", Effect(read_by) if declared.get("refused") else conditional
 
 
 def _option_is_read(registry: Registry[Any], option: str) -> Callable[[Situation], bool]:

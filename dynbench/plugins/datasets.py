@@ -27,6 +27,7 @@ class DatasetEntry(Entry):
 class FileOptions(Section):
     """Of data sets that read files."""
 
+    refused = True
     data_path: str | None = None
     """Training file of `tsv`, `jsonl`, `csv` and `lengths`."""
     eval_path: str | None = None

@@ -51,6 +51,7 @@ class PrefixOptions(StreamOptions):
     """The same, and what concerns real ranks only."""
 
     read_by = "train"
+    refused = True
     exchange: Literal["replicated", "gather"] = "replicated"
     """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
     gathered to rank 0, which solves and broadcasts the counts."""

@@ -22,6 +22,8 @@ class Section(BaseModel):
     )
     read_by: ClassVar[str] = ""
     """Of the options that a class declares, the commands that look at them; empty where all do that use the kind."""
+    refused: ClassVar[bool] = False
+    """Whether rules refuse the options that a class declares where the chosen plug-in does not have them."""
 
     @classmethod
     def declarer(cls, option: str) -> type[Section]:

@@ -51,6 +51,7 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
     """Its import takes as long as that of torch, and only the ranks build a model."""
     code = (
         "import sys; from dynbench.cli.main import main; assert main(['train', '--dry-run']) == 0\n"
+        "import dynbench.workloads.text_classification\n"
         "assert 'dynbench.workloads.random_model' in sys.modules; print('transformers.modeling_utils' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

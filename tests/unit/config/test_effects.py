@@ -138,9 +138,6 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """For every field that is not always read in training, a configuration in which it is not, and one in which it is."""
 
-REFUSED = ("workload.data_path", "workload.eval_path", "schedule.exchange")
-"""Options that rules refuse where the chosen plug-in does not have them."""
-
 ELSEWHERE = {
     "workload.dataset": "solve names its data set as a trace",
     "launch.world_size": "real ranks, where the launcher was chosen by the machine",
@@ -176,7 +173,7 @@ def test_every_field_says_when_it_is_read_and_has_a_value_to_try() -> None:
     assert list(EFFECTS) == list(all_keys())
     assert sorted([*VALUES, *NEEDING, *SINGLE]) == sorted(all_keys())
     conditional = [key for key, effect in EFFECTS.items() if effect.otherwise]
-    assert sorted(conditional) == sorted([*UNREAD_AND_READ, *ELSEWHERE, *REFUSED])
+    assert sorted(conditional) == sorted([*UNREAD_AND_READ, *ELSEWHERE])
 
 
 @pytest.mark.parametrize("command", get_args(Command))
