@@ -1,6 +1,6 @@
 """The metrics of a summary that people read and compare: where they stand, how they are called, which way is better.
 
-Adding one: a key in `summary.summary_of` and one line here; tables, comparisons and reports pick it up.
+Adding one: a key in `summary.summary_of` and one line in `metrics.yaml`; tables, comparisons and reports pick it up.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,42 +27,16 @@ class Metric:
 
     key: str
     title: str
-    unit: str
+    unit: str = ""
     better: Literal["less", "more"] | None = "less"
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric("step_time_ms.mean", "step time, mean", "ms"),
-    Metric("step_time_ms.p50", "step time, P50", "ms"),
-    Metric("step_time_ms.p95", "step time, P95", "ms"),
-    Metric("throughput_samples_per_s.mean", "throughput", "samples/s", "more"),
-    Metric("throughput_samples_per_s.p95", "throughput, P95 over steps", "samples/s", "more"),
-    Metric("throughput_tokens_per_s.mean", "throughput", "real tokens/s", "more"),
-    Metric("throughput_tokens_per_s.p95", "throughput, P95 over steps", "real tokens/s", "more"),
-    Metric("wait_fraction", "waiting for the slowest rank", "%"),
-    Metric("padding_ratio", "padding, padded over real tokens", ""),
-    Metric("padded_tokens_max.mean", "padded tokens, maximum over ranks", "tokens"),
-    Metric("exposed_comm_ms.mean", "exposed communication", "ms"),
-    Metric("plan_fraction", "planning", "%", None),
-    Metric("std_over_ranks.compute_ms.mean", "spread over ranks of compute, mean", "ms"),
-    Metric("std_over_ranks.compute_ms.p95", "spread over ranks of compute, P95", "ms"),
-    Metric("std_over_ranks.step_time_ms.mean", "spread over ranks of step time, mean", "ms"),
-    Metric("std_over_ranks.step_time_ms.p95", "spread over ranks of step time, P95", "ms"),
-    Metric("std_over_ranks.padded_tokens.mean", "spread over ranks of padded tokens, mean", "tokens"),
-    Metric("std_over_ranks.padded_tokens.p95", "spread over ranks of padded tokens, P95", "tokens"),
-    Metric("std_over_ranks.local_batch.mean", "spread over ranks of samples, mean", "samples", None),
-    Metric("step_length_tokens.std", "spread over steps of the mean length", "tokens", None),
-    Metric("std_over_ranks.peak_mem_mb.mean", "spread over ranks of peak memory, mean", "MB"),
-    Metric("std_over_ranks.peak_mem_mb.p95", "spread over ranks of peak memory, P95", "MB"),
-    Metric("peak_mem_mb.max", "peak memory, maximum over ranks and steps", "MB"),
-    Metric("comm_ms.mean", "communication", "ms"),
-    Metric("bytes_wire.mean", "sent per rank and step", "bytes"),
-    Metric("compression_ratio", "compression", "", "more"),
-    Metric("loss.last", "training loss, last step", "", None),  # arms may end on different samples
-    Metric("eval.loss", "evaluation loss", ""),
-    Metric("eval.accuracy", "evaluation accuracy", "%", "more"),
-    Metric("eval.perplexity", "evaluation perplexity", ""),
-)
+def _read() -> tuple[Metric, ...]:
+    rows = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
+    return tuple(Metric(key, **row) for key, row in rows.items())
+
+
+METRICS = _read()
 
 
 def workers_of(summary: Mapping[str, object]) -> int | None:

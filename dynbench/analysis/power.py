@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from dynbench.analysis.stats import Ratio, student_t_quantile
 
@@ -43,14 +44,6 @@ def launches_needed(difference: float, spread: float, confidence: float = 0.95) 
         spread: standard deviation of the pairs' log ratios.
         confidence: level of the interval.
     """
-
-    def shows(half: int) -> bool:
-        return smallest_shown(spread, 2 * half, confidence) <= difference
-
-    if not shows(MOST_LAUNCHES // 2):
-        return None
-    too_few, enough = 0, MOST_LAUNCHES // 2
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if shows(middle) else (middle, enough)
-    return 2 * enough
+    halves = range(1, MOST_LAUNCHES // 2 + 1)
+    found = bisect_left(halves, True, key=lambda half: smallest_shown(spread, 2 * half, confidence) <= difference)
+    return 2 * halves[found] if found < len(halves) else None

@@ -1,7 +1,7 @@
 """The registry of checks: what could make the numbers uncertain or wrong.
 
-Adding one: a function `check(evidence) -> Iterator[Seen]` in the module of its subject, its place in `CHECKS`, and what
-it says in `wordings.yaml`; the function's name is the check's id.
+Adding one: a function `check(evidence) -> Iterator[Seen]` in the module of its subject, and what it says in
+`wordings.yaml` under the function's name, which is the check's id, at its place among the others.
 """
 
 from __future__ import annotations
@@ -9,40 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from dynbench.analysis.checks import comparisons, conditions, integrity, samples
-from dynbench.analysis.checks.finding import Evidence, Seen, worded
+from dynbench.analysis.checks.finding import Evidence, Seen, worded, wordings
 from dynbench.analysis.finding import Finding
 from dynbench.errors import ChecksFailed
 
 Check = Callable[[Evidence], Iterator[Seen]]
-_IN_ORDER: tuple[Check, ...] = (
-    comparisons.forced_comparison,
-    integrity.missing_ranks,
-    integrity.partial_run,
-    integrity.rank_files,
-    integrity.torn_lines,
-    integrity.nan_loss,
-    samples.one_class,
-    samples.one_length,
-    comparisons.loss_parity,
-    comparisons.loss_drift,
-    comparisons.environment,
-    comparisons.few_launches,
-    comparisons.launch_order,
-    comparisons.launch_spread,
-    comparisons.resolution,
-    conditions.memory_limit,
-    conditions.short_warmup,
-    conditions.drift,
-    conditions.oversubscribed_cores,
-    integrity.skipped_steps,
-    integrity.unaccounted_time,
-    conditions.planning_cost,
-    conditions.exposed_communication,
-    comparisons.different_samples,
-    conditions.virtual_ranks,
-)
-CHECKS: Mapping[str, Check] = {check.__name__: check for check in _IN_ORDER}
-"""Checks by id, in the order in which they are shown."""
+_MODULES = (comparisons, conditions, integrity, samples)
+
+
+def _named(check: str) -> Check:
+    found: Check = next(vars(module)[check] for module in _MODULES if check in vars(module))
+    return found
+
+
+CHECKS: Mapping[str, Check] = {check: _named(check) for check in wordings()}
+"""Checks by id, in the order of `wordings.yaml`, in which they are shown."""
 
 
 def run_checks(evidence: Evidence) -> list[Finding]:
