@@ -120,10 +120,7 @@ def describe(differences: Differences) -> Phrase:
     """`train.seed (0 and 1), env.cpu_model (…)` in one line."""
     return Phrase.listed(
         ", ",
-        (
-            Phrase(f"{key} ({a} and {b})", "difference", key=key, first=_word(a), second=_word(b))
-            for key, (a, b) in differences.items()
-        ),
+        (Phrase.of("difference", key=key, first=_word(a), second=_word(b)) for key, (a, b) in differences.items()),
     )
 
 

@@ -211,10 +211,9 @@ def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
         verdict = decide(speedup, noise)
         reason = sentence(verdict, baseline.label, candidate.label, speedup, noise, confidence, unit)
     if forbidden:
-        differing = describe(forbidden)
         verdict, reason = (
             Verdict.INCOMPARABLE,
-            Phrase(f"they differ in {differing}", "reason.INCOMPARABLE", differences=differing),
+            Phrase.of("reason.INCOMPARABLE", differences=describe(forbidden)),
         )
     else:
         reason = _with_virtual_note(reason, pairs[0][0])
@@ -270,15 +269,12 @@ def _forbidden(shared: _Shared, baseline: Arm, candidate: Arm, pairing: Pairing)
 
 
 def _lacks(merged: MergedRun) -> Phrase:
-    return Phrase.listed("; ", merged.lacks) if merged.lacks else Phrase("whole", "whole")
+    return Phrase.listed("; ", merged.lacks) if merged.lacks else Phrase.of("whole")
 
 
 def _with_virtual_note(reason: Phrase, merged: MergedRun) -> Phrase:
     comm_model = merged.facts.comm_model
-    if comm_model is None:
-        return reason
-    text = f"{reason} (virtual ranks; communication: {comm_model})"
-    return Phrase(text, "reason.virtual", reason=reason, comm_model=comm_model)
+    return reason if comm_model is None else Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)
 
 
 def _improvements(pairs: Sequence[Pair], summaries: Mapping[str, Summary]) -> dict[str, float]:

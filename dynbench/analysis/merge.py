@@ -100,14 +100,13 @@ class MergedRun:
     def _lacks(self) -> Iterator[Phrase]:
         if self.facts.status != "completed":
             status = status_phrase(self.facts.status)
-            yield Phrase(f"status is {status}", "lacks.status", status=status)
+            yield Phrase.of("lacks.status", status=status)
         if self.missing_ranks:
             missing, first = len(self.missing_ranks), self.missing_ranks[:8]
-            text = f"{missing} of {self.world_size} ranks have no rows (rank {', '.join(map(str, first))})"
-            yield Phrase(text, "lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
+            yield Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
         measured, steps = self.measured.height, self.facts.steps
         if measured < steps:
-            yield Phrase(f"{measured} of {steps} measured steps", "lacks.steps", measured=measured, steps=steps)
+            yield Phrase.of("lacks.steps", measured=measured, steps=steps)
 
     def worker_rows(self) -> pl.LazyFrame:
         """The merged rows of the ranks that train, with their number among these as `worker`."""

@@ -78,12 +78,11 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     torn = int(end < len(data))
     data = data[:end]
     if not data:
-        return RankFile(rank, None, torn, Phrase(f"{path.name} is empty", "rank_file.empty", file=path.name))
+        return RankFile(rank, None, torn, Phrase.of("rank_file.empty", file=path.name))
     columns = data[: data.index(b"\n")].decode("utf-8", errors="replace").strip().split(",")
     lacking = [name for name in COLUMNS if name not in (*columns, "weight")]
     if lacking:
-        text = f"{path.name} is of another version: it lacks {', '.join(lacking[:4])}"
-        return RankFile(rank, None, torn, Phrase(text, "rank_file.version", file=path.name, columns=lacking[:4]))
+        return RankFile(rank, None, torn, Phrase.of("rank_file.version", file=path.name, columns=lacking[:4]))
     rows = _parse(data, {name: column_type(name, declared) for name in columns})
     if "weight" not in columns:
         rows = rows.with_columns(weight=pl.col("local_batch").cast(column_type("weight")))
@@ -92,15 +91,13 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     torn += written - rows.height
     if rows.height and not rows["rank"].eq(rank).all():
         ranks = rows["rank"].unique().to_list()
-        text = f"{path.name} holds rows of rank {ranks}"
-        return RankFile(rank, None, torn, Phrase(text, "rank_file.other_rank", file=path.name, ranks=ranks))
+        return RankFile(rank, None, torn, Phrase.of("rank_file.other_rank", file=path.name, ranks=ranks))
     if not rows.height:
-        return RankFile(rank, None, torn, Phrase(f"{path.name} has no row", "rank_file.no_row", file=path.name))
+        return RankFile(rank, None, torn, Phrase.of("rank_file.no_row", file=path.name))
     if not rows["step"].is_sorted() or rows["step"].n_unique() < rows.height:
         kept = rows.unique("step", keep="first").sort("step")
         dropped = rows.height - kept.height
-        text = f"{path.name}: steps repeated or out of order, {dropped} rows dropped"
-        return RankFile(rank, kept, torn, Phrase(text, "rank_file.order", file=path.name, rows=dropped))
+        return RankFile(rank, kept, torn, Phrase.of("rank_file.order", file=path.name, rows=dropped))
     return RankFile(rank, rows, torn)
 
 

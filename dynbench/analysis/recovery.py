@@ -47,16 +47,9 @@ class Recovery:
 
     def sentence(self, baseline: str) -> Phrase:
         """For people, without a full stop."""
-        what = f"{baseline}'s steps" if self.within_steps else f"{baseline}'s samples in any of its steps"
-        bound = f"the bound on {what} is {self.bound_speedup:.3f} times as fast"
-        if self.share is None:
-            case, text = "no_loss", f"{bound}: next to nothing is lost"
-        elif self.share < NO_SHARE:
-            case, text = "nothing", f"nothing of what {baseline} loses is recovered; {bound}"
-        else:
-            case, text = "share", f"{100 * self.share:.0f} % of what {baseline} loses is recovered; {bound}"
+        case = "no_loss" if self.share is None else "nothing" if self.share < NO_SHARE else "share"
         where = "steps" if self.within_steps else "samples"
-        return Phrase(text, f"recovery.{case}.{where}", baseline=baseline, bound=self.bound_speedup, share=self.share)
+        return Phrase.of(f"recovery.{case}.{where}", baseline=baseline, bound=self.bound_speedup, share=self.share)
 
 
 def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:

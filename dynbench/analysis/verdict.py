@@ -58,68 +58,32 @@ def sentence(
     unit: Unit = TOKENS,
 ) -> Phrase:
     """Why, in one sentence with the numbers."""
-    measured = f"{candidate} is {speedup.estimate:.3f} times as fast as {baseline} in {unit.rate}"
-    interval = _interval(speedup, confidence)
-    if verdict == Verdict.ESTIMATE:
-        text = f"{measured}; {interval}"
-        return Phrase(
-            text, "reason.ESTIMATE", baseline=baseline, candidate=candidate, rate=unit.rate, speedup=speedup.estimate
-        )
-    threshold = f"the noise threshold of {100 * noise:.1f} %"
-    why = {
-        Verdict.FASTER: f"above 1, and the estimate is beyond {threshold}",
-        Verdict.SLOWER: f"below 1, and the estimate is beyond {threshold}",
-        Verdict.SAME: f"wholly inside {threshold}",
-        Verdict.AMBIGUOUS: f"it does not settle the question at {threshold}",
+    values: dict[str, object] = {
+        "baseline": baseline,
+        "candidate": candidate,
+        "rate": unit.rate,
+        "speedup": speedup.estimate,
     }
-    return Phrase(
-        f"{measured}; {interval}: {why[verdict]}",
-        f"reason.{verdict}",
-        baseline=baseline,
-        candidate=candidate,
-        rate=unit.rate,
-        speedup=speedup.estimate,
-        low=speedup.low,
-        high=speedup.high,
-        pairs=speedup.pairs,
-        confidence_percent=100 * confidence,
-        noise=noise,
-    )
+    if verdict != Verdict.ESTIMATE:
+        values |= {**_interval(speedup, confidence), "noise": noise}
+    return Phrase.of(f"reason.{verdict}", **values)
 
 
 def sentence_alike(baseline: str, candidate: str, speedup: Ratio, confidence: float, unit: Unit = TOKENS) -> Phrase:
     """What two arms of one configuration showed, in one sentence with the numbers."""
-    text = (
-        f"{baseline} and {candidate} are configured alike, so their ratio of {speedup.estimate:.3f} in {unit.rate} is "
-        f"the machine's noise; {_interval(speedup, confidence)}"
-    )
+    case = "ESTIMATE" if speedup.low is None else "interval"
+    values: dict[str, object] = {
+        "baseline": baseline,
+        "candidate": candidate,
+        "rate": unit.rate,
+        "ratio": speedup.estimate,
+    }
+    return Phrase.of(f"reason.alike.{case}", **values, **_interval(speedup, confidence))
+
+
+def _interval(speedup: Ratio, confidence: float) -> dict[str, object]:
+    """The values that sentences with an interval mention; none where there is none."""
     if speedup.low is None:
-        return Phrase(
-            text,
-            "reason.alike.ESTIMATE",
-            baseline=baseline,
-            candidate=candidate,
-            rate=unit.rate,
-            ratio=speedup.estimate,
-        )
-    return Phrase(
-        text,
-        "reason.alike.interval",
-        baseline=baseline,
-        candidate=candidate,
-        rate=unit.rate,
-        ratio=speedup.estimate,
-        low=speedup.low,
-        high=speedup.high,
-        pairs=speedup.pairs,
-        confidence_percent=100 * confidence,
-    )
-
-
-def _interval(speedup: Ratio, confidence: float) -> str:
-    if speedup.low is None or speedup.high is None:
-        return "one paired launch gives no interval"
-    return (
-        f"{100 * confidence:g} % interval of the speed-up [{speedup.low:.3f}, {speedup.high:.3f}] "
-        f"over {speedup.pairs} paired launches"
-    )
+        return {}
+    ends = {"low": speedup.low, "high": speedup.high}
+    return {**ends, "pairs": speedup.pairs, "confidence_percent": 100 * confidence}

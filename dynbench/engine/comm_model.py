@@ -39,7 +39,7 @@ class NoComm:
     @property
     def description(self) -> Phrase:
         """That there is none."""
-        return Phrase("none: communication takes no time", "comm_model.none")
+        return Phrase.of("comm_model.none")
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Zero."""
@@ -56,8 +56,7 @@ class AlphaBeta:
     @property
     def description(self) -> Phrase:
         """The formula."""
-        text = f"{self.alpha_ms:g} ms + {self.beta_ms_per_mb:g} ms/MB, as given"
-        return Phrase(text, "comm_model.given", alpha_ms=self.alpha_ms, beta_ms_per_mb=self.beta_ms_per_mb)
+        return Phrase.of("comm_model.given", alpha_ms=self.alpha_ms, beta_ms_per_mb=self.beta_ms_per_mb)
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Alpha + beta * size, whatever the number of ranks."""
@@ -81,8 +80,7 @@ class Measured:
     @property
     def description(self) -> Phrase:
         """The source."""
-        text = f"all-reduce measured with {self.world_size} ranks ({self.source})"
-        return Phrase(text, "comm_model.measured", world_size=self.world_size, source=self.source)
+        return Phrase.of("comm_model.measured", world_size=self.world_size, source=self.source)
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Interpolated between the measured sizes, proportional to size beyond the largest."""
@@ -179,7 +177,7 @@ def _from_probe(reference: str, root: Path) -> Measured:
         raise UsageError(
             f"launch.comm_model: probe {reference!r} measured no all-reduce", "Probe with two or more ranks."
         )
-    source = Phrase(f"probe {reference}", "comm_model.probe", probe=reference)
+    source = Phrase.of("comm_model.probe", probe=reference)
     return _measured(source, [(probe.megabytes, probe.ms)], probe.world_size)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from string import Formatter
 from typing import Any
+
+import yaml
 
 
 class Phrase(str):
@@ -26,6 +30,15 @@ class Phrase(str):
         return phrase
 
     @classmethod
+    def of(cls, say: str, **values: object) -> Phrase:
+        """The sentence of `phrases.yaml` under a key, with its values.
+
+        Raises:
+            KeyError: no such sentence, or a value that it mentions is not given.
+        """
+        return cls(Texts().vformat(english()[say], (), values), say, **values)
+
+    @classmethod
     def listed(cls, separator: str, items: Iterable[Phrase]) -> Phrase:
         """Several phrases as one."""
         items = tuple(items)
@@ -41,6 +54,13 @@ class Phrase(str):
     def record(self) -> dict[str, object]:
         """What a JSON file keeps of it."""
         return {"say": self.say, "text": str(self), "values": recorded(self.values)}
+
+
+@cache
+def english() -> Mapping[str, str]:
+    """Key to sentence."""
+    found: dict[str, str] = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 def recorded(value: object) -> object:

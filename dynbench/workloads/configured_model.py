@@ -46,8 +46,7 @@ def configured_model(
         fit_for_training(model, f"{name} ({architecture})", trial)
         return model
 
-    said = f"random weights, {architecture} as configured in {name}"
-    source = Phrase(said, "model.configured", architecture=architecture, name=name)
+    source = Phrase.of("model.configured", architecture=architecture, name=name)
     stored = None if folder is None else (folder / "config.json").read_bytes()
     digest = None if stored is None else hashlib.sha256(stored).hexdigest()[:16]
     return ModelSource(config, positions, facts_of(source, config, digest=digest), make)

@@ -140,7 +140,7 @@ class OwnWorkload:
             raise UsageError(f"{KEY}: {self._code.name}: facts cannot be written as JSON: {error}", PROTOCOL) from None
         if not isinstance(told, dict):
             raise self._wrong("facts", theirs, "a dict")
-        source = Phrase(f"made by {self._code.name}", "model.own", name=self._code.name)
+        source = Phrase.of("model.own", name=self._code.name)
         return {
             "model": {"source": source, "said": source.record()},
             **told,

@@ -62,7 +62,7 @@ def pretrained_model(settings: Workload, vocab_size: int, pad_id: int, num_label
         _check_fit(name, report)
         return model
 
-    source = Phrase(f"pretrained {name}", "model.pretrained", name=name)
+    source = Phrase.of("model.pretrained", name=name)
     facts = facts_of(source, config, revision=cached_revision(name) if folder is None else None)
     return ModelSource(config, usable_positions(config, settings.model, WAYS_OUT), facts, make)
 

@@ -21,7 +21,7 @@ def random_model(settings: Workload, vocab_size: int, pad_id: int, num_labels: i
         vocab_size = max(vocab_size, DistilBertConfig().vocab_size)
     config = DistilBertConfig.from_dict({**(SMALL_SHAPE if size == "small" else {}), "vocab_size": vocab_size})
     fit_to_data(config, num_labels, pad_id, settings.dropout)
-    source = Phrase(f"random weights, DistilBERT {size}", "model.random", size=size)
+    source = Phrase.of("model.random", size=size)
 
     def make() -> nn.Module:
         from transformers import DistilBertForSequenceClassification

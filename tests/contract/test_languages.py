@@ -25,48 +25,53 @@ from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
 from dynbench.engine.comm_model import AlphaBeta, Measured, NoComm
 from dynbench.experiment.report_texts import reason, recovered, said
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels
-from dynbench.runs.phrase import Phrase
+from dynbench.runs.phrase import Phrase, english
 from dynbench.runs.status import Status
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 DYNAMIC = {
-    "status": {str(status) for status in Status},
-    "reason": {str(verdict) for verdict in Verdict},
+    "reason": {*map(str, Verdict), "alike.ESTIMATE", "alike.interval"},
     "recovery": {f"{case}.{where}" for case in ("share", "nothing", "no_loss") for where in ("steps", "samples")},
 }
 """Sentences whose key is put together where they are said."""
-HELPERS = {"phrases.separator", "phrases.list", "phrases.processor"}
+HELPERS = {"separator", "list", "processor"}
 RECOVERIES = [Recovery(1.52, within, share, 0.1) for within in (True, False) for share in (0.78, 0.001, -0.4, None)]
 
 
-def phrases_in_the_source() -> Iterator[tuple[str, set[str]]]:
-    """Key and names of the values of every `Phrase(text, "key", name=…)` with a key that stands there."""
-    for path in Path(dynbench.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Phrase":
-                key = node.args[1] if len(node.args) > 1 else None
-                if isinstance(key, ast.Constant):
-                    yield str(key.value), {str(keyword.arg) for keyword in node.keywords}
+def phrases_in_the_source() -> set[str]:
+    """Key of every `Phrase.of("key", …)` with a key that stands there."""
+    return {
+        str(node.args[0].value)
+        for path in Path(dynbench.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("Phrase.of", "cls.of")
+        and isinstance(node.args[0], ast.Constant)
+    }
 
 
 def placeholders(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
-@pytest.mark.parametrize("language", OTHERS)
-def test_every_phrase_has_a_text_and_no_text_is_left_over(language: str) -> None:
-    labels = {key for key in record_labels(language) if key.startswith("phrases.")}
-    said_somewhere = {f"phrases.{key}" for key, _ in phrases_in_the_source()}
-    put_together = {f"phrases.{group}.{case}" for group, cases in DYNAMIC.items() for case in cases}
+def test_every_sentence_is_said_somewhere() -> None:
+    put_together = {f"{group}.{case}" for group, cases in DYNAMIC.items() for case in cases}
 
-    assert labels == said_somewhere | put_together | HELPERS
+    assert set(english()) == phrases_in_the_source() | put_together
 
 
 @pytest.mark.parametrize("language", OTHERS)
-def test_texts_of_phrases_use_the_values_that_are_there(language: str) -> None:
-    labels = record_labels(language)
-    for key, values in phrases_in_the_source():
-        assert placeholders(labels[f"phrases.{key}"]) == values, key
+def test_every_phrase_has_a_text_with_its_values_and_no_text_is_left_over(language: str) -> None:
+    labels = {key.removeprefix("phrases."): text for key, text in record_labels(language).items() if "phrases." in key}
+    statuses = {f"status.{status}" for status in Status}
+
+    assert set(labels) == set(english()) | statuses | HELPERS
+    assert [key for key, text in english().items() if placeholders(labels[key]) != placeholders(text)] == []
+
+
+def test_a_sentence_without_a_value_that_it_mentions_is_an_error() -> None:
+    with pytest.raises(KeyError, match="world_size"):
+        Phrase.of("lacks.ranks", missing=1, ranks=(3,))
 
 
 def as_read(record: object) -> object:
@@ -76,8 +81,8 @@ def as_read(record: object) -> object:
 def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
     for verdict in Verdict:
         if verdict is Verdict.INCOMPARABLE:
-            differences = describe({"train.seed": (0, 1), "rows": (Phrase("whole", "whole"), "x")})
-            yield verdict, Phrase(f"they differ in {differences}", "reason.INCOMPARABLE", differences=differences)
+            differences = describe({"train.seed": (0, 1), "rows": (Phrase.of("whole"), "x")})
+            yield verdict, Phrase.of("reason.INCOMPARABLE", differences=differences)
         else:
             ends = (None, None, 1) if verdict is Verdict.ESTIMATE else (1.2, 1.34, 4)
             yield verdict, sentence(verdict, "static", "prefix", Ratio(1.25, *ends), 0.02, 0.995)
@@ -90,8 +95,7 @@ def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
 def test_the_reason_of_every_verdict(language: str, verdict: Verdict, phrase: Phrase, virtual: bool) -> None:
     if virtual:
         model = AlphaBeta(1, 0.5).description
-        text = f"{phrase} (virtual ranks; communication: {model})"
-        phrase = Phrase(text, "reason.virtual", reason=phrase, comm_model=model)
+        phrase = Phrase.of("reason.virtual", reason=phrase, comm_model=model)
     text = reason(load_template(language), compared(reason=str(phrase), reason_said=as_read(phrase.record())))
 
     assert numbers(text) == numbers(phrase)
@@ -117,7 +121,7 @@ def test_what_is_recovered(language: str, found: Recovery) -> None:
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_models_of_communication(language: str) -> None:
-    probe = Phrase("probe p1", "comm_model.probe", probe="p1")
+    probe = Phrase.of("comm_model.probe", probe="p1")
     template = load_template(language)
     for model in (NoComm(), AlphaBeta(1, 0.5), Measured(probe, (0.0, 1.0), (0.0, 2.0), 4)):
         text = said(template, as_read(model.description.record()), model.description)

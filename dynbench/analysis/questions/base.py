@@ -41,8 +41,8 @@ class Unit:
     rate: Phrase
 
 
-TOKENS = Unit("real token", "real_tokens", Phrase("real tokens per second", "rate.tokens"))
-SAMPLES = Unit("sample", "global_batch", Phrase("samples per second", "rate.samples"))
+TOKENS = Unit("real token", "real_tokens", Phrase.of("rate.tokens"))
+SAMPLES = Unit("sample", "global_batch", Phrase.of("rate.samples"))
 
 
 @dataclass(frozen=True, kw_only=True)

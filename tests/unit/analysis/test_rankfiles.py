@@ -55,7 +55,7 @@ def test_a_header_alone_has_no_row(rank_file):
 
 
 def test_another_ranks_rows_are_refused(rank_file):
-    assert "holds rows of rank [1]" in read_rank_file(0, rank_file).note
+    assert "holds rows of rank 1" in read_rank_file(0, rank_file).note
 
 
 def test_repeated_steps_keep_the_first(rank_file):

@@ -334,14 +334,14 @@ def test_a_policy_that_changes_the_batches_is_not_recommended_without_saying_so(
 def test_a_chinese_report_says_nothing_in_english(
     store: RunStore, make_comparison: MakeComparison, verdict: Verdict, launcher: str
 ) -> None:
-    differences = describe({"train.seed": (0, 1), "rows": (Phrase("whole", "whole"), Phrase("whole", "whole"))})
+    differences = describe({"train.seed": (0, 1), "rows": (Phrase.of("whole"), Phrase.of("whole"))})
     ratio = Ratio(1.25, None, None, 1) if verdict is Verdict.ESTIMATE else Ratio(1.25, 1.2, 1.3, 4)
     reason = (
-        Phrase(f"they differ in {differences}", "reason.INCOMPARABLE", differences=differences)
+        Phrase.of("reason.INCOMPARABLE", differences=differences)
         if verdict is Verdict.INCOMPARABLE
         else sentence(verdict, "static", "partition", ratio, 0.02, 0.95)
     )
-    model = Phrase("none: communication takes no time", "comm_model.none")
+    model = Phrase.of("comm_model.none")
     values = {"run": "a", "lines": 3}
     finding = Finding("warn", "a: 3 lines were dropped", "no lines", "Do it again.", "torn_lines", values)
     summary: dict[str, object] = {"launcher": launcher}
