@@ -14,7 +14,16 @@ import torch
 import torch.distributed as dist
 from batches import batch_of
 from torch import Tensor, nn
-from toys import BROKEN_COMPRESSORS, BROKEN_STRATEGIES, COMPRESSORS, STRATEGIES, GivesMeans, Toy
+from toys import (
+    BROKEN_COMPRESSORS,
+    BROKEN_SERVING,
+    BROKEN_STRATEGIES,
+    COMPRESSORS,
+    SERVING,
+    STRATEGIES,
+    GivesMeans,
+    Toy,
+)
 
 from dynbench import plugins
 from dynbench.config.load import load_config
@@ -39,16 +48,18 @@ CPU = torch.device("cpu")
 TRIALS = 6
 
 
-def entries(form: Any, made: dict[str, Any]) -> dict[str, Any]:
+def entries(form: Any, made: dict[str, Any], **properties: Any) -> dict[str, Any]:
     """Toys as a registry lists them."""
-    return {name: form(name, "a toy", target) for name, target in made.items()}
+    return {name: form(name, "a toy", target, **properties) for name, target in made.items()}
 
 
 @contextmanager
 def known() -> Iterator[None]:
     """The toys are registered."""
+    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES)
+    serving = entries(StrategyEntry, SERVING | BROKEN_SERVING, servers=1)
     with (
-        patch.dict(plugins.STRATEGIES.entries, entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES)),
+        patch.dict(plugins.STRATEGIES.entries, strategies | serving),
         patch.dict(plugins.COMPRESSORS.entries, entries(CompressorEntry, COMPRESSORS | BROKEN_COMPRESSORS)),
     ):
         yield
@@ -139,15 +150,15 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | 
     ):
         one = Replica(config, toy, CPU, timer, strategy)
         watch.on(one.model)
-        trainable = sum(parameter.requires_grad for parameter in one.model.parameters())
+        trainable, ranks = sum(parameter.requires_grad for parameter in one.model.parameters()), strategy.ranks
         for _ in range(TRIALS):
-            counts = random.integers(1, 4, size=world_size)
+            counts = random.integers(1, 4, size=ranks.workers)
             shares = random_shares(random, counts)
-            mine = shares[rank]
+            mine = [] if ranks.serves(rank) else shares[ranks.worker(rank)]
             before = strategy.full_state()
             strategy.wire.take()
             watch.events, watch.gradients, watch.gradients_at_ready = [], 0, []
-            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine))
+            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine), ranks.workers)
             batches = one.load(tuple(mine))
             if strategy.collective_forward:
                 batches = evened_out(batches, total.most_micro_batches())
@@ -172,6 +183,38 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | 
                 }
             )
     return results
+
+
+def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
+    """Steps of the engine's optimizer on random uneven shares, then the whole state.
+
+    Returns:
+        Where this rank has the state: its largest difference from one process that trained on the whole batches, and
+        the names of its tensors; else None and None.
+    """
+    config = named(load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32"]), sync, "none")
+    config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 1e-2})})
+    toy, random, alone = Toy(), np.random.default_rng(2), Toy().build_model(config.train.seed)
+    optimizer = replica.build_optimizer(alone.parameters(), config.train)
+    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+        one, ranks = Replica(config, toy, CPU, StepTimer(CPU), strategy), strategy.ranks
+        for _ in range(TRIALS):
+            shares = random_shares(random, random.integers(1, 4, size=ranks.workers))
+            mine = [] if ranks.serves(rank) else shares[ranks.worker(rank)]
+            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine), ranks.workers)
+            batches = one.load(tuple(mine))
+            if strategy.collective_forward:
+                batches = evened_out(batches, total.most_micro_batches())
+            one.compute(batches, total.scale)
+            one.update()
+            whole = np.concatenate([ids for share in shares for ids in share])
+            toy.loss(alone, toy.collate(toy.train, whole, 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state, wanted = strategy.full_state(), alone.state_dict()
+        if state is None:
+            return None, None
+        return max(float((state[name] - tensor).abs().max()) for name, tensor in wanted.items()), sorted(state)
 
 
 def random_shares(random: np.random.Generator, counts: np.ndarray) -> list[list[np.ndarray]]:
@@ -244,13 +287,15 @@ def overflow(rank: int, agree: bool) -> tuple[float, bool]:
     return float(parameter), precision.take_skipped()
 
 
-def train_run(rank: int, folder: str, config: Config, null: bool = False, tell: bool = False) -> None:
+def train_run(
+    rank: int, folder: str, config: Config, null: bool = False, tell: bool = False, forgets: bool = False
+) -> None:
     """This rank's part of a run, as a launched rank trains it, with uneven micro-batches and evaluation batches."""
     whole = ReplicatedPlans.share
 
     def uneven(self: ReplicatedPlans, step: int) -> tuple[np.ndarray, ...]:
         ids = np.concatenate(whole(self, step))
-        return tuple(np.array_split(ids, 1 + (step + rank) % 3))
+        return tuple(np.array_split(ids, min(len(ids), 1 + (step + self._rank) % 3)))
 
     context, run = RankContext(rank, rank, dist.get_world_size(), CPU), Run(Path(folder))
     with (
@@ -258,6 +303,7 @@ def train_run(rank: int, folder: str, config: Config, null: bool = False, tell: 
         null_wire() if null else nullcontext(),
         patch.object(ReplicatedPlans, "share", uneven),
         patch.object(evaluation, "EVAL_BATCH", 4),
+        _one_batch_too_few() if forgets else nullcontext(),
     ):
         try:
             train(run, config, context, StopFlag())
@@ -265,3 +311,15 @@ def train_run(rank: int, folder: str, config: Config, null: bool = False, tell: 
             if tell:
                 tell_failure(run, rank, error)
             raise
+
+
+def _one_batch_too_few() -> Any:
+    """Fault: a rank with fewer evaluation batches than others runs its own and no more."""
+    whole = evaluation.Evaluator._choose
+
+    def choose(self: evaluation.Evaluator, *arguments: Any) -> Any:
+        batches = whole(self, *arguments)
+        self._idle = []
+        return batches
+
+    return patch.object(evaluation.Evaluator, "_choose", choose)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from dynbench.compress.base import Compressor
 from dynbench.runs.columns import Column
-from dynbench.sync.base import OptimizerFactory, Strategy, state_on_cpu
+from dynbench.sync.base import OptimizerFactory, Stepper, Strategy, state_on_cpu
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
 from dynbench.wire.channel import Channel
@@ -161,6 +161,72 @@ class Sharding(Strategy):
         return state
 
 
+class Central(Strategy):
+    """The first rank holds the parameters: the others send it their gradients and receive what became of them."""
+
+    equal_gradients: ClassVar[bool] = True
+    columns: ClassVar[tuple[Column, ...]] = (Column("received_tensors", "integer", "", "From other ranks."),)
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._workers = self.evaluators()
+        return model
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        yield
+
+    def finish(self) -> None:
+        self.on_ready()
+        self.wire.send(self._flat([p.grad for p in self._parameters]), 0).wait()
+
+    def serve(self) -> None:
+        total = torch.zeros_like(self._flat(self._parameters))
+        for rank in self._workers:
+            total += self._received(rank)
+        self._fill([p.grad for p in self._with_gradients()], total / self.divisor)
+
+    @property
+    def divisor(self) -> int:
+        return len(self._workers)
+
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        if self.ranks.serves(self.wire.rank):
+            precision.step(optimizer)
+            for rank in self._workers:
+                self.wire.send(self._flat(self._parameters), rank).wait()
+            self._tensors = len(self._workers)
+        else:
+            self._fill([p.data for p in self._parameters], self._received(0))
+            self._tensors = 1
+
+    def row(self) -> Mapping[str, object]:
+        return {"received_tensors": self._tensors}
+
+    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+    def _fill(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def _with_gradients(self) -> Sequence[nn.Parameter]:
+        for parameter in self._parameters:
+            parameter.grad = torch.empty_like(parameter)
+        return self._parameters
+
+    def _received(self, source: int) -> Tensor:
+        return self.wire.receive(torch.zeros_like(self._flat(self._parameters)), source).wait()
+
+
+class CountsServers(Central):
+    """Fault: the mean is over all ranks, those that train nothing among them."""
+
+    @property
+    def divisor(self) -> int:
+        return self.wire.world_size
+
+
 class ReadyLate(Naive):
     """Fault: communication counts as compute."""
 
@@ -199,7 +265,11 @@ class Bf16(Compressor):
 class TwoStages(Compressor):
     """Every rank averages its part and gathers those of the others; keeps the number of calls."""
 
+    columns: ClassVar[tuple[Column, ...]] = (Column("compressed", "integer", "", "Gradients compressed so far."),)
     calls: int = 0
+
+    def row(self) -> Mapping[str, object]:
+        return {"compressed": self.calls}
 
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
         assert segments[-1].offset + segments[-1].numel <= len(flat)
@@ -236,13 +306,16 @@ class Fails(TwoStages):
 
 
 STRATEGIES: dict[str, type[Strategy]] = {"naive": Naive, "sharding": Sharding}
+SERVING: dict[str, type[Strategy]] = {"central": Central}
 BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
     "ready_late": ReadyLate,
     "ready_early": ReadyEarly,
     "forgets_micro_batches": ForgetsMicroBatches,
 }
+BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
 COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
-BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}
+BROKEN_BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
+COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}
 
 
 class InDouble(Local):

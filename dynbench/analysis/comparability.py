@@ -24,6 +24,7 @@ NOT_COMPARED = (
     "config_digest",
     "load_average",
     "memory_mb.available",
+    "ranks",
     "unknown",
     "environment.SLURM_JOB_ID",
     "environment.DYNBENCH_CACHE",

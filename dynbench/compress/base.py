@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dynbench.config.schema import Compress
 from dynbench.errors import RecordError
+from dynbench.runs.columns import Column
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 
@@ -29,6 +31,9 @@ class Compressor(ABC):
         settings: the `compress` section.
     """
 
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """Columns that it adds to a rank's rows."""
+
     def __init__(self, settings: Compress) -> None:
         self.settings = settings
 
@@ -40,6 +45,10 @@ class Compressor(ABC):
         """This rank's part of that mean into `shard`, shape [n/G]; compressors that can send less override this."""
         self.mean(channel, flat, segments)
         shard.copy_(torch.chunk(flat, channel.world_size)[channel.rank])
+
+    def row(self) -> Mapping[str, object]:
+        """The values of `columns` for the step that ended; asked for when nothing is being sent."""
+        return {}
 
     def state_dict(self) -> dict[str, Tensor]:
         """What it keeps from step to step, to be saved with the model; nothing, for most."""

@@ -48,5 +48,10 @@ class Ranks:
 
 def ranks_of(config: Config, world_size: int) -> Ranks:
     """Who of `world_size` ranks trains under the strategy `sync.name`."""
-    strategy = STRATEGIES.get(config.sync.name)
+    return ranks_under(config.sync.name, world_size)
+
+
+def ranks_under(name: str, world_size: int) -> Ranks:
+    """Who of `world_size` ranks trains under a strategy, by its name in the registry."""
+    strategy = STRATEGIES.get(name)
     return Ranks(world_size, strategy.servers if strategy else 0)

@@ -51,6 +51,17 @@ class ReplicatedPlans:
         self._plans.observe(self._rank, share, compute_ms)
 
 
+class NoPlans:
+    """For a rank that trains nothing."""
+
+    def share(self, step: int) -> Share:
+        """No micro-batches."""
+        return ()
+
+    def observe(self, share: Share, compute_ms: float) -> None:
+        """There is nothing to be told."""
+
+
 def build_problem(
     config: Config,
     lengths: IntArray,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dynbench.config.ranks import Ranks, ranks_under
 from dynbench.config.schema import Sync
 from dynbench.runs.columns import Column
 from dynbench.wire.base import Wire
@@ -29,12 +30,15 @@ class Stepper(Protocol):
 
 
 class Strategy(ABC):
-    """Turns every rank's local gradients into their mean over ranks, from the wrapped model to its saved state.
+    """Turns every worker's local gradients into their mean over workers, from the wrapped model to its saved state.
 
     A session goes: `wrap`, `build_optimizer`, then steps, at last `close`. In a step the loop runs the micro-batches
     through `module`, all backward passes but the last inside `accumulating()`, then calls `finish()` and `step()`. Once
     per step, from any thread, a strategy calls `on_ready` at the moment this rank's last local gradient is complete
     and before its transfer begins: time before it is compute, time after it is sync.
+
+    Where some ranks serve the others, their loop calls `serve` in place of the micro-batches and of `finish`; all else
+    is called on them too.
 
     Args:
         settings: the `sync` section; None for the defaults.
@@ -62,6 +66,11 @@ class Strategy(ABC):
     def __init__(self, settings: Sync | None = None, wire: Wire | None = None) -> None:
         self.settings = Sync() if settings is None else settings
         self.wire: Wire = PlainWire() if wire is None else wire
+
+    @property
+    def ranks(self) -> Ranks:
+        """Who trains, as the registry has it of `settings.name`."""
+        return ranks_under(self.settings.name, self.wire.world_size)
 
     def wrap(self, model: nn.Module, device: torch.device, on_ready: Callable[[], None] = lambda: None) -> nn.Module:
         """Take up the model and return `module`; strategies that move it block by block override this.
@@ -92,9 +101,21 @@ class Strategy(ABC):
     def finish(self) -> None:
         """Return when all gradients are synchronised (on CUDA: when that is queued on the current stream)."""
 
+    def serve(self) -> None:
+        """On a rank that trains nothing: a step of the workers, up to its own `step`.
+
+        Raises:
+            NotImplementedError: every rank trains.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no servers")
+
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The optimizer's step, and what has to travel after it."""
         precision.step(optimizer)
+
+    def evaluators(self) -> Sequence[int]:
+        """The ranks that share an evaluation: those that train."""
+        return range(self.ranks.servers, self.ranks.world_size)
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:

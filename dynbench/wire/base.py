@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from dynbench.runs.columns import Column
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 from dynbench.wire.traffic import Traffic
@@ -39,6 +40,15 @@ class Wire(Protocol):
     @property
     def failure(self) -> BaseException | None:
         """Why this wire no longer works, where it knows better than the futures; torch hands on their texts only."""
+        ...
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Columns that the compressor on it adds to a rank's rows."""
+        ...
+
+    def row(self) -> Mapping[str, object]:
+        """Their values for the step that ended."""
         ...
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
@@ -76,6 +86,15 @@ class Wire(Protocol):
 
 class Averager(Protocol):
     """The mean of gradients by collectives of its own, each waited for before it returns: a compressor."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Columns that it adds to a rank's rows."""
+        ...
+
+    def row(self) -> Mapping[str, object]:
+        """Their values for the step that ended."""
+        ...
 
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
         """The mean over ranks of `flat`, in place."""

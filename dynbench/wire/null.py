@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from dynbench.clock import HostClock
+from dynbench.runs.columns import Column
 from dynbench.wire.base import new_future
 from dynbench.wire.channel import nbytes
 from dynbench.wire.segment import Segment
@@ -25,6 +26,7 @@ class NullWire:
     """
 
     failure: BaseException | None = None
+    columns: Sequence[Column] = ()
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
@@ -61,6 +63,10 @@ class NullWire:
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What `tensor` held before."""
         return self._answer(None, tensor)
+
+    def row(self) -> Mapping[str, object]:
+        """Nothing is compressed."""
+        return {}
 
     def take(self) -> Traffic:
         """What the strategy handed in since the last call; nothing was sent."""

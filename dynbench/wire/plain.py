@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from dynbench.runs.columns import Column
 from dynbench.wire.channel import Channel, nbytes
 from dynbench.wire.segment import Segment
 from dynbench.wire.traffic import Traffic
@@ -21,6 +22,7 @@ class PlainWire:
     """
 
     failure: BaseException | None = None
+    columns: Sequence[Column] = ()
 
     def __init__(self, channel: Channel | None = None) -> None:
         self._channel = Channel() if channel is None else channel
@@ -68,6 +70,10 @@ class PlainWire:
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends, in place."""
         return self._channel.receive(tensor, source)
+
+    def row(self) -> Mapping[str, object]:
+        """Nothing is compressed."""
+        return {}
 
     def take(self) -> Traffic:
         """What was sent since the last call."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -45,6 +45,7 @@ class QueuedWire(PlainWire):
     def __init__(self, channel: Channel, averager: Averager) -> None:
         super().__init__(channel)
         self._averager = averager
+        self.columns = averager.columns
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stream = _stream_of(channel.device)
         self._closed = False
@@ -74,6 +75,10 @@ class QueuedWire(PlainWire):
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends."""
         return self._queue(lambda: self._channel.receive(tensor, source).wait(), tensor)
+
+    def row(self) -> Mapping[str, object]:
+        """What the compressor says of the step that ended."""
+        return self._averager.row()
 
     def close(self) -> None:
         """Finish the job in progress, give up the others, and close the channel."""

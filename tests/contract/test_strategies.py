@@ -199,6 +199,10 @@ def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
         ran = merged.with_columns(ran=pl.col("micro_batches") + pl.col("repeated_micro_batches"))
         assert ran["ran"].to_list() == [count for count in most for _ in (0, 1)]
         assert merged["repeated_micro_batches"].sum() > 0
+    if compress == "two_stages":
+        assert declared["compressed"].type == "integer"
+        assert merged["compressed"].dtype == pl.Int64
+        assert (merged.filter(rank=0)["compressed"].diff().drop_nulls() > 0).all()
     if sync == "naive":
         assert merged["sent_tensors"].dtype == pl.Int64
         assert (merged["sent_tensors"] > 1).all()

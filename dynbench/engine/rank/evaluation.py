@@ -29,7 +29,7 @@ class Evaluator:
         config: resolved configuration; `train.eval_samples` samples over all ranks.
         workload: data and loss.
         device: where the model is.
-        shard: this rank and the number of ranks that share the work.
+        shard: this rank's place among those that share the work, and their number; None where it is not among them.
         sum_over_ranks: adds up vectors over those ranks.
         file: where results are appended; None on ranks that do not write.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
@@ -42,7 +42,7 @@ class Evaluator:
         workload: Workload,
         device: torch.device,
         *,
-        shard: tuple[int, int],
+        shard: tuple[int, int] | None,
         sum_over_ranks: Callable[[Sequence[float]], list[float]],
         file: Path | None,
         equal_batches: bool = False,
@@ -57,7 +57,7 @@ class Evaluator:
         self._file = file
         self._equal_batches = equal_batches
         self._idle: list[IntArray] = []
-        self._batches = self._choose(config, *shard)
+        self._batches = self._choose(config, shard)
 
     def due(self, step: int) -> bool:
         """Whether to evaluate after `step`: every `train.eval_every` steps, and after the last one."""
@@ -87,16 +87,19 @@ class Evaluator:
                 accuracy = "" if math.isnan(correct) else repr(correct / samples)
                 file.write(f"{step},{loss_sum / weight!r},{accuracy},{samples:.0f}\n")
 
-    def _choose(self, config: Config, rank: int, world_size: int) -> list[IntArray] | None:
+    def _choose(self, config: Config, shard: tuple[int, int] | None) -> list[IntArray] | None:
         data = self._workload.eval
         if data is None or len(data) == 0 or config.train.eval_samples == 0:
             return None
         chosen = np.random.default_rng(config.train.seed).permutation(len(data))[: config.train.eval_samples]
-        mine = chosen[rank::world_size].astype(np.int64)
+        if shard is None:
+            return []
+        place, number = shard
+        mine = chosen[place::number].astype(np.int64)
         mine = mine[np.argsort(data.lengths[mine], kind="stable")]
         batches = [mine[start : start + EVAL_BATCH] for start in range(0, len(mine), EVAL_BATCH)]
         if self._equal_batches:
-            most = math.ceil(len(chosen[::world_size]) / EVAL_BATCH)
+            most = math.ceil(len(chosen[::number]) / EVAL_BATCH)
             self._idle = [chosen[:1].astype(np.int64)] * (most - len(batches))
         return batches
 

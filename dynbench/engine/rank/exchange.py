@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dynbench.config.ranks import Ranks
 from dynbench.errors import DynbenchError
 
 T = TypeVar("T")
@@ -28,9 +29,11 @@ class GlobalBatch:
         local_batch: samples of this rank in this step.
         weight: what they count in the loss together.
         micro_batches: of this rank.
+        workers: ranks over which gradients are averaged (G); None for all.
     """
 
-    def __init__(self, local_batch: int, weight: float, micro_batches: int = 1) -> None:
+    def __init__(self, local_batch: int, weight: float, micro_batches: int = 1, workers: int | None = None) -> None:
+        self._workers = dist.get_world_size() if workers is None else workers
         self._total = torch.zeros(2 + dist.get_world_size(), dtype=torch.float64)
         self._total[0], self._total[1], self._total[2 + dist.get_rank()] = local_batch, weight, micro_batches
         self._work = dist.all_reduce(self._total, async_op=True)
@@ -44,12 +47,12 @@ class GlobalBatch:
         return int(self._waited()[2:].max())
 
     def scale(self) -> float:
-        """G / W_t, which makes of a rank's summed loss its part of the step's mean: DDP averages over ranks.
+        """G / W_t, which makes of a rank's summed loss its part of the step's mean: strategies average over workers.
 
         0 where the step's samples weigh nothing.
         """
         weight = float(self._waited()[1])
-        return dist.get_world_size() / weight if weight else 0.0
+        return self._workers / weight if weight else 0.0
 
     def check(self, expected: int, step: int) -> None:
         """Refuse a step in which the ranks' plans do not make up the global batch.
@@ -102,28 +105,35 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
     return [float(value) for value in total]
 
 
-def all_floats(value: float) -> np.ndarray:
-    """Every rank's value on every rank, shape [G]."""
+def group_of_workers(ranks: Ranks, timeout_s: int) -> dist.ProcessGroup | None:
+    """The group of those who plan; None is all ranks. Every rank calls it."""
+    members = list(range(ranks.servers, ranks.world_size))
+    return dist.new_group(members, timeout=timedelta(seconds=timeout_s)) if ranks.servers else None
+
+
+def all_floats(value: float, group: dist.ProcessGroup | None = None) -> np.ndarray:
+    """The value of every rank of a group on all of them, shape [G]."""
     mine = torch.tensor([value], dtype=torch.float64)
-    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(theirs, mine)
+    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(theirs, mine, group=group)
     return torch.cat(theirs).numpy()
 
 
-def gather_floats(values: np.ndarray, rank: int, world_size: int) -> np.ndarray | None:
-    """Equal-sized vectors of all ranks on rank 0, shape [G, n]; None on the others."""
+def gather_floats(values: np.ndarray, group: dist.ProcessGroup | None = None) -> np.ndarray | None:
+    """Equal-sized vectors of a group's ranks on its first, shape [G, n]; None on the others."""
     mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
-    theirs = [torch.empty_like(mine) for _ in range(world_size)] if rank == 0 else None
-    dist.gather(mine, theirs, dst=0)
+    first = dist.get_rank(group) == 0
+    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))] if first else None
+    dist.gather(mine, theirs, group=group, group_dst=0)
     return None if theirs is None else np.stack([row.numpy() for row in theirs])
 
 
-def broadcast_integers(values: np.ndarray | None, n: int) -> np.ndarray:
-    """Rank 0's `n` integers on every rank."""
+def broadcast_integers(values: np.ndarray | None, n: int, group: dist.ProcessGroup | None = None) -> np.ndarray:
+    """The `n` integers of a group's first rank on all of them."""
     shared = torch.zeros(n, dtype=torch.int64)
     if values is not None:
         shared.copy_(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)))
-    dist.broadcast(shared, src=0)
+    dist.broadcast(shared, group=group, group_src=0)
     return shared.numpy()
 
 

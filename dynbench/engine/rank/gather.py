@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch.distributed as dist
 
 from dynbench.engine.rank.exchange import broadcast_integers, gather_floats
 from dynbench.schedule import fits
@@ -19,10 +20,12 @@ class GatheredPlans:
 
     Args:
         problem: only this rank's part of its lengths is looked at.
-        rank: this rank.
+        rank: this worker's number.
+        group: the workers; None is all ranks.
     """
 
-    def __init__(self, problem: Problem, rank: int) -> None:
+    def __init__(self, problem: Problem, rank: int, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
         self._problem = problem
         self._rank = rank
         self._stream = RankStream(problem, rank)
@@ -37,9 +40,9 @@ class GatheredPlans:
         costs = candidate_costs(self._problem, stream.lengths[None], [self._rank])[0]
         if np.isinf(costs[0]):
             raise fits.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {self._rank}")
-        offers = gather_floats(costs, self._rank, self._problem.workers)
+        offers = gather_floats(costs, self._group)
         counts = None if offers is None else self._solve(step, offers)
-        counts = broadcast_integers(counts, self._problem.workers)
+        counts = broadcast_integers(counts, self._problem.workers, self._group)
         return (stream.take(int(counts[self._rank])),)
 
     def observe(self, share: Share, compute_ms: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config, Train
 from dynbench.engine.planning import PlanSource
 from dynbench.engine.rank.evaluation import Evaluator
@@ -12,9 +13,8 @@ from dynbench.engine.rank.exchange import GlobalBatch
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica, seed_dropout
-from dynbench.engine.rank.row_builder import RowBuilder, traffic_values
+from dynbench.engine.rank.row_builder import RowBuilder, extra_values
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.runs.columns import REPEATED
 from dynbench.runs.row_writer import RowWriter
 from dynbench.workloads.micro_batch import evened_out
 
@@ -54,6 +54,7 @@ class Loop:
 
     config: Config
     context: RankContext
+    ranks: Ranks
     plans: PlanSource
     replica: Replica
     timer: StepTimer
@@ -84,12 +85,15 @@ class Loop:
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
-        total = GlobalBatch(sum(len(ids) for ids in share), self.replica.weight(share), len(share))
+        total = GlobalBatch(
+            sum(len(ids) for ids in share), self.replica.weight(share), len(share), self.ranks.workers
+        )
         with self.timer.host("data"):
             batches = self.replica.load(share)
-        if strategy.collective_forward:
+        if batches and strategy.collective_forward:
             batches = evened_out(batches, total.most_micro_batches())
-        seed_dropout(train.seed, self.context.rank, step, self.context.device)
+        if batches:
+            seed_dropout(train.seed, self.ranks.worker(self.context.rank), step, self.context.device)
         parts = self.replica.compute(batches, total.scale)
         with self.timer.device("optimizer"):
             self.replica.update()
@@ -108,9 +112,5 @@ class Loop:
                 reserved_mem_mb=self.memory.reserved_mb(),
                 skipped=self.replica.precision.take_skipped(),
             ),
-            {
-                **strategy.row(),
-                **traffic_values(strategy.wire.take()),
-                REPEATED.name: len(batches) - len(share),
-            },
+            extra_values(strategy, len(batches) - len(share)),
         )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.cuda import nccl
 
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.rank.exchange import gather_objects
@@ -40,6 +41,7 @@ def write_facts(run: Run, config: Config, context: RankContext, workload: Worklo
             facts_file(run),
             {
                 "devices": {"ranks": devices},
+                "ranks": describe_ranks(config, context),
                 "data": {**workload.facts, "lengths": describe_lengths(workload.train.lengths)},
                 "decisions": _decisions(run, config, context, memory),
             },
@@ -57,6 +59,12 @@ def _decisions(run: Run, config: Config, context: RankContext, memory: MemoryMet
         said = model.description
         decisions["launch.comm_model"] = {"value": said, "reason": reason, "said": said.record()}
     return decisions
+
+
+def describe_ranks(config: Config, context: RankContext) -> dict[str, int]:
+    """How many ranks there are, virtual ones counted, and how many of them train."""
+    ranks = ranks_of(config, config.launch.world_size or context.world_size)
+    return {"world_size": ranks.world_size, "workers": ranks.workers, "servers": ranks.servers}
 
 
 def merge_facts(run: Run) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import check_steps_of_rank
-from dynbench.engine.planning import PlanSource, ReplicatedPlans, build_problem
+from dynbench.engine.planning import NoPlans, PlanSource, ReplicatedPlans, build_problem
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
-from dynbench.engine.rank.exchange import all_floats, sum_over_ranks
+from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks
 from dynbench.engine.rank.gather import GatheredPlans
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter
@@ -53,7 +53,8 @@ def real_loop(
         yield Loop(
             config=config,
             context=context,
-            plans=plan_source(config, problem, context, run),
+            ranks=ranks,
+            plans=plan_source(config, problem, context.rank, ranks, run),
             replica=replica,
             timer=timer,
             memory=memory,
@@ -63,7 +64,7 @@ def real_loop(
                 config,
                 workload,
                 context.device,
-                shard=(context.rank, context.world_size),
+                shard=shard_of(context.rank, strategy.evaluators()),
                 sum_over_ranks=sum_over_ranks,
                 file=run.path / EVAL_FILE if context.is_first else None,
                 equal_batches=strategy.collective_forward,
@@ -73,10 +74,19 @@ def real_loop(
         )
 
 
-def plan_source(config: Config, problem: Problem, context: RankContext, run: Run) -> PlanSource:
-    """Plans made on every rank, or on rank 0 from gathered costs."""
+def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:
+    """Plans made on every worker, or on the first of them from gathered costs; a collective."""
+    group = group_of_workers(ranks, config.launch.timeout_s)
+    if ranks.serves(rank):
+        return NoPlans()
+    worker = ranks.worker(rank)
     if options_of(config.schedule, PrefixOptions).exchange == "gather":
-        return GatheredPlans(problem, context.rank)
-    speeds_file = run.path / SPEEDS_FILE if context.is_first else None
-    plans = step_plans(config, problem, lambda paces: all_floats(paces[context.rank]), speeds_file)
-    return ReplicatedPlans(plans, context.rank)
+        return GatheredPlans(problem, worker, group)
+    speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
+    plans = step_plans(config, problem, lambda paces: all_floats(paces[worker], group), speeds_file)
+    return ReplicatedPlans(plans, worker)
+
+
+def shard_of(rank: int, sharing: Sequence[int]) -> tuple[int, int] | None:
+    """The place of a rank among those that share an evaluation, and their number; None for the others."""
+    return (sharing.index(rank), len(sharing)) if rank in sharing else None

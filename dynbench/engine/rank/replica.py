@@ -67,12 +67,15 @@ class Replica:
         return sum(self._workload.train.weight(ids) for ids in share)
 
     def compute(self, batches: Sequence[MicroBatch], scale: Callable[[], float]) -> list[LossPart]:
-        """Forward and backward of all micro-batches, then synchronisation.
+        """Forward and backward of all micro-batches, then synchronisation; a rank that has none serves the others.
 
         A micro-batch's loss, summed over its samples, is multiplied by `scale()`, which is asked for after the first
         forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0.
         """
         parts, clock = [], self._timer.clock
+        if not batches:
+            with self._timer.device("sync"), self._telling_why():
+                self.strategy.serve()
         for number, batch in enumerate(batches, 1):
             last = number == len(batches)
             with nullcontext() if last else self.strategy.accumulating():

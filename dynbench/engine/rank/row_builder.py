@@ -12,18 +12,20 @@ from dynbench.runs.columns import COMM_COLUMNS, REPEATED, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.sync.base import Strategy
-from dynbench.wire.traffic import Traffic
 from dynbench.workloads.micro_batch import LossPart, mean_loss
 
 
 def extra_columns(strategy: Strategy) -> tuple[Column, ...]:
     """The columns of a real rank beyond those of every run."""
-    return (*COMM_COLUMNS, *((REPEATED,) if strategy.collective_forward else ()), *strategy.columns)
+    repeated = (REPEATED,) if strategy.collective_forward else ()
+    return (*COMM_COLUMNS, *repeated, *strategy.columns, *strategy.wire.columns)
 
 
-def traffic_values(traffic: Traffic) -> dict[str, object]:
-    """The values of `COMM_COLUMNS`."""
-    return {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
+def extra_values(strategy: Strategy, repeated: int) -> dict[str, object]:
+    """Their values for the step that ended, in which so many micro-batches were run again."""
+    traffic = strategy.wire.take()
+    sent = {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
+    return {**sent, REPEATED.name: repeated, **strategy.row(), **strategy.wire.row()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class RowBuilder:
         skipped: bool,
     ) -> StepRow:
         """The row of one step: a share, what its micro-batches gave, and `phases` and `step_ms` in milliseconds."""
-        ids = np.concatenate(share)
+        ids = np.concatenate((np.empty(0, dtype=np.int64), *share))
         lengths = self.lengths[ids]
         return StepRow(
             step=step,
@@ -64,7 +66,7 @@ class RowBuilder:
             policy=self.policy,
             local_batch=len(ids),
             micro_batches=len(share),
-            max_seq_len_in_batch=max(part.width for part in parts),
+            max_seq_len_in_batch=max((part.width for part in parts), default=0),
             real_tokens=int(lengths.sum()),
             padded_tokens=sum(part.n * part.width for part in parts),
             plan_ms=phases["plan"],

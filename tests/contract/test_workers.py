@@ -1,0 +1,149 @@
+"""Ranks that train nothing, and parameters that are there only while they are needed, in the loop of a real rank.
+
+Three processes, started once, are the ranks; where every one has to train, the two of the session are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+from strategy_jobs import named, train_run, trained, watched_steps
+from toys import SERVING, STRATEGIES
+from warm import RankError, WarmRanks
+
+from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.summary import summary_of
+from dynbench.config.load import load_config
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run
+from dynbench.engine.rank.rank_facts import merge_facts
+from dynbench.plugins import STRATEGIES as REGISTRY
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+STEPS = 4
+SETTINGS = (
+    "workload.dropout=0",
+    "workload.subset=64",
+    "train.global_batch=12",
+    "train.warmup_steps=1",
+    f"train.steps={STEPS - 1}",
+    "train.eval_samples=9",
+    "train.eval_every=2",
+    "launch.threads=1",
+    "launch.device=cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+    """Three gloo ranks."""
+    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 3)
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def train(tmp_path: Path):
+    """Trains on warm ranks and merges what they wrote."""
+
+    def run_on(warm: WarmRanks, ranks: int, sync: str, *settings: str, **faults: bool) -> MergedRun:
+        store = RunStore(tmp_path / "results")
+        asked = load_config(None, [*SETTINGS, f"launch.nproc={ranks}", *settings])
+        resolved = resolve(asked, this_machine(), store)
+        run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=())
+        warm(train_run, str(run.path), named(resolved.config, sync, "none"), False, bool(faults), *faults.values())
+        merge_facts(run)
+        return merge_run(Run(run.path))
+
+    return run_on
+
+
+@pytest.mark.parametrize("sync", [*REGISTRY, *STRATEGIES, *SERVING])
+def test_the_full_state_is_that_of_one_process_and_on_the_first_rank_only(three: WarmRanks, sync: str) -> None:
+    (error, names), *others = three(trained, sync)
+    assert error is not None
+    assert error < 1e-9
+    assert {"embed.weight", "frozen.weight", "score.weight"} < set(names)
+    assert others == [(None, None)] * 2
+
+
+def test_the_mean_is_over_those_that_train(three: WarmRanks) -> None:
+    steps = three(watched_steps, "central", "none", False)
+    assert max(step["error"] for step in steps[0]) < 1e-9
+    assert [step["gradients_at_ready"] for step in steps[0]] == [[]] * len(steps[0])
+
+
+def test_a_server_counted_as_a_worker_is_caught(three: WarmRanks) -> None:
+    steps = three(watched_steps, "counts_servers", "none", False)
+    assert [step["error"] for step in steps[0]] == pytest.approx([1 / 3] * len(steps[0]))
+    assert three(trained, "counts_servers")[0][0] < 1e-3, "an optimizer that divides by the gradient's size hides it"
+
+
+def test_a_server_takes_part_and_counts_for_nothing(three: WarmRanks, ranks: WarmRanks, train) -> None:
+    served, plain = train(three, 3, "central"), train(ranks, 2, "naive")
+    rows = pl.read_parquet(served.run.path / "merged_metrics.parquet").sort("step", "rank")
+    assert rows["rank"].to_list() == [0, 1, 2] * STEPS
+    server, workers = rows.filter(rank=0), rows.filter(pl.col("rank") > 0)
+    for column in ("local_batch", "micro_batches", "real_tokens", "padded_tokens", "compute_ms", "work_hash"):
+        assert server[column].to_list() == [0] * STEPS, column
+    assert server["loss"].is_nan().all()
+    assert server["wait_ms"].null_count() == STEPS
+    assert server["received_tensors"].to_list() == [2] * STEPS
+    assert workers["micro_batches"].to_list() == [1 + (step + rank) % 3 for step in range(STEPS) for rank in (0, 1)]
+    assert workers["wait_ms"].null_count() == 0
+    least = workers.group_by("step").agg(pl.col("sync_ms").min()).sort("step")["sync_ms"]
+    assert served.steps["exposed_comm_ms"].to_list() == pytest.approx(least.to_list())
+    longest = workers.group_by("step").agg(pl.col("step_time_ms").max()).sort("step")["step_time_ms"]
+    assert served.steps["step_time_max_ms"].to_list() == pytest.approx(longest.to_list())
+
+    assert (served.world_size, served.workers, served.missing_ranks) == (3, 2, ())
+    assert (plain.world_size, plain.workers) == (2, 2)
+    summary = summary_of(served)
+    assert (summary["world_size"], summary["workers"], summary["rows"]) == (3, 2, 3 * STEPS)
+    for column in ("work_hash", "global_batch", "padded_tokens", "local_batch_std"):
+        assert served.steps[column].to_list() == plain.steps[column].to_list(), column
+    assert served.steps["loss_global"].to_list() == pytest.approx(plain.steps["loss_global"].to_list(), rel=1e-4)
+    assert served.evaluations["step"].to_list() == [1, 3]
+    assert served.evaluations["samples"].to_list() == [9, 9]
+    assert served.evaluations["loss"].to_list() == pytest.approx(plain.evaluations["loss"].to_list(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("schedule.policy=prefix", "schedule.exchange=gather"),
+        ("schedule.policy=partition", "schedule.speeds=auto", "schedule.replan_steps=1"),
+    ],
+)
+def test_what_is_exchanged_for_plans_goes_past_the_server(three: WarmRanks, train, settings: tuple[str, ...]) -> None:
+    served = train(three, 3, "central", *settings)
+    assert served.steps["global_batch"].to_list() == [12] * STEPS
+    if "schedule.speeds=auto" in settings:
+        speeds = pl.read_csv(served.run.path / "speeds.csv")
+        assert speeds["rank"].unique().sort().to_list() == [0, 1]
+
+
+def test_freed_parameters_with_uneven_micro_batches_and_evaluations_on_three_ranks(three: WarmRanks, train) -> None:
+    merged = train(three, 3, "sharding")
+    assert merged.workers == 3
+    assert merged.steps.height == STEPS
+    assert merged.evaluations["samples"].to_list() == [9, 9]
+    rows = pl.read_parquet(merged.run.path / "merged_metrics.parquet")
+    ran = rows.with_columns(ran=pl.col("micro_batches") + pl.col("repeated_micro_batches"))
+    assert ran.group_by("step").agg(pl.col("ran").n_unique())["ran"].to_list() == [1] * STEPS
+
+
+def test_an_evaluation_batch_too_few_on_a_rank_is_an_error_and_no_hang(ranks: WarmRanks, train) -> None:
+    with pytest.raises(RankError) as ended:
+        train(ranks, 2, "sharding", "launch.timeout_s=3", forgets=True)
+    assert set(ended.value.errors) == {0, 1}
+
+
+def test_no_strategy_with_servers_is_for_virtual_ranks() -> None:
+    assert not [entry.name for entry in REGISTRY.values() if entry.servers and entry.virtual]
