@@ -39,7 +39,6 @@ from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.worker import train
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
-from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.micro_batch import evened_out
@@ -65,19 +64,14 @@ def known() -> Iterator[None]:
         yield
 
 
-def named(config: Config, sync: str, compress: str) -> Config:
-    """A configuration with a toy in it, of which the schema knows nothing."""
+def named(config: Config, sync: str, compress: str, null: bool = False) -> Config:
+    """A configuration with a toy in it, of which the schema knows nothing; `null` sends nothing."""
     return config.model_copy(
         update={
-            "sync": config.sync.model_copy(update={"name": sync}),
+            "sync": config.sync.model_copy(update={"name": sync, "communicate": not null}),
             "compress": config.compress.model_copy(update={"name": compress}),
         }
     )
-
-
-def null_wire() -> Any:
-    """In place of every wire, one that sends nothing."""
-    return patch.object(wiring, "build_wire", lambda config, device: NullWire(dist.get_rank(), dist.get_world_size()))
 
 
 @dataclass
@@ -136,13 +130,13 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | 
         load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]),
         sync,
         compress,
+        null,
     )
-    toy, timer, world_size = GivesMeans() if fault == "means" else Toy(), StepTimer(CPU), dist.get_world_size()
+    toy, timer = GivesMeans() if fault == "means" else Toy(), StepTimer(CPU)
     random = np.random.default_rng(1)
     watch, results = Watch(), []
     with (
         known(),
-        null_wire() if null else nullcontext(),
         patch.object(TokenisedData, "weight", lambda _, ids: len(ids)) if fault == "counts" else nullcontext(),
         patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
         patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
@@ -208,7 +202,7 @@ def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
             one.compute(batches, total.scale)
             one.update()
             whole = np.concatenate([ids for share in shares for ids in share])
-            toy.loss(alone, toy.collate(toy.train, whole, 1)).backward()
+            (toy.loss(alone, batch_of(toy, whole)) / toy.train.weights[whole].sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
         state, wanted = strategy.full_state(), alone.state_dict()
@@ -287,9 +281,7 @@ def overflow(rank: int, agree: bool) -> tuple[float, bool]:
     return float(parameter), precision.take_skipped()
 
 
-def train_run(
-    rank: int, folder: str, config: Config, null: bool = False, tell: bool = False, forgets: bool = False
-) -> None:
+def train_run(rank: int, folder: str, config: Config, tell: bool = False, forgets: bool = False) -> None:
     """This rank's part of a run, as a launched rank trains it, with uneven micro-batches and evaluation batches."""
     whole = ReplicatedPlans.share
 
@@ -300,7 +292,6 @@ def train_run(
     context, run = RankContext(rank, rank, dist.get_world_size(), CPU), Run(Path(folder))
     with (
         known(),
-        null_wire() if null else nullcontext(),
         patch.object(ReplicatedPlans, "share", uneven),
         patch.object(evaluation, "EVAL_BATCH", 4),
         _one_batch_too_few() if forgets else nullcontext(),

@@ -314,8 +314,7 @@ BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
 }
 BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
 COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
-BROKEN_BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
-COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}
+BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}
 
 
 class InDouble(Local):

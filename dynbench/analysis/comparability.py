@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.questions.base import ALWAYS, Differences, Question, within
+from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with_ranks, within
 from dynbench.analysis.questions.levers import QUESTION as LEVERS
 from dynbench.analysis.questions.scaling import DEVICES
 from dynbench.config.digest import NOT_IDENTITY
+from dynbench.config.ranks import Ranks
 from dynbench.runs.phrase import Phrase
 
 NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
@@ -46,14 +47,15 @@ def all_differences(a: MergedRun, b: MergedRun) -> Differences:
         for key in dict.fromkeys((*left, *right))
         if left.get(key) != right.get(key)
     }
-    if a.world_size != b.world_size:
-        found["world_size"] = (a.world_size, b.world_size)
     for key in (*ENVIRONMENT, "data.fingerprint", "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
     for name, digest in _plugins(a).items():
         _add_if_different(found, f"env.plugins.{name}", digest, _plugins(b).get(name))
-    _add_if_different(found, DEVICES, device_names(a.facts.env), device_names(b.facts.env))
-    return found
+    trained, others = Ranks(a.world_size, a.facts.servers), Ranks(b.world_size, b.facts.servers)
+    first = (trained.servers, others.servers) if trained.workers == others.workers else (0, 0)
+    names = (device_names(run.facts.env, after) for run, after in zip((a, b), first, strict=True))
+    _add_if_different(found, DEVICES, *names)
+    return with_ranks(found, trained, others)
 
 
 def _plugins(run: MergedRun) -> Mapping[str, object]:
@@ -133,12 +135,12 @@ def fact(env: Mapping[str, object], key: str) -> object:
     return value
 
 
-def device_names(env: Mapping[str, object]) -> tuple[str, ...] | None:
-    """Names of the ranks' accelerators in order of rank; None where there are none or they are unknown."""
+def device_names(env: Mapping[str, object], first: int = 0) -> tuple[str, ...] | None:
+    """Names of the accelerators of ranks from `first` on, in order; None where there are none or they are unknown."""
     devices = fact(env, "devices.ranks")
     if not isinstance(devices, list):
         return None
-    names = [device.get("name") for device in devices if isinstance(device, Mapping)]
+    names = [device.get("name") for device in devices[first:] if isinstance(device, Mapping)]
     return tuple(str(name) for name in names) if any(names) else None
 
 

@@ -63,6 +63,11 @@ class RunFacts:
         return self.launcher == "virtual"
 
     @property
+    def trains(self) -> bool:
+        """Whether the run trained a model: not where ranks sent nothing to each other (`sync.communicate: false`)."""
+        return bool(self.config["sync.communicate"])
+
+    @property
     def comm_model(self) -> Phrase | None:
         """The communication model of virtual ranks in words; None for real ranks."""
         if not self.virtual:

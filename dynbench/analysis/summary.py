@@ -108,7 +108,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "step_length_tokens": _step_lengths(steps),
         "proxy": proxy_error(merged),
         "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max())},
-        "loss": {"first": _end(steps, 0), "last": _end(steps, -1)},
+        "loss": {"first": _end(steps, 0), "last": _end(steps, -1)} if facts.trains else {"first": None, "last": None},
         "eval": _evaluation(merged.evaluations),
         "samples": int(steps["global_batch"].sum()),
         "real_tokens": int(steps["real_tokens"].sum()),

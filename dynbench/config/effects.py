@@ -160,6 +160,7 @@ _COMMON: dict[str, Effect] = {
         "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
     ),
     "sync.name": Effect("train probe"),  # refused for virtual ranks
+    "sync.communicate": Effect("train", lambda s: s.real_ranks, "virtual ranks send nothing"),
     "compress.name": Effect("train"),
     "train.steps": Effect("train"),
     "train.warmup_steps": Effect("train"),
@@ -171,7 +172,9 @@ _COMMON: dict[str, Effect] = {
     "train.eval_every": Effect(
         "train", lambda s: s.config.train.eval_samples > 0, "evaluation is off (train.eval_samples is 0)"
     ),
-    "train.eval_samples": Effect("train"),
+    "train.eval_samples": Effect(
+        "train", lambda s: s.config.sync.communicate, "ranks that send nothing are not evaluated (sync.communicate)"
+    ),
     "launch.launcher": Effect("train probe"),
     "launch.nproc": Effect("train probe", _nproc_is_read, "{ranks}"),
     "launch.world_size": Effect("train probe", _world_size_is_read, "{ranks}"),

@@ -156,6 +156,9 @@ class Sync(Section):
 
     name: StrategyName = "ddp"
     """Strategy of the registry (`dynbench plugins strategies`)."""
+    communicate: bool = True
+    """false sends nothing, to time a step without its communication: ranks go on from their own gradients, so that no
+    model is trained, none is evaluated, and no loss is compared."""
 
 
 @with_options(name=COMPRESSORS)

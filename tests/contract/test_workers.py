@@ -57,7 +57,7 @@ def train(tmp_path: Path):
         asked = load_config(None, [*SETTINGS, f"launch.nproc={ranks}", *settings])
         resolved = resolve(asked, this_machine(), store)
         run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=())
-        warm(train_run, str(run.path), named(resolved.config, sync, "none"), False, bool(faults), *faults.values())
+        warm(train_run, str(run.path), named(resolved.config, sync, "none"), bool(faults), *faults.values())
         merge_facts(run)
         return merge_run(Run(run.path))
 
@@ -90,9 +90,8 @@ def test_a_server_takes_part_and_counts_for_nothing(three: WarmRanks, ranks: War
     rows = pl.read_parquet(served.run.path / "merged_metrics.parquet").sort("step", "rank")
     assert rows["rank"].to_list() == [0, 1, 2] * STEPS
     server, workers = rows.filter(rank=0), rows.filter(pl.col("rank") > 0)
-    for column in ("local_batch", "micro_batches", "real_tokens", "padded_tokens", "compute_ms", "work_hash"):
+    for column in ("local_batch", "micro_batches", "real_tokens", "padded_tokens", "weight", "compute_ms", "work_hash"):
         assert server[column].to_list() == [0] * STEPS, column
-    assert server["loss"].is_nan().all()
     assert server["wait_ms"].null_count() == STEPS
     assert server["received_tensors"].to_list() == [2] * STEPS
     assert workers["micro_batches"].to_list() == [1 + (step + rank) % 3 for step in range(STEPS) for rank in (0, 1)]

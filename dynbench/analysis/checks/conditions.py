@@ -112,6 +112,13 @@ def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
             return
 
 
+def null_wire(evidence: Evidence) -> Iterator[Seen]:
+    """The first run whose ranks sent nothing to each other."""
+    run = next((run for run in evidence.runs if not run.facts.trains), None)
+    if run is not None:
+        yield Seen("warn", {"run": run.label})
+
+
 def virtual_ranks(evidence: Evidence) -> Iterator[Seen]:
     """The first run whose ranks were played one after another on one device."""
     run = next((run for run in evidence.runs if run.facts.virtual), None)

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dynbench.analysis.questions import compress, levers, precision, scaling, schedule, sync
-from dynbench.analysis.questions.base import Differences, Question
+from dynbench.analysis.questions.base import Differences, Question, with_ranks
 from dynbench.config.digest import differences
+from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import known_world_size
 from dynbench.config.schema import Config
 from dynbench.errors import NotComparable, UsageError, did_you_mean
@@ -63,9 +64,10 @@ def find_question(found: Collection[Differences], named: str | None = None) -> Q
 
 def settings_differences(a: Config, b: Config) -> Differences:
     """How two resolved configurations differ, their numbers of ranks included."""
-    found = dict(differences(a, b))
-    ranks = known_world_size(a), known_world_size(b)
-    return found if ranks[0] == ranks[1] else {**found, "world_size": ranks}
+    found, one, other = differences(a, b), known_world_size(a), known_world_size(b)
+    if one is None or other is None:
+        return found if one == other else {**found, "world_size": (one, other)}
+    return with_ranks(found, ranks_of(a, one), ranks_of(b, other))
 
 
 def not_comparable(who: str, said: str, question: Question, found: Collection[Differences], hint: str) -> NotComparable:

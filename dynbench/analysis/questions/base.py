@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dynbench.config.ranks import Ranks
 from dynbench.runs.phrase import Phrase
 
 Differences = Mapping[str, tuple[object, object]]
-"""Dotted key, of the configuration, of `env`, or `world_size`, to the two values that differ."""
+"""Dotted key, of the configuration, of `env`, `world_size` or `workers`, to the two values that differ."""
 
 ALWAYS = (
     "probe",
@@ -24,6 +25,12 @@ ALWAYS = (
 )
 """Sections and keys that arms may differ in whatever is asked: they change nothing that is measured, or only how a
 plan was prepared."""
+
+NEVER = ("sync.communicate",)
+"""Keys in which arms may not differ whatever is asked: one that trains nothing is no faster way to train."""
+
+COUNTS = ("world_size", "workers", "launch.nproc", "launch.world_size", "launch.nnodes")
+"""Keys that say how many ranks there are, and how many of them train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +93,23 @@ class Question:
 
     def permitted(self, differences: Differences) -> set[str]:
         """The keys that may differ, of those that do."""
-        return {key for key in differences if within(key, (*ALWAYS, *self.asks, *self.follows))}
+        listed = (*ALWAYS, *self.asks, *self.follows)
+        return {key for key in differences if within(key, listed) and not within(key, NEVER)}
 
     def forbidden(self, differences: Differences) -> dict[str, tuple[object, object]]:
         """The differences because of which it cannot be answered."""
         permitted = self.permitted(differences)
         return {key: values for key, values in differences.items() if key not in permitted}
+
+
+def with_ranks(found: Differences, a: Ranks, b: Ranks) -> Differences:
+    """Differences with those of the ranks among them: none where as many train, however many serve them."""
+    if a.workers == b.workers and a.world_size != b.world_size:
+        return {key: values for key, values in found.items() if key not in COUNTS}
+    if a.world_size == b.world_size:
+        return found
+    workers = {"workers": (a.workers, b.workers)} if a.servers or b.servers else {}
+    return {**found, "world_size": (a.world_size, b.world_size), **workers}
 
 
 def within(key: str, listed: Sequence[str]) -> bool:

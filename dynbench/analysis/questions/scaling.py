@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.questions.base import Differences, Question
+from dynbench.analysis.questions.base import COUNTS, Differences, Question
 
 BATCH = "train.global_batch"
 DEVICES = "env.devices"
@@ -12,9 +12,9 @@ class Scaling(Question):
     """Ranks may differ, and what grows in proportion with them."""
 
     def permitted(self, differences: Differences) -> set[str]:
-        """As listed; the global batch where each rank keeps its share, more devices where they are of the same kind."""
+        """As listed; the global batch where each worker keeps its share, more devices where they are of one kind."""
         found = super().permitted(differences)
-        match differences.get("world_size"), differences.get(BATCH):
+        match differences.get("workers", differences.get("world_size")), differences.get(BATCH):
             case [(int() as few, int() as many), (int() as batch, int() as other)] if batch * many == other * few:
                 found.add(BATCH)
         match differences.get(DEVICES):
@@ -26,7 +26,7 @@ class Scaling(Question):
 QUESTION = Scaling(
     name="scaling",
     description="how much faster more ranks are, and how much of each is left",
-    asks=("world_size", "launch.nproc", "launch.world_size", "launch.nnodes"),
+    asks=COUNTS,
     follows=("launch.threads", "schedule.capacity", "schedule.speeds", "schedule.buffer"),
     metrics=(
         "throughput_tokens_per_s.mean",

@@ -89,7 +89,7 @@ class Evaluator:
 
     def _choose(self, config: Config, shard: tuple[int, int] | None) -> list[IntArray] | None:
         data = self._workload.eval
-        if data is None or len(data) == 0 or config.train.eval_samples == 0:
+        if data is None or len(data) == 0 or config.train.eval_samples == 0 or not config.sync.communicate:
             return None
         chosen = np.random.default_rng(config.train.seed).permutation(len(data))[: config.train.eval_samples]
         if shard is None:

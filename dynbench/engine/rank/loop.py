@@ -85,9 +85,7 @@ class Loop:
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
-        total = GlobalBatch(
-            sum(len(ids) for ids in share), self.replica.weight(share), len(share), self.ranks.workers
-        )
+        total = GlobalBatch(sum(len(ids) for ids in share), self.replica.weight(share), len(share), self.ranks.workers)
         with self.timer.host("data"):
             batches = self.replica.load(share)
         if batches and strategy.collective_forward:

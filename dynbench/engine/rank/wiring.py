@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config
@@ -15,6 +16,7 @@ from dynbench.sync.base import Strategy
 from dynbench.sync.local import Local
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import Channel
+from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
 
@@ -30,7 +32,12 @@ def session(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def build_wire(config: Config, device: torch.device) -> Wire:
-    """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective."""
+    """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective.
+
+    Or, with `sync.communicate: false`, one that sends nothing, where nothing is compressed either.
+    """
+    if not config.sync.communicate:
+        return NullWire(dist.get_rank(), dist.get_world_size())
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
     return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)

@@ -21,8 +21,11 @@ from dynbench.analysis.checks import (
     samples,
 )
 from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded, wordings
+from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.questions import QUESTIONS
+from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis
 from dynbench.errors import ChecksFailed, RecordError
 from dynbench.runs.atomic import write_json
@@ -55,7 +58,7 @@ def test_every_check_has_its_wordings_and_none_is_left_over():
     }
     assert set(CHECKS) == set(wordings()) == written
     assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
-    assert len(CHECKS) == 25
+    assert len(CHECKS) == 26
 
 
 def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():
@@ -393,6 +396,15 @@ def test_different_samples_where_the_measured_steps_split_a_window(merged):
     whole = {"warmup_steps": 16, "steps": 40}
     arms = {"static": [merged("static", **whole)], "window": [merged("window", window=8, **whole)]}
     assert "different_samples" not in found(arms)
+
+
+def test_a_run_that_sent_nothing_is_called_no_training_and_compared_with_none_that_did(merged):
+    silent, trained = merged("static", overrides=("sync.communicate=false",)), merged("partition")
+    assert "no model was trained" in found({"a": [silent]})["null_wire"].seen
+    assert "null_wire" not in found({"a": [trained]})
+    assert summary_of(silent)["loss"] == {"first": None, "last": None}
+    differing = all_differences(silent, trained)
+    assert all("sync.communicate" in question.forbidden(differing) for question in QUESTIONS.values())
 
 
 def test_virtual_ranks(merged):

@@ -99,6 +99,7 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     probed = make_probe(RunStore(make_run("static").path.parent), memory_limit_mb=405.0)
     yield alone(merged("partition", overrides=(f"schedule.capacity={probed.id}",)))
     yield alone(merged("static", overrides=("launch.launcher=virtual", "launch.world_size=2")))
+    yield alone(merged("static", overrides=("sync.communicate=false",)))
     bare, torn = make_run("static"), make_run("partition", world_size=3)
     bare.env_file.unlink()
     yield alone(merge_run(bare))

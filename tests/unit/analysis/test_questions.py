@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from dynbench.analysis.arms import named_arms
+from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.comparison import compare_arms, seconds_per_unit
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS
 from dynbench.analysis.questions import DEFAULT, QUESTIONS, find_question, question_named, settings_differences
-from dynbench.analysis.questions.base import ALWAYS, SAMPLES, within
+from dynbench.analysis.questions.base import ALWAYS, NEVER, SAMPLES, within
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli.analyze import command as analyze
 from dynbench.cli.compare import command as compare
@@ -50,7 +51,7 @@ def test_nothing_that_raises_one_is_the_default():
 def test_every_setting_outside_a_question_is_refused(question):
     """Each key of the configuration by itself, and the facts: none passes that the question does not list."""
     every = [*flatten(Config()), "world_size", "env.cpu_model", "env.data.fingerprint", "env.devices", "rows"]
-    listed = {key for key in every if within(key, (*ALWAYS, *question.asks, *question.follows))}
+    listed = {key for key in every if within(key, (*ALWAYS, *question.asks, *question.follows))} - {*NEVER}
     assert {key for key in every if not question.forbidden(keys(key))} == listed
     assert "train.global_batch" not in listed and "train.seed" not in listed and "workload.model" not in listed
 
@@ -195,6 +196,39 @@ def test_more_devices_have_to_be_of_the_same_kind(launch, names, refused):
             compared(runs)
     else:
         assert compared(runs)[0].question.name == "scaling"
+
+
+SERVED = {"sync.name": "served", "launch.nproc": 3}
+
+
+@pytest.mark.parametrize(
+    ("servers", "ranks", "batch", "other", "name"),
+    [
+        (0, 2, 16, {**SERVED, "ranks": (1, 3)}, "sync"),
+        (0, 3, 16, {**SERVED, "ranks": (1, 3)}, "sync"),
+        (1, 3, 16, {"launch.nproc": 5, "ranks": (1, 5)}, "scaling"),
+        (1, 3, 16, {"launch.nproc": 5, "ranks": (1, 5), "train.global_batch": 32}, "scaling"),
+        (1, 3, 15, {"launch.nproc": 5, "ranks": (1, 5), "train.global_batch": 25}, None),
+        (0, 2, 16, {"sync.name": "served", "launch.nproc": 5, "ranks": (1, 5)}, None),
+    ],
+    ids=["equal workers", "equal ranks", "more of both", "as many samples per worker", "per rank", "neither"],
+)
+def test_equal_workers_or_equal_ranks_are_compared(launch, servers, ranks, batch, other, name):
+    def run(merged, servers, world_size, **keys):
+        devices = {"devices": {"ranks": [{"name": "A"}] * world_size}}
+        config = {**merged.facts.config, **keys}
+        facts = replace(merged.facts, servers=servers, world_size=world_size, config=config, env=devices)
+        return replace(merged, facts=facts)
+
+    (merged, _) = launch(static={})["static"]
+    asked = {key: value for key, value in other.items() if key != "ranks"}
+    one = run(merged, servers, ranks, **{"train.global_batch": batch, "launch.nproc": ranks})
+    differing = all_differences(one, run(one, *other["ranks"], **asked))
+    question = find_question([differing])
+    if name is None:
+        assert question.forbidden(differing)
+    else:
+        assert (question.name, question.forbidden(differing)) == (name, {})
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.2])
