@@ -61,10 +61,10 @@ def environment(results: Path) -> dict[str, str]:
     return {**os.environ, "DYNBENCH_RESULTS": str(results)}
 
 
-def start(results: Path, *arguments: str, settings: Sequence[str] = TINY) -> subprocess.Popen[str]:
-    """`dynbench` in a process of its own, as a user starts it."""
+def start(results: Path, *arguments: str, settings: Sequence[str] = TINY, **variables: str) -> subprocess.Popen[str]:
+    """`dynbench` in a process of its own with these variables too, as a user starts it."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    env = environment(results)
+    env = {**environment(results), **variables}
     return subprocess.Popen(command(*arguments, settings=settings), env=env, text=True, **pipes)
 
 
