@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from probes import make_probe
 from unit.analysis.conftest import Fake, build_run
+from unit.bench.test_bench_run import launched_at_once
 from unit.cli.test_train_figures import TINY, launched
 from unit.experiment.test_compare import RECIPE, FakeTraining
 
+from dynbench.bench import bench_run
 from dynbench.cli.main import main
 from dynbench.engine.failure import record_failure
 from dynbench.errors import WorkerFailed
@@ -82,8 +84,10 @@ def take_tour(folder: Path) -> Tour:
         patch.setattr(training, "launch_training", launched)
         patch.setattr(prober, "run_probe", lambda *_, **__: make_probe(store, **PROBED))
         patch.setattr(launches, "run_training", FakeTraining(data={}))
+        patch.setattr(bench_run, "launch_ranks", launched_at_once({}))
         _single_runs(tour, store)
         _comparisons(tour, store, folder)
+        _bench(tour)
         _others(tour, store, folder)
     return tour
 
@@ -121,6 +125,11 @@ def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
     tour.run("report", "two", document="report --json")
 
 
+def _bench(tour: Tour) -> None:
+    tour.run("bench", "ls", document="plugins --json")
+    tour.run("bench", "collectives", "--set", "sizes_mib=1,2", document="bench --json")
+
+
 def _others(tour: Tour, store: RunStore, folder: Path) -> None:
     for name in ("t", "two", "strategy", "cells"):
         tour.run("runs", "show", name, document="runs show --json")
@@ -146,4 +155,6 @@ def written(root: Path) -> Iterator[tuple[str, Path]]:
                 name = f"ranks/{path.stem.rpartition('_')[0]}_N{path.suffix}"
             elif path.parent.name == "figures":
                 name = f"figures/{name}"
+            elif name == "summary.json" and (path.parent / "bench.json").is_file():
+                name = f"bench/{name}"
             yield name.replace(".parquet", ".csv"), path

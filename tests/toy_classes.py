@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from toy_plugins import Digits, Note, Rounds, Sum, Turns, Words
 
+from dynbench.bench.base import Benchmark, Case, Measured
 from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config, Workload
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins import options_of
 from dynbench.runs.columns import Column
 from dynbench.schedule.plan import IntArray, StepPlan, single
@@ -75,6 +77,13 @@ def few_words(settings: Workload) -> Splits:
     return Splits(type(splits.train)(train, splits.train.vocab_size, splits.train.pad_id, "a few words"))
 
 
-class Nothing:
-    def __init__(self, options: Rounds) -> None:
-        self.rounds = options.rounds
+class Nothing(Benchmark):
+    options: Rounds
+    headers: ClassVar = {"case": "case", "n": "n", "p50": "p50 (ms)", "ranks": "ranks"}
+    processes = 1
+
+    def cases(self) -> Sequence[Case]:
+        return [Case("nothing", [0], "none")]
+
+    def measure(self, case: Case, context: RankContext) -> Measured:
+        return Measured(np.zeros(self.options.rounds), {"ranks": context.world_size})

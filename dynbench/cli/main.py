@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
+    "bench": ("dynbench.cli.bench", "Micro-benchmarks: time and bandwidth of an all-reduce by size."),
     "data": ("dynbench.cli.data", "The lengths of a data set, to share them without its text."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -25,8 +26,13 @@ def command(settings: Settings, kind: str | None) -> None:
 
     if kind is not None and kind not in KINDS:
         raise UsageError(f"{kind!r} is no kind of plug-in. {did_you_mean(kind, KINDS)}", f"Known: {', '.join(KINDS)}.")
-    found = [line for each in ([kind] if kind else KINDS) for line in _listed(each)]
-    if not answered(settings, "plugins", {"plugins": found}, [line["name"] for line in found]):
+    show_kinds(settings, "plugins", [kind] if kind else list(KINDS))
+
+
+def show_kinds(settings: Settings, command: str, kinds: Sequence[str]) -> None:
+    """Show the plug-ins of some kinds as what a command found."""
+    found = [line for kind in kinds for line in _listed(kind)]
+    if not answered(settings, command, {"plugins": found}, [line["name"] for line in found]):
         cells = [
             (line["kind"], line["name"], line["summary"], ", ".join(option["key"] for option in line["options"]))
             for line in found

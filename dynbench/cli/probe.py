@@ -34,14 +34,16 @@ def command(settings: Settings, name: str | None, replace: bool) -> None:
     from dynbench.experiment.next_training import next_training
     from dynbench.probe.prober import run_probe
     from dynbench.runs.probe_record import read_probe
+    from dynbench.runs.recorder import named
 
     with working(settings.shows_progress, "probing") as report:
         config = settings.config(paths=True)
         run = run_probe(config, settings.store(), report=report, name=name, replace=replace, asked=config)
         report("drawing figures")
-        figures = draw_figures("probe", run, run.figures_dir)
-        report("checking the run to come")
-        coming = next_training(config, run, settings.store())
+        with named(run):
+            figures = draw_figures("probe", run, run.figures_dir)
+            report("checking the run to come")
+            coming = next_training(config, run, settings.store())
     record = read_probe(run.path)
     if settings.as_json:  # the raw trials stay in `probe.json`
         facts = record.model_dump(exclude={"schema_version", "trials", "timings", "tables", "workload"})

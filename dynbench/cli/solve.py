@@ -238,8 +238,10 @@ def _show(settings: Settings, config: Config, solution: Solution, draw: bool) ->
     figures: list[Path] = []
     if draw:
         from dynbench.analysis.figures import draw_figures
+        from dynbench.runs.recorder import named
 
-        figures = draw_figures("solve", solution.run, solution.run.figures_dir)
+        with named(solution.run):
+            figures = draw_figures("solve", solution.run, solution.run.figures_dir)
     run = solution.run
     facts = {
         "run": {"id": run.id, "name": run.name, "path": run.path, "status": run.status},

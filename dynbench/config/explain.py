@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from dynbench.config import describe
 from dynbench.config.yaml_strict import Value
@@ -52,10 +53,14 @@ def _wrong_value(location: tuple[str, ...], values: Value) -> tuple[str, str]:
         section = location[0]
         known = ", ".join(_section_keys(section))
         return section, f"{shown(_value(values, location[:1]))} is not a section; it holds the keys {known}"
-    value = _value(values, location[:2])
-    near = did_you_mean(value, describe.allowed_words(found[0])) if isinstance(value, str) else ""
-    allowed = f"Allowed: {describe.describe(found[0])}"
-    return dotted, " ".join(part for part in (f"{shown(value)} is not allowed.", near, allowed) if part)
+    return dotted, not_allowed(found[0], _value(values, location[:2]))
+
+
+def not_allowed(info: FieldInfo, value: Value) -> str:
+    """What to say about a value that a field does not take."""
+    near = did_you_mean(value, describe.allowed_words(info)) if isinstance(value, str) else ""
+    allowed = f"Allowed: {describe.describe(info)}"
+    return " ".join(part for part in (f"{shown(value)} is not allowed.", near, allowed) if part)
 
 
 def _unknown_key(location: tuple[str, ...]) -> str:

@@ -79,7 +79,7 @@ class Layers:
         Raises:
             ConfigError: every mistake found in any layer.
         """
-        sections = {key: {} if value is None else _freeze(value) for key, value in self.values.items()}
+        sections = {key: {} if value is None else freeze(value) for key, value in self.values.items()}
         try:
             config = Config.model_validate(sections)
         except ValidationError as error:
@@ -127,8 +127,8 @@ class Layers:
         return f"{self._where(problem.partition(':')[0])}{problem}"
 
 
-def _freeze(value: object) -> object:
+def freeze(value: object) -> object:
     """Lists as tuples: the schema's sequences are tuples, and strict validation does not convert."""
     if isinstance(value, dict):
-        return {key: _freeze(item) for key, item in value.items()}
-    return tuple(_freeze(item) for item in value) if isinstance(value, list) else value
+        return {key: freeze(item) for key, item in value.items()}
+    return tuple(freeze(item) for item in value) if isinstance(value, list) else value

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+
+from pydantic.fields import FieldInfo
 
 from dynbench.config import describe
 from dynbench.config.yaml_strict import Value, parse_scalar
@@ -24,9 +27,21 @@ def read_text(key: str, text: str, source: str) -> Value:
         ConfigError: not YAML, where it must be.
     """
     found = describe.field_of(key)
-    if found is None:
-        return parse_scalar(text, source)
-    info, below = found
+    return parse_scalar(text, source) if found is None else read_field(*found, text, source)
+
+
+def read_field(info: FieldInfo, below: Sequence[str], text: str, source: str) -> Value:
+    """The same for a field.
+
+    Args:
+        info: the field.
+        below: what of the key is left below it.
+        text: what was typed.
+        source: how messages open.
+
+    Raises:
+        ConfigError: not YAML, where it must be.
+    """
     if describe.takes_list(info) and "," in text and not text.startswith("["):
         text = f"[{text}]"
     if not below and describe.takes_mapping(info) and ":" in text and not text.startswith("{"):

@@ -108,6 +108,12 @@ def read_failures(run: Run) -> list[RankFailure]:
     return sorted(found, key=lambda failure: failure.time_ns)
 
 
+def forget_failures(run: Run) -> None:
+    """Take away what the ranks wrote, before others are launched for the same run."""
+    for path in run.ranks_dir.glob("failure_*.json"):
+        path.unlink()
+
+
 def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None = None) -> DynbenchError:
     """The error to report for a launch whose ranks ended badly.
 

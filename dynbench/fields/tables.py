@@ -15,7 +15,7 @@ import yaml
 from dynbench.fields.classes import class_fields
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array", "any")
-ORDER = ("records", "training", "comparison", "solve", "probe", "figures", "commands")
+ORDER = ("records", "training", "comparison", "solve", "probe", "bench", "figures", "commands")
 """The tables, in the order of the page."""
 UNITS = {
     "_ms": "ms",

@@ -48,8 +48,9 @@ def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
     assert env["data"]["note"] == "seen"
     assert env["data"]["train"]["samples"] <= 48
     assert list(env["plugins"]) == ["toy_plugins.py"]
-    (line,) = dynbench(tmp_path, "plugins", "benchmarks")["plugins"]
-    assert line["options"][0]["key"] == "rounds"
+    (row,) = dynbench(tmp_path, "bench", "nothing", "--set", "rounds=2", "--name", "timed")["rows"]
+    assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)
+    assert list(RunStore(tmp_path).resolve("timed").env()["plugins"]) == ["toy_plugins.py"]
 
 
 def test_compared_reported_and_planned(tmp_path: Path) -> None:

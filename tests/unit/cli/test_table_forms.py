@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.bench.test_bench_run import launched_at_once
 
+from dynbench.bench import bench_run
 from dynbench.cli import console, output
 from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.options import Settings, common_options, table_option
@@ -73,7 +75,7 @@ class Said:
 
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A probe of one rank that found a limit at one length and none at the other."""
+    """A probe of one rank that found a limit at one length and none at the other; a benchmark without a launch."""
     run = RunStore(tmp_path / "probes").create("probe", "probe")
     capacity = [
         SimpleNamespace(
@@ -90,6 +92,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     fits = NextTraining(64, 110, None, 64, split_fits=True)
     monkeypatch.setattr(next_training, "next_training", lambda *_: fits)
     monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
+    monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
     yield
 
 
@@ -99,6 +102,7 @@ TABLES = {
     "plugins": (["plugins", "datasets"], list(DATASETS), "name"),
     "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
     "probe": (["probe"], ["32", "64"], "length_tokens"),
+    "bench": (["bench", "collectives", "--set", "backend=gloo"], ["1048576", "10485760"], "size"),
 }
 ELSEWHERE = {"analyze", "compare", "runs"}
 """Over made-up rows, in tests/unit/experiment/test_compare.py; a sweep below; runs in test_runs_groups.py."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dynbench.bench import bench_run
 from dynbench.cli.main import main
 from dynbench.engine.launching import run_launch
 from dynbench.errors import BatchTooLarge, NothingFits, Terminated, UsageError, WorkerFailed
@@ -21,6 +22,7 @@ WORK: dict[str, tuple[list[str], object, str]] = {
     "train": (["train", "--device", "cpu", "--nproc", "2"], run_launch, "launch_ranks"),
     "probe": (["probe", "--device", "cpu", "--nproc", "2"], Prober, "probe"),
     "solve": (["solve", "lognormal", "--steps", "2"], solve_run, "_collect"),
+    "bench": (["bench", "collectives", "--set", "backend=gloo"], bench_run, "launch_ranks"),
     "compare": (["compare", "--device", "cpu", "--nproc", "2"], compare, "run_launches"),
 }
 """Per command: its arguments, and what does its work once the run is made."""
@@ -38,6 +40,7 @@ MISTAKES = {
     "train": [["--policy", "partitio"], ["--global-batch", "1"]],
     "probe": [["--set", "launch.nnodes=2"], ["--lengths", "4096"]],
     "solve": [["--policy", "static", "--world-size", "2,4", "--global-batch", "6"], ["--policy", "statc"]],
+    "bench": [["--set", "processes=1"], ["--set", "backend=nccl", "--set", "processes=64"]],
     "compare": [["--global-batch", "1"], ["--launches", "3"]],
 }
 """Per command, options with which it cannot work; those of solve fail at the last of several sizes."""
@@ -79,7 +82,7 @@ def test_every_end_of_every_command(
     assert (record.status, record.exit_code, record.failure.kind) == (status, exit_code, kind)
     assert f"run: {run.path}" in said.err.splitlines()
     shown = json.loads(said.out)
-    assert shown["run"] == {"id": run.id, "path": str(run.path)}
+    assert (shown["run"]["id"], shown["run"]["path"]) == (run.id, str(run.path))
     assert (shown["error"]["kind"], shown["error"]["exit_code"]) == (kind, exit_code)
     assert record.failure.message == shown["error"]["message"]
 

@@ -162,7 +162,8 @@ def test_every_toy_is_listed_and_its_benchmark_is_called_with_its_options(tmp_pa
     code = (
         "from dynbench.plugins import BENCHMARKS, KINDS\n"
         "entry = BENCHMARKS.find('nothing')\n"
-        "print(entry.load()(entry.options(rounds=5)).rounds, *(list(registry)[-1] for _, registry in KINDS.values()))"
+        "bench = entry.load()(entry.options(rounds=5))\n"
+        "print(bench.options.rounds, *(list(registry)[-1] for _, registry in KINDS.values()))"
     )
     done = run(tmp_path, code, DYNBENCH_PLUGINS=str(TOYS))
     assert done.stdout.split() == ["5", "turned", "one_by_one", "rounded", "noted", "few_words", "nothing"], done.stderr

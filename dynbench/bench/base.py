@@ -1,0 +1,132 @@
+"""What a benchmark offers: its cases, how one is measured on the ranks, what its rows say together."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dynbench.engine.rank.rank_process import RankContext
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure."""
+
+    name: str
+    """Its label."""
+    shape: Sequence[int]
+    """Of the tensor that it is about."""
+    dtype: str
+    """Type of its elements."""
+    columns: Mapping[str, float | int | str] = field(default_factory=dict)
+    """What sets it apart, by column of the rows."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a case showed; the same on every rank."""
+
+    values: NDArray[np.float64]
+    """One per iteration, shape [n]; of times, each the maximum over ranks."""
+    columns: Mapping[str, float | int | str]
+    """What the benchmark says beside their mean and quantiles."""
+    reference_error: float | None = None
+    """Largest difference from what is known to be right; None where that is not known."""
+    unit: str = "ms"
+    """Of the values."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case in the record."""
+
+    case: str
+    """Its label."""
+    shape: Sequence[int]
+    """Of the tensor that it is about."""
+    dtype: str
+    """Type of its elements."""
+    device: str
+    """Where it ran: cpu, or the accelerator's name."""
+    seed: int = 0
+    """Of whatever it draws."""
+    unit: str | None = None
+    """Of the mean, the standard deviation and the quantiles; these and it are null where it was not measured."""
+    status: Literal["ok", "oom"] = "ok"
+    """Whether it was measured."""
+    reason: str | None = None
+    """Why it was not; null where it was."""
+    n: int = 0
+    """Iterations."""
+    mean: float | None = None
+    """Mean over the iterations."""
+    sd: float | None = None
+    """Standard deviation; null for one iteration."""
+    p20: float | None = None
+    """Quantile."""
+    p50: float | None = None
+    """Median."""
+    p80: float | None = None
+    """Quantile."""
+    reference_error: float | None = None
+    """Largest difference from what is known to be right; null where that is not known."""
+    versions: str | None = None
+    """Of the software that decides the time."""
+    columns: Mapping[str, float | int | str] = field(default_factory=dict)
+    """What this benchmark says beside that."""
+
+    def as_dict(self) -> dict[str, object]:
+        """One flat object, the benchmark's own columns last."""
+        return {**{each.name: getattr(self, each.name) for each in fields(self)[:-1]}, **self.columns}
+
+
+class Benchmark(ABC):
+    """A benchmark with its options; making one imports no torch.
+
+    Args:
+        options: of the class that it is registered with.
+    """
+
+    headers: ClassVar[Mapping[str, str]]
+    """Column of the rows to its heading in the table for people."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @property
+    @abstractmethod
+    def processes(self) -> int:
+        """Ranks that it runs on."""
+
+    @property
+    def device(self) -> Device:
+        """What they compute on; `auto` is the GPU where there is one for each."""
+        return "auto"
+
+    @abstractmethod
+    def cases(self) -> Sequence[Case]:
+        """What is measured, in order: what may run out of memory last."""
+
+    @abstractmethod
+    def measure(self, case: Case, context: RankContext) -> Measured:
+        """Measure a case; every rank calls this at the same time."""
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+        """What the rows say together."""
+        return {}
+
+    def said(self, rows: Sequence[Row]) -> list[str]:
+        """The same in lines, below the table."""
+        return []
+
+    def further_files(self, rows: Sequence[Row]) -> dict[str, object]:
+        """Name to content of JSON files beside the rows, for other commands to read."""
+        return {}

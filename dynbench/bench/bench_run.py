@@ -1,0 +1,179 @@
+"""A benchmark as an entry of the run registry: its cases measured on launched ranks, its rows kept whatever ends it.
+
+The run folder holds bench.json (name and options), ranks/rows.jsonl (the rows as they come, raw), and, made of them at
+every end, rows.csv, summary.json and what else the benchmark writes.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dynbench.bench.base import Benchmark, Row
+from dynbench.bench.record import add_row, read_rows, write_benchmark
+from dynbench.config.load import load_config
+from dynbench.config.schema import Launch
+from dynbench.engine.failure import forget_failures
+from dynbench.engine.launching.launch_ranks import launch_ranks
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.errors import DynbenchError, NothingFits
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.recorder import new_run, recorded
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.signals import handled
+from dynbench.table_text import csv_text
+
+RANK_MODULE = "dynbench.bench.rank"
+POLL_S = 0.2
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What a benchmark showed so far.
+
+    Attributes:
+        run: its entry in the registry.
+        name: of the benchmark.
+        benchmark: with its options.
+        rows: one per case that was measured or could not be.
+    """
+
+    run: Run
+    name: str
+    benchmark: Benchmark
+    rows: Sequence[Row]
+
+    def as_dict(self) -> dict[str, object]:
+        """What `bench --json` prints."""
+        record = self.run.record()
+        return {
+            "name": self.name,
+            "run": {"id": record.id, "name": record.name, "path": self.run.path, "status": record.status},
+            "options": self.benchmark.options.model_dump(mode="json"),
+            "rows": [row.as_dict() for row in self.rows],
+            "summary": self.benchmark.summary(self.rows),
+        }
+
+
+def run_bench(
+    kind: str,
+    benchmark: Benchmark,
+    store: RunStore,
+    *,
+    report: Report,
+    name: str | None = None,
+    replace: bool = False,
+    on_rows: Callable[[BenchResult], None] = lambda _: None,
+) -> BenchResult:
+    """Measure every case and keep the rows; a case that runs out of memory is a row that says so.
+
+    Args:
+        kind: the benchmark's name.
+        benchmark: with its options.
+        store: registry that the run is put into.
+        report: told how far it is, a line at a time.
+        name: of the run.
+        replace: take the name over.
+        on_rows: called with all rows once no more come, at whatever end.
+
+    Raises:
+        UsageError: more ranks than GPUs; nothing was made.
+        WorkerFailed, Interrupted: what was measured is kept, and is the error's `result`.
+    """
+    processes, machine = benchmark.processes, this_machine()
+    enough = "cuda" if machine.gpus >= processes else "cpu"
+    asked = {
+        "launch.nproc": processes,
+        "launch.device": enough if benchmark.device == "auto" else benchmark.device,
+        "launch.launcher": "torchrun",
+        "train.global_batch": processes,  # any that can be dealt
+    }
+    resolved = resolve(load_config(None, (), asked), machine, store)
+    on_cpu = resolved.config.launch.device == "cpu"
+    run = new_run(
+        store,
+        "bench",
+        kind,
+        resolved.config,
+        decisions=resolved.decisions,
+        data={},
+        warnings=_crowded(processes, machine.cores) if on_cpu else (),
+        name=name,
+        replace=replace,
+    )
+    try:
+        with recorded(run):
+            write_benchmark(run, kind, benchmark)
+            try:
+                with _watched(run, benchmark, report):
+                    _measure(run, benchmark, resolved.config.launch)
+            finally:
+                with handled(signal.SIG_IGN):
+                    result = BenchResult(run, kind, benchmark, read_rows(run))
+                    if result.rows:
+                        _keep(result)
+                        on_rows(result)
+    except DynbenchError as error:
+        error.result = BenchResult(run, kind, benchmark, read_rows(run)).as_dict()
+        raise
+    return result
+
+
+def _crowded(processes: int, cores: int) -> list[str]:
+    """What to warn of where processes take turns on the cores, and time each other's turns."""
+    if processes <= cores:
+        return []
+    fewer = f"Set processes={cores}." if cores > 1 else "Measure on a machine with more."
+    return [f"{processes} processes share {cores} usable cores: times include waiting for a core. {fewer}"]
+
+
+def _measure(run: Run, benchmark: Benchmark, launch: Launch) -> None:
+    """Launch ranks for the cases without a row, anew after one that took all memory: its ranks are of no more use."""
+    cases = benchmark.cases()
+    while len(read_rows(run)) < len(cases):
+        failure = launch_ranks(RANK_MODULE, run, launch).failure(run)
+        if failure is None:
+            return
+        if not isinstance(failure, NothingFits):
+            raise failure
+        forget_failures(run)
+        case = cases[len(read_rows(run))]
+        about = (case.name, case.shape, case.dtype, launch.device)
+        add_row(run, Row(*about, status="oom", reason=failure.message, columns=case.columns))
+
+
+@contextmanager
+def _watched(run: Run, benchmark: Benchmark, report: Report) -> Iterator[None]:
+    """Tell from a thread what is being measured, whenever a row was added."""
+    stop = threading.Event()
+    names = [case.name for case in benchmark.cases()]
+
+    def watch() -> None:
+        told = -1
+        while not stop.wait(POLL_S):
+            if told != (done := len(read_rows(run))) and done < len(names):
+                told = done
+                report(f"case {done + 1} of {len(names)}: {names[done]}")
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _keep(result: BenchResult) -> None:
+    """Write what is made of the rows."""
+    folder, benchmark, rows = result.run.path, result.benchmark, result.rows
+    write_text(folder / "rows.csv", csv_text(row.as_dict() for row in rows))
+    facts = {"name": result.name, "cases": len(benchmark.cases()), "measured": sum(row.status == "ok" for row in rows)}
+    write_json(folder / "summary.json", {**facts, **benchmark.summary(rows)})
+    for file, content in benchmark.further_files(rows).items():
+        write_json(folder / file, content)

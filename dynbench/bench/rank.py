@@ -1,0 +1,50 @@
+"""What one rank of a benchmark runs: `python -m dynbench.bench.rank RUN_FOLDER`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dynbench.bench.base import Case, Measured, Row
+from dynbench.bench.record import add_row, read_benchmark, read_rows
+from dynbench.config.schema import Config
+from dynbench.engine.rank.exchange import broadcast_integers
+from dynbench.engine.rank.launched import run_as_rank
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.runs.run import Run
+
+
+def work(run: Run, config: Config, context: RankContext, stop: StopFlag) -> None:
+    """Measure what has no row yet, case by case; a signal that asks to stop ends this process at once."""
+    benchmark = read_benchmark(run)
+    done = np.array([len(read_rows(run))]) if context.is_first else None
+    for case in benchmark.cases()[int(broadcast_integers(done, 1)[0]) :]:
+        measured = benchmark.measure(case, context)
+        if context.is_first:
+            add_row(run, measured_row(case, measured, context.device))
+
+
+def measured_row(case: Case, measured: Measured, device: torch.device) -> Row:
+    """The row of a case that was measured on this device."""
+    values, on_gpu = measured.values, device.type == "cuda"
+    p20, p50, p80 = map(float, np.percentile(values, (20, 50, 80)))
+    return Row(
+        case=case.name,
+        shape=case.shape,
+        dtype=case.dtype,
+        device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        unit=measured.unit,
+        n=len(values),
+        mean=float(values.mean()),
+        sd=float(values.std(ddof=1)) if len(values) > 1 else None,
+        p20=p20,
+        p50=p50,
+        p80=p80,
+        reference_error=measured.reference_error,
+        versions=f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if on_gpu else ""),
+        columns={**case.columns, **measured.columns},
+    )
+
+
+if __name__ == "__main__":
+    run_as_rank(work)

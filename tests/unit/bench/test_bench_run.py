@@ -1,0 +1,187 @@
+"""A benchmark as a run: rows kept at every end, out of memory is a row, and the files say the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynbench.bench import bench_run
+from dynbench.bench.base import Case, Measured, Row
+from dynbench.bench.collectives import COMM_FILE
+from dynbench.bench.rank import measured_row
+from dynbench.bench.record import add_row, read_benchmark, read_rows, rows_file
+from dynbench.cli import console
+from dynbench.cli.main import main
+from dynbench.engine.comm_model import build_comm_model
+from dynbench.engine.failure import failure_file, record_failure
+from dynbench.engine.launching.launch_ranks import RanksEnded
+from dynbench.engine.launching.resolve import Machine
+from dynbench.errors import NothingFits, Terminated
+from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+SIZES = "sizes_mib=1,2,4"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    return RunStore(tmp_path / "results")
+
+
+def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., RanksEnded]:
+    """Stands in for `launch_ranks`: measures at once; before a row by its number, ends with what is planted for it."""
+
+    def launched(module: str, run: Run, launch: object) -> RanksEnded:
+        benchmark = read_benchmark(run)
+        assert module == "dynbench.bench.rank" and not list(run.ranks_dir.glob("failure_*"))
+        for case in benchmark.cases()[len(read_rows(run)) :]:
+            error = planted.get(len(read_rows(run)))
+            if isinstance(error, KeyboardInterrupt):
+                raise error
+            if error is not None:
+                record_failure(run, 1, error)
+                return RanksEnded({1: 1})
+            add_row(run, row(case))
+        return RanksEnded({})
+
+    return launched
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseException]:
+    planted: dict[int, BaseException] = {}
+    monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once(planted))
+    return planted
+
+
+def row(case: Case) -> Row:
+    ms = 0.5 + case.shape[0] / 1e6
+    columns = {"time": 1e3 * ms, "algbw": 1.0, "busbw": 1.0, "#wrong": 0, "p95": ms, "p99": ms}
+    values = np.array([ms, ms])
+    measured = Measured(values, {**columns, "processes": 2, "backend": "gloo"}, reference_error=0.0)
+    return measured_row(case, measured, torch.device("cpu"))
+
+
+def run_it(capsys: pytest.CaptureFixture[str], code: int = 0, *more: str) -> dict:
+    assert main(["bench", "collectives", "--set", SIZES, "--set", "backend=gloo", "--json", *more]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_it(capsys, 0, "--name", "c")
+    (run,) = store.list()
+    assert (shown["command"], shown["name"], shown["run"]["status"]) == ("bench", "collectives", "completed")
+    assert [line["case"] for line in shown["rows"]] == [f"all_reduce {mib} MiB" for mib in (1, 2, 4)]
+    with (run.path / "rows.csv").open() as file:
+        assert [line["size"] for line in csv.DictReader(file)] == [str(mib * 2**20) for mib in (1, 2, 4)]
+    fit = json.loads((run.path / "summary.json").read_text())["fit"]
+    assert fit["alpha_ms"] == pytest.approx(0.5) and fit["r2"] == pytest.approx(1)
+    assert (run.figures_dir / "bench_collectives.png").is_file() and shown["figures"]
+    model = build_comm_model(str(run.path / COMM_FILE), store.root)
+    assert model.allreduce_ms(2**20 / 1e6, 2) == pytest.approx(shown["rows"][0]["p50"])
+
+
+def test_a_case_without_memory_is_a_row_and_the_others_go_on(
+    store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[1] = NothingFits("16 GiB asked for")
+    shown = run_it(capsys, 0, "--no-figures")
+    assert [line["status"] for line in shown["rows"]] == ["ok", "oom", "ok"]
+    assert "16 GiB asked for" in shown["rows"][1]["reason"] and shown["rows"][1]["p50"] is None
+    (run,) = store.list()
+    assert run.status is Status.COMPLETED and not failure_file(run, 1).exists()
+    assert len(json.loads((run.path / COMM_FILE).read_text())["allreduce"]) == 2
+    assert main(["bench", "collectives", "--no-figures", "--set", SIZES, "--set", "backend=gloo"]) == 0
+    assert "oom     rank 1: 16 GiB asked for" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (KeyboardInterrupt(), 130, Status.INTERRUPTED),
+        (Terminated(signal.SIGTERM), 143, Status.INTERRUPTED),
+        (ZeroDivisionError("planted"), 3, Status.FAILED),
+    ],
+)
+def test_what_was_measured_is_kept_and_shown_at_every_end(
+    store: RunStore,
+    ranks: dict,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    status: Status,
+) -> None:
+    ranks[2] = error
+    shown = run_it(capsys, code)
+    (run,) = store.list()
+    assert run.status is status and shown["error"]["exit_code"] == code
+    assert [line["status"] for line in shown["rows"]] == ["ok", "ok"] and shown["run"]["id"] == run.id
+    assert len((run.path / "rows.csv").read_text().splitlines()) == 3
+    assert main(["bench", "collectives", "--set", SIZES, "--set", "backend=gloo"]) == code
+    said = capsys.readouterr()
+    assert "2097152" in said.out and "run: " in said.err
+
+
+def test_a_torn_last_row_is_left_out(store: RunStore) -> None:
+    run = store.create("bench", "collectives")
+    add_row(run, row(Case("a", [4], "float32")))
+    with rows_file(run).open("a") as file:
+        file.write('{"case": "b"')
+    assert [each.case for each in read_rows(run)] == ["a"]
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "ls"]])
+def test_the_list(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "collectives" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["plugins"]
+    defaults = {option["key"]: option["default"] for option in line["options"]}
+    assert defaults == CollectivesOptions().model_dump(mode="json")
+
+
+def test_a_mistake_leaves_nothing(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_it(capsys, 2, "--set", "iteration=3")
+    assert "Did you mean 'iterations'?" in shown["error"]["message"]
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(("processes", "said"), [(2, None), (3, "3 processes share 2 usable cores")])
+def test_more_processes_than_cores_are_told(
+    processes: int,
+    said: str | None,
+    store: RunStore,
+    ranks: dict,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
+    assert main(["bench", "collectives", "--no-figures", "--set", f"processes={processes}"]) == 0
+    warnings = store.list()[0].record().warnings
+    assert [said in warning for warning in warnings] == [True] * (said is not None)
+    assert said is None or said in capsys.readouterr().err
+
+
+def test_what_is_measured_is_shown_once_nothing_is_told_on_the_way_any_more(
+    ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def working(*_: object) -> Iterator[Callable[[str], None]]:
+        capsys.readouterr()
+        yield lambda _: None
+        assert capsys.readouterr().out == ""
+
+    monkeypatch.setattr(console, "working", working)
+    assert main(["bench", "collectives", "--no-figures", "--set", "backend=gloo"]) == 0
+    assert "busbw" in capsys.readouterr().out
