@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.merge import MergedRun
-from dynbench.config.digest import NOT_IDENTITY, config_digest
+from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
 from dynbench.errors import UsageError
 
 
@@ -87,10 +87,10 @@ def _labels(groups: Sequence[Sequence[MergedRun]]) -> list[str]:
 
 def _distinctive(run: MergedRun, groups: Sequence[Sequence[MergedRun]]) -> str:
     """The settings of a run that not all arms share, at most three."""
-    others = [group[0].facts.config for group in groups]
+    own, others = flatten(run.facts.config), [flatten(group[0].facts.config) for group in groups]
     differing = [
         f"{key.partition('.')[2]}={value}"
-        for key, value in run.facts.config.items()
-        if key not in NOT_IDENTITY and any(other.get(key) != value for other in others)
+        for key, value in own.items()
+        if key not in NOT_IDENTITY and any(other[key] != value for other in others)
     ]
     return ", ".join(differing[:3]) or run.run.id

@@ -10,6 +10,7 @@ from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with
 from dynbench.analysis.questions.levers import QUESTION as LEVERS
 from dynbench.analysis.questions.scaling import DEVICES
 from dynbench.config.digest import NOT_IDENTITY
+from dynbench.config.digest import differences as config_differences
 from dynbench.config.ranks import Ranks
 from dynbench.runs.phrase import Phrase
 
@@ -41,12 +42,7 @@ _DECISIONS = ("decisions.", "data.decisions.")
 
 def all_differences(a: MergedRun, b: MergedRun) -> Differences:
     """Everything in which two runs differ that is compared, or could forbid it: settings, ranks, and environment."""
-    left, right = a.facts.config, b.facts.config
-    found: dict[str, tuple[object, object]] = {
-        key: (left.get(key), right.get(key))
-        for key in dict.fromkeys((*left, *right))
-        if left.get(key) != right.get(key)
-    }
+    found = config_differences(a.facts.config, b.facts.config)
     for key in (*ENVIRONMENT, "data.fingerprint", "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
     for name, digest in _plugins(a).items():

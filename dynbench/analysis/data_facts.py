@@ -69,28 +69,26 @@ class DataFacts:
         return "none for evaluation" + (f": {self.why_none}" if self.why_none else "")
 
 
-def read_data(env: Mapping[str, object], config: Mapping[str, object]) -> DataFacts:
+def read_data(env: Mapping[str, object], max_length: object = None) -> DataFacts:
     """The facts in a run's env.json.
 
     Args:
-        env: its contents.
-        config: dotted key to value.
+        env: its contents; a user's own workload may have written anything there.
+        max_length: as configured, for runs that do not say how it was decided.
     """
-    data = fact(env, "data")
-    evaluation, labels = fact(env, "data.eval"), fact(env, "data.labels")
+    data, evaluation, labels = fact(env, "data"), fact(env, "data.eval"), fact(env, "data.labels")
     told = isinstance(data, Mapping) and "eval" in data
-    decided = fact(env, "data.decisions")
-    decisions = decided if isinstance(decided, Mapping) else {}
+    decisions = fact(env, "data.decisions")
     held, limit = (
-        decisions.get("workload.eval"),
-        decisions.get("workload.max_length", {"value": config.get("workload.max_length")}),
+        decisions.get(f"workload.{key}") if isinstance(decisions, Mapping) else None for key in ("eval", "max_length")
     )
+    decided = limit.get("value") if isinstance(limit, Mapping) else max_length
     return DataFacts(
         train=_whole(env, "data.train.samples"),
         evaluation=_whole(env, "data.eval.samples") if evaluation is not None else 0 if told else None,
         held_out=evaluation is not None and held is not None,
         why_none=str(held.get("reason")) if evaluation is None and isinstance(held, Mapping) else None,
-        limit=value if isinstance(value := limit.get("value"), int) else None,
+        limit=decided if isinstance(decided, int) else None,
         train_cut=_cut(env, "train"),
         evaluation_cut=_cut(env, "eval"),
         train_tokens=_whole(env, "data.train.tokens"),

@@ -22,22 +22,22 @@ _PROBE_KEYS = ("probe.run", "schedule.capacity")
 def keep_runs(folder: Path, runs: Iterable[MergedRun]) -> None:
     """Writes configuration, environment and status of the runs, and the probes that they used, into a folder."""
     members = list(runs)
-    probes = {probe.id: kept for merged in members for probe in probes_of(merged) if (kept := keep_probe(probe))}
+    probes = {
+        probe.id: kept
+        for merged in members
+        for probe in named_probes(flatten(merged.facts.config), merged.run.path.parent)
+        if (kept := keep_probe(probe))
+    }
     records = {
         merged.run.id: {
             "status": merged.facts.status,
             "started": merged.facts.started,
-            "config": dict(merged.facts.config),
+            "config": flatten(merged.facts.config),
             "env": merged.facts.env,
         }
         for merged in members
     }
     write_json(folder / RUNS_FILE, {"schema_version": SCHEMA_VERSION, "runs": records, "probes": probes})
-
-
-def probes_of(merged: MergedRun) -> list[Run]:
-    """Folders of the probes that a run's configuration names, of those that are there."""
-    return named_probes(merged.facts.config, merged.run.path.parent)
 
 
 def named_probes(config: Mapping[str, object], root: Path) -> list[Run]:

@@ -37,7 +37,7 @@ def work_level(a: MergedRun, b: MergedRun) -> Level:
     `window` asks that the measured steps are whole windows: where the warm-up or the end of the run splits one, the
     measured samples differ.
     """
-    if a.facts.global_batch != b.facts.global_batch:
+    if a.facts.config.train.global_batch != b.facts.config.train.global_batch:
         return "tokens"
     done = agreements(a, b)
     if done is not None and len(done) > a.steps.height:

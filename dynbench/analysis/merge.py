@@ -104,7 +104,7 @@ class MergedRun:
         if self.missing_ranks:
             missing, first = len(self.missing_ranks), self.missing_ranks[:8]
             yield Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
-        measured, steps = self.measured.height, self.facts.steps
+        measured, steps = self.measured.height, self.facts.config.train.steps
         if measured < steps:
             yield Phrase.of("lacks.steps", measured=measured, steps=steps)
 

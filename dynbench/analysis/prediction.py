@@ -24,7 +24,7 @@ def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None
     probe = _probe_of(candidate) or _probe_of(baseline)
     if probe is None:
         return None
-    if (probe.world_size, probe.global_batch) != (candidate.workers, candidate.facts.global_batch):
+    if (probe.world_size, probe.global_batch) != (candidate.workers, candidate.facts.config.train.global_batch):
         return None
     if not (_as_predicted(baseline, probe) and _as_predicted(candidate, probe)):
         return None
@@ -34,7 +34,7 @@ def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None
 
 
 def _probe_of(merged: MergedRun) -> ProbeRecord | None:
-    reference = merged.facts.config["probe.run"]
+    reference = merged.facts.config.probe.run
     folder = merged.run.path.parent / str(reference)
     if reference in (None, "auto", "off") or not folder.is_dir():
         return None
@@ -48,9 +48,8 @@ def _probe_of(merged: MergedRun) -> ProbeRecord | None:
 def _as_predicted(merged: MergedRun, probe: ProbeRecord) -> bool:
     """Whether a run planned as the prediction did: one micro-batch per rank, and windows of as many batches."""
     facts = merged.facts
-    if facts.config["schedule.micro_batches"] != 1:
-        return False
-    return facts.policy != WINDOW or facts.window == probe.predicted_window
+    as_many = facts.policy != WINDOW or facts.window == probe.predicted_window
+    return as_many and facts.config.schedule.micro_batches == 1
 
 
 def _over_static(predicted: Mapping[str, float | None], policy: str) -> float | None:

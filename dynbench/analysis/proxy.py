@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.kept import named_probes
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.recovery import FloatArray, relative_speeds
 from dynbench.errors import RecordError
@@ -50,7 +49,7 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
     in_ms = cost is not None and cost.cost_type == "measured"
     time_ms = compute_ms + columns["optimizer_ms"] + columns["data_ms"] if in_ms else compute_ms
     return {
-        "cost_type": str(merged.facts.config["schedule.cost_type"]),
+        "cost_type": merged.facts.config.schedule.cost_type,
         "padded_tokens": _error(tokens / speeds, compute_ms, scaled=True),
         "cost": _nothing() if predicted is None else _error(predicted / speeds, time_ms, scaled=not in_ms),
     }
@@ -58,14 +57,12 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
 
 def cost_model(merged: MergedRun) -> CostModel | None:
     """The cost that a run was planned with; None where its coefficients are not known, or it was never resolved."""
-    config = merged.facts.config
-    match config["schedule.cost_type"]:
-        case "tokens":
-            return CostModel("tokens")
-        case "tokens_sq":
-            return CostModel("tokens_sq")
+    schedule = merged.facts.config.schedule
+    match schedule.cost_type:
+        case "tokens" | "tokens_sq" as counted:
+            return CostModel(counted)
         case "attention":
-            return CostModel("attention", attention_a=float(str(config["schedule.attention_a"])))
+            return CostModel("attention", attention_a=schedule.attention_a)
         case "measured":
             found = _coefficients(merged)
             return None if found is None else CostModel("measured", alpha=found[0], beta=found[1], gamma=found[2])
@@ -73,18 +70,14 @@ def cost_model(merged: MergedRun) -> CostModel | None:
 
 
 def _coefficients(merged: MergedRun) -> tuple[float, float, float] | None:
-    given = merged.facts.config["schedule.cost_coefficients"]
-    if isinstance(given, list):
-        return float(given[0]), float(given[1]), float(given[2])
-    wanted = {"probe.run": merged.facts.config["probe.run"]}
-    for probe in named_probes(wanted, merged.run.path.parent):
-        try:
-            fit = read_probe(probe.path).cost_model
-        except RecordError:
-            continue
-        if fit is not None:
-            return fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2
-    return None
+    config = merged.facts.config
+    if config.schedule.cost_coefficients is not None or config.probe.run is None:
+        return config.schedule.cost_coefficients
+    try:
+        fit = read_probe(merged.run.path.parent / config.probe.run).cost_model
+    except RecordError:
+        return None
+    return None if fit is None else (fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2)
 
 
 def _predicted(cost: CostModel, columns: dict[str, FloatArray]) -> FloatArray | None:

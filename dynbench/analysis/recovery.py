@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +90,7 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
 
 def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float, float] | None:
     """Time of the baseline's measured steps, ms, were their compute as short as it can be; and its overhead's share."""
-    if base.facts.config["launch.slowdown"] != other.facts.config["launch.slowdown"]:
+    if base.facts.config.launch.slowdown != other.facts.config.launch.slowdown:
         return None
     speeds = relative_speeds(base, other)
     fit = _fit(base, speeds)
@@ -123,11 +123,11 @@ def relative_speeds(*runs: MergedRun) -> FloatArray:
 
 
 def _known_speeds(run: MergedRun, workers: int) -> Iterator[FloatArray]:
-    slowdown, speeds = run.facts.config["launch.slowdown"], run.facts.config["schedule.speeds"]
-    if isinstance(slowdown, Mapping) and slowdown:
+    slowdown, speeds = run.facts.config.launch.slowdown, run.facts.config.schedule.speeds
+    if slowdown:
         first = run.facts.servers
-        yield 1 / np.array([float(slowdown.get(str(first + worker), 1.0)) for worker in range(workers)])
-    if isinstance(speeds, Sequence) and len(speeds) == workers and not isinstance(speeds, str):
+        yield 1 / np.array([slowdown.get(first + worker, 1.0) for worker in range(workers)])
+    if isinstance(speeds, tuple) and len(speeds) == workers:
         yield np.array(speeds, dtype=np.float64)
     file = run.run.path / SPEEDS
     if file.is_file():

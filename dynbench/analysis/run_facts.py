@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynbench.config.digest import flatten
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import known_world_size
+from dynbench.config.schema import Config
 from dynbench.errors import RecordError
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
@@ -22,7 +22,7 @@ class RunFacts:
     """Configuration, environment and status of a run.
 
     Attributes:
-        config: dotted key to value, resolved.
+        config: resolved.
         env: contents of env.json.
         status: completed, failed, interrupted, …
         started: ISO time at which the ranks started; launches are ordered by it.
@@ -30,7 +30,7 @@ class RunFacts:
         servers: how many of these train nothing, the first ones.
     """
 
-    config: Mapping[str, object]
+    config: Config
     env: Mapping[str, object]
     status: str
     started: str
@@ -40,12 +40,7 @@ class RunFacts:
     @property
     def policy(self) -> str:
         """The policy that planned the run."""
-        return str(self.config["schedule.policy"] or ("partition" if self.mode == "dynamic" else "static"))
-
-    @property
-    def mode(self) -> str:
-        """`static` or `dynamic`."""
-        return str(self.config["schedule.mode"])
+        return self.config.schedule.policy_name
 
     @property
     def unfinished(self) -> bool:
@@ -53,71 +48,36 @@ class RunFacts:
         return not Status(self.status).is_over
 
     @property
-    def launcher(self) -> str:
-        """`torchrun` or `virtual`."""
-        return str(self.config["launch.launcher"])
-
-    @property
     def virtual(self) -> bool:
         """Whether one process played every rank in turn."""
-        return self.launcher == "virtual"
+        return self.config.launch.launcher == "virtual"
 
     @property
     def trains(self) -> bool:
         """Whether the run trained a model: not where ranks sent nothing to each other (`sync.communicate: false`)."""
-        return bool(self.config["sync.communicate"])
+        return self.config.sync.communicate
 
     @property
     def comm_model(self) -> Phrase | None:
         """The communication model of virtual ranks in words; None for real ranks."""
         if not self.virtual:
             return None
-        decided = self.decided("launch.comm_model")
-        if decided is None:
+        decisions = self.env.get("decisions")
+        decided = decisions.get("launch.comm_model", {}) if isinstance(decisions, Mapping) else {}
+        value, said = decided.get("value", self.config.launch.comm_model), decided.get("said")
+        if value is None:
             return Phrase("none", "comm_model.none")
-        said = (self._decision("launch.comm_model") or {}).get("said")
-        return Phrase.read(said) if isinstance(said, Mapping) else Phrase(str(decided))
-
-    @property
-    def steps(self) -> int:
-        """Measured steps that were asked for."""
-        return self.number("train.steps")
-
-    @property
-    def global_batch(self) -> int:
-        """Samples per step over all ranks (B)."""
-        return self.number("train.global_batch")
+        return Phrase.read(said) if isinstance(said, Mapping) else Phrase(str(value))
 
     @property
     def seed(self) -> int:
         """Seed of the run."""
-        return self.number("train.seed")
+        return self.config.train.seed
 
     @property
     def window(self) -> int:
         """Global batches planned together (W)."""
-        return self.number("schedule.window")
-
-    @property
-    def dropout(self) -> bool:
-        """Whether the model drops anything; null keeps the model's own rate, which is taken as on."""
-        return self.config["workload.dropout"] != 0
-
-    def decided(self, key: str) -> object:
-        """What was decided for a key left to the program, with what was only known at the start; else as configured."""
-        decision = self._decision(key)
-        return self.config.get(key) if decision is None else decision.get("value")
-
-    def _decision(self, key: str) -> Mapping[str, object] | None:
-        decisions = self.env.get("decisions")
-        decision = decisions.get(key) if isinstance(decisions, Mapping) else None
-        return decision if isinstance(decision, Mapping) else None
-
-    def number(self, key: str) -> int:
-        """An integer of the configuration."""
-        value = self.config[key]
-        assert isinstance(value, int), key
-        return value
+        return self.config.schedule.window_size
 
 
 def status_phrase(status: str) -> Phrase:
@@ -136,7 +96,7 @@ def read_facts(run: Run) -> RunFacts:
     told = env.get("ranks")
     counts = told if isinstance(told, Mapping) else {}
     return RunFacts(
-        config=flatten(config),
+        config=config,
         env=env,
         status=str(run.status),
         started=str(record.started or record.created),

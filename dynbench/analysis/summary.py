@@ -60,7 +60,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
     folder = merged.run.path
     table = tables.markdown(tables.summary_rows({merged.label: summary}))
-    data = read_data(merged.facts.env, merged.facts.config).lines()
+    data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
     parts = [
         f"# {merged.label}",
         table,
@@ -79,13 +79,13 @@ def summary_of(merged: MergedRun) -> Summary:
     total_ms = merged.time_ms if steps.height else None
     return {
         "policy": facts.policy,
-        "mode": facts.mode,
-        "launcher": facts.launcher,
+        "mode": facts.config.schedule.mode,
+        "launcher": facts.config.launch.launcher,
         "comm_model": facts.comm_model,
         "comm_model_said": facts.comm_model.record() if facts.comm_model is not None else None,
         "world_size": merged.world_size,
         "workers": merged.workers,
-        "global_batch": facts.global_batch,
+        "global_batch": facts.config.train.global_batch,
         "steps": steps.height,
         "warmup_steps": merged.steps.height - steps.height,
         "rows": merged.rows,

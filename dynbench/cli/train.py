@@ -81,7 +81,6 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.data_facts import read_data
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
-    from dynbench.config.digest import flatten
 
     run, summary = result.run, result.summary
     record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
@@ -92,7 +91,7 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
         header, cells = readable(summary_rows({run.label: summary}))
         print_table(header, cells)
         print_line(f"\n{LEGEND}{_virtual_note(run)}\n")
-        for word, sentence in read_data(run.env(), flatten(run.config())).lines():
+        for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
             print_line(f"{word:<9}{sentence}")
     print_line(f"run      {run.path}")
     if figures:

@@ -57,7 +57,7 @@ def data_texts(subject: Subject) -> Texts:
     config, env = subject.first.config or {}, subject.first.env
     path = config.get("workload.data_path")
     texts: Texts = {f"data.{key}": number(_of(env, f"data.lengths.{key}")) for key in ("mean", "p50", "p95", "max")}
-    found = read_data(env, config)
+    found = read_data(env, config.get("workload.max_length"))
     cut_samples, cut_tokens = found.train_cut or (None, None)
     return {
         **texts,
@@ -93,7 +93,7 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
         keys.append("data.subset_note")
     if _of(subject.first.env, "data.lengths.mean") is not None:
         keys.append("data.lengths_note")
-    found = read_data(subject.first.env, config)
+    found = read_data(subject.first.env)
     if found.train_cut is not None and found.train_cut[0]:
         keys.append("data.cut_note")
     if found.evaluation is not None:

@@ -39,7 +39,8 @@ def loss_parity(evidence: Evidence) -> Iterator[Seen]:
         if not promised or difference is None or difference <= limit:
             continue
         values = {"candidate": comparison.candidate.label, "difference": difference, "tolerance": limit}
-        if any(run.facts.dropout for arm in (comparison.baseline, comparison.candidate) for run in arm.runs):
+        launches = (*comparison.baseline.runs, *comparison.candidate.runs)
+        if any(run.facts.config.workload.dropout != 0 for run in launches):
             yield Seen("info", values, "dropout")
         else:
             yield Seen("fail", values, "gradients")
@@ -156,7 +157,7 @@ def different_samples(evidence: Evidence) -> Iterator[Seen]:
             yield Seen("info", _arms(comparison), "samples")
             continue
         facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
-        given = {"warmup_steps": facts.number("train.warmup_steps"), "steps": facts.steps}
+        given = {name: getattr(facts.config.train, name) for name in ("warmup_steps", "steps")}
         whole = {name: -(-steps // facts.window) * facts.window for name, steps in given.items()}
         yield Seen("info", {**_arms(comparison), "window": facts.window, **whole}, "split")
 

@@ -10,7 +10,6 @@ import polars as pl
 
 from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
 from dynbench.analysis.comparability import device_names, fact
-from dynbench.analysis.kept import probes_of
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.stats import relative_drift, robust_z
 from dynbench.errors import RecordError
@@ -45,10 +44,9 @@ def memory_limit(evidence: Evidence) -> Iterator[Seen]:
 
 def _limit_mb(run: MergedRun) -> float | None:
     """Memory of a process in the trials, MB; None on GPUs, without probed capacities, or where the probe is gone."""
-    named = run.facts.config.get("schedule.capacity")
-    probe = next((probe for probe in probes_of(run) if probe.id == named), None)
+    named = run.facts.config.schedule.capacity
     try:
-        return None if probe is None else read_probe(probe.path).memory_limit_mb
+        return read_probe(run.run.path.parent / named).memory_limit_mb if isinstance(named, str) else None
     except RecordError:
         return None
 
@@ -61,7 +59,7 @@ def short_warmup(evidence: Evidence) -> Iterator[Seen]:
             continue
         z = robust_z(float(times[0]), times[1:])
         if z > WARMUP_LIMIT:
-            longer = 2 * max(5, run.facts.number("train.warmup_steps"))
+            longer = 2 * max(5, run.facts.config.train.warmup_steps)
             first = {"first_ms": float(times[0]), "deviations": z, "limit": WARMUP_LIMIT}
             yield Seen("warn", {"run": run.label, **first, "warmup_steps": longer})
 
@@ -81,8 +79,8 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
     """The first run with more threads on CPU than cores: ranks then wait for the system's scheduler, not each other."""
     for run in evidence.runs:
-        config, cores = run.facts.config, fact(run.facts.env, "cpu_cores.usable")
-        threads, ranks = config["launch.threads"], config["launch.nproc"]
+        launch, cores = run.facts.config.launch, fact(run.facts.env, "cpu_cores.usable")
+        threads, ranks = launch.threads, launch.nproc
         on_cpu = device_names(run.facts.env) is None
         if not (on_cpu and isinstance(cores, int) and isinstance(threads, int) and isinstance(ranks, int)):
             continue

@@ -26,9 +26,9 @@ def missing_ranks(evidence: Evidence) -> Iterator[Seen]:
 def partial_run(evidence: Evidence) -> Iterator[Seen]:
     """Runs that ended early: their numbers are of the part that is there."""
     for run in evidence.runs:
-        facts, measured = run.facts, run.measured.height
-        if measured < facts.steps or facts.status != "completed":
-            found = {"measured": measured, "status": status_phrase(facts.status), "steps": facts.steps}
+        facts, measured, steps = run.facts, run.measured.height, run.facts.config.train.steps
+        if measured < steps or facts.status != "completed":
+            found = {"measured": measured, "status": status_phrase(facts.status), "steps": steps}
             values = {"run": run.label, **found, "folder": str(run.run.logs_dir)}
             yield Seen("warn", values, "unfinished" if facts.unfinished else "ended")
 

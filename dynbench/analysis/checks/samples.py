@@ -28,7 +28,7 @@ def one_length(evidence: Evidence) -> Iterator[Seen]:
         padded = _padded(run, longest)
         if _padded(run, shortest) != padded:
             continue
-        cut = read_data(run.facts.env, run.facts.config).train_cut
+        cut = read_data(run.facts.env).train_cut
         yield Seen(
             "info",
             {"run": run.label, "shortest": shortest, "longest": longest, "padded": padded},
@@ -38,6 +38,6 @@ def one_length(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _padded(run: MergedRun, length: int) -> int:
-    multiple, positions = run.facts.config["workload.pad_to_multiple_of"], fact(run.facts.env, "data.model.positions")
+    multiple, positions = run.facts.config.workload.pad_to_multiple_of, fact(run.facts.env, "data.model.positions")
     most = positions if isinstance(positions, int) else None
     return int(padded_lengths(length, multiple if isinstance(multiple, int) else 1, most))

@@ -73,7 +73,7 @@ def _counts(arms: Sequence[ArmView]) -> str:
     kind += f" of which {first.workers} train" if first.facts.servers else ""
     launches = sorted({len(arm.runs) for arm in arms})
     steps = sorted({run.measured.height for arm in arms for run in arm.runs})
-    warmup = sorted({run.facts.number("train.warmup_steps") for arm in arms for run in arm.runs})
+    warmup = sorted({run.facts.config.train.warmup_steps for arm in arms for run in arm.runs})
     return (
         f"n = {_range(launches)} launch{'es' if launches[-1] > 1 else ''} per arm, {first.world_size} {kind}, "
         f"{_range(steps)} measured steps; the first {_range(warmup)} steps (warm-up) are left out."

@@ -15,7 +15,7 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
-CONFIG = {"workload.max_length": 64}
+CONFIGURED = 64
 TRAIN = {"samples": 9, "tokens": 75, "cut_samples": 3, "cut_tokens": 25}
 FEW = "9 training samples are too few to hold some out"
 CASES = [
@@ -52,12 +52,12 @@ CASES = [
 
 @pytest.mark.parametrize(("data", "lines"), CASES)
 def test_what_was_recorded_is_told(data: dict[str, object], lines: dict[str, str]) -> None:
-    assert dict(read_data({"data": data}, CONFIG).lines()) == lines
+    assert dict(read_data({"data": data}, CONFIGURED).lines()) == lines
 
 
 def test_many_classes_are_counted() -> None:
     labels = {f"c{index:02}": index for index in range(30)}
-    named = read_data({"data": {"labels": labels}}, CONFIG).named_labels
+    named = read_data({"data": {"labels": labels}}).named_labels
     assert named.startswith("c00=0, c01=1, ") and named.endswith(", … (30 classes)")
     assert named.count("=") == SHOWN_LABELS
 

@@ -4,6 +4,7 @@ import pytest
 
 from dynbench.analysis.levels import agreements, comparison_level, loss_difference, windows_agree, work_level
 from dynbench.analysis.merge import merge_run
+from dynbench.config.change import changed
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_the_boundary_may_lie_elsewhere_where_the_samples_agree_there(merged):
     """Of windows of 4 a run of W=8 may begin its measured steps after 4, because its own windows agree there."""
     fields = {"warmup_steps": 4, "steps": 12}
     static, dealt = merged("static", **fields), merged("window", window=4, **fields)
-    object.__setattr__(dealt.facts, "config", dict(dealt.facts.config) | {"schedule.window": 8})
+    object.__setattr__(dealt.facts, "config", changed(dealt.facts.config, {"schedule.window": 8}))
     assert work_level(static, dealt) == "window"
 
 
@@ -67,8 +68,7 @@ def test_the_stated_window_is_the_limit(merged):
     fields = {"warmup_steps": 8, "steps": 16}
     static, dealt = merged("static", **fields), merged("window", window=8, **fields)
     assert work_level(static, dealt) == "window"
-    config = dict(dealt.facts.config) | {"schedule.window": 4}
-    object.__setattr__(dealt.facts, "config", config)
+    object.__setattr__(dealt.facts, "config", changed(dealt.facts.config, {"schedule.window": 4}))
     assert work_level(static, dealt) == "stream"
 
 

@@ -17,6 +17,7 @@ from dynbench.analysis.questions.base import ALWAYS, NEVER, SAMPLES, within
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli.analyze import command as analyze
 from dynbench.cli.compare import command as compare
+from dynbench.config.change import changed
 from dynbench.config.digest import flatten
 from dynbench.config.load import load_config
 from dynbench.config.schema import Analysis, Config
@@ -216,7 +217,7 @@ SERVED = {"sync.name": "served", "launch.nproc": 3}
 def test_equal_workers_or_equal_ranks_are_compared(launch, servers, ranks, batch, other, name):
     def run(merged, servers, world_size, **keys):
         devices = {"devices": {"ranks": [{"name": "A"}] * world_size}}
-        config = {**merged.facts.config, **keys}
+        config = changed(merged.facts.config, keys)
         facts = replace(merged.facts, servers=servers, world_size=world_size, config=config, env=devices)
         return replace(merged, facts=facts)
 
