@@ -7,13 +7,13 @@ Graham 1969; with unequal speeds Gonzalez, Ibarra and Sahni 1977), and the best 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule import fits
+from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
 from dynbench.schedule.partition_total import fits_table, group_costs, least_total, least_work
 from dynbench.schedule.partition_unequal import UnequalRanks
@@ -187,53 +187,3 @@ def _cuts(number: int, lengths: IntArray, limits: IntArray, problem: Problem) ->
     for most in (largest_groups(weights, even, limits), np.minimum(limits, np.arange(len(limits), 0, -1))):
         if fits_table(number, most):
             yield least_total(group_costs(problem.cost, lengths, most), number)
-
-
-def deal_longest_first(costs: FloatArray, ranks: int, each: int | None = None) -> tuple[float, list[list[int]]]:
-    """Jobs to ranks, dearest first to the least loaded (LPT); every rank gets one.
-
-    Args:
-        costs: shape [M], at least as many as ranks.
-        ranks: G.
-        each: jobs that every rank gets, when fixed (M = G * each).
-
-    Returns:
-        The largest load, and per rank its jobs.
-    """
-    jobs: Sequence[int] = np.argsort(-costs, kind="stable").tolist()
-    dealt = [[job] for job in jobs[:ranks]]
-    loads = costs[jobs[:ranks]].tolist()
-    open_ranks = [(load, rank) for rank, load in enumerate(loads)]
-    heapq.heapify(open_ranks)
-    for job in jobs[ranks:]:
-        load, rank = heapq.heappop(open_ranks)
-        dealt[rank].append(job)
-        loads[rank] = load = load + float(costs[job])
-        if each is None or len(dealt[rank]) < each:
-            heapq.heappush(open_ranks, (load, rank))
-    return max(loads), dealt
-
-
-def deal_to_first_finish(
-    costs: FloatArray, speeds: FloatArray, surcharge: float = 0.0
-) -> tuple[float, list[list[int]]]:
-    """As `deal_longest_first`, for ranks of relative speeds, shape [G]; the largest load is in time.
-
-    Args:
-        costs: shape [M].
-        speeds: shape [G].
-        surcharge: what `costs` hold for every job and a rank's first job does not pay.
-    """
-    jobs: Sequence[int] = np.argsort(-costs, kind="stable").tolist()
-    dealt: list[list[int]] = [[] for _ in speeds]
-    load = np.full(len(speeds), -surcharge)
-    idle = np.ones(len(speeds), dtype=bool)
-    for left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
-        finish = (load + costs[job]) / speeds
-        if np.count_nonzero(idle) == left:
-            finish[~idle] = np.inf
-        rank = int(finish.argmin())
-        load[rank] += costs[job]
-        idle[rank] = False
-        dealt[rank].append(job)
-    return float((load / speeds).max()), dealt

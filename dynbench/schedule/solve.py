@@ -95,20 +95,6 @@ class Skipped:
     reason: str
 
 
-def check_policies(names: Sequence[str]) -> None:
-    """Refuse unknown names before anything runs.
-
-    Raises:
-        UsageError: with the nearest spelling.
-    """
-    for name in names:
-        if name not in POLICIES:
-            raise UsageError(
-                f"--policy: {name!r} is not a policy. {did_you_mean(name, POLICIES)}".rstrip(),
-                f"Known: {', '.join(POLICIES)}; or all.",
-            )
-
-
 def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
     """One line per trace, world size and policy, in that order, as they are found.
 
@@ -118,8 +104,12 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
         UsageError: an unknown policy, an impossible combination that was asked for by name, or nothing that can run.
         NothingFits: a sample longer than any capacity allows, or, while iterating, a batch that does not fit.
     """
-    if request.policies is not None:
-        check_policies(request.policies)
+    for name in request.policies or ():
+        if name not in POLICIES:
+            raise UsageError(
+                f"--policy: {name!r} is not a policy. {did_you_mean(name, POLICIES)}".rstrip(),
+                f"Known: {', '.join(POLICIES)}; or all.",
+            )
     places = [_place(request, trace, size) for trace in request.traces for size in request.world_sizes]
     refusals = [refusal for _, _, refusal in places if refusal is not None]
     if len(refusals) == len(places):
@@ -152,50 +142,35 @@ def _solve_places(request: SolveRequest, places: Sequence[_Place]) -> Iterator[L
     for trace, problem, refusal in places:
         if refusal is not None:
             yield Skipped(trace.name, problem.workers, None, refusal.message)
-        else:
-            yield from _solve_one(request, trace, problem)
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """One trace at one world size, with the baseline that all policies are compared with."""
-
-    request: SolveRequest
-    trace: Trace
-    problem: Problem
-    baseline: Series | None
-
-
-def _solve_one(request: SolveRequest, trace: Trace, problem: Problem) -> Iterator[Line | Skipped]:
-    """The lines of one trace at one world size; `static` is always run, as the baseline."""
-    baseline = None
-    if problem.global_batch % problem.workers == 0:
-        static = make_policy("static", _as_seen_by("static", problem))
-        baseline = run_policy(static, problem, request.steps_per_line, request.line_limit_s)
-    setting = _Setting(request, trace, problem, baseline)
-    for name in request.policies or tuple(POLICIES):
-        reason = None if request.policies else _too_slow(name, problem) or POLICIES[name].missing
-        if reason is not None:
-            yield Skipped(trace.name, problem.workers, name, reason)
             continue
-        yield from _solve_policy(setting, name)
+        baseline = None  # what all policies are compared with, run even where it is not asked for
+        if problem.global_batch % problem.workers == 0:
+            static = make_policy("static", _as_seen_by("static", problem))
+            baseline = run_policy(static, problem, request.steps_per_line, request.line_limit_s)
+        for name in request.policies or tuple(POLICIES):
+            reason = None if request.policies else _too_slow(name, problem) or POLICIES[name].missing
+            if reason is not None:
+                yield Skipped(trace.name, problem.workers, name, reason)
+            else:
+                yield from _solve_policy(request, trace, problem, name, baseline)
 
 
-def _solve_policy(setting: _Setting, name: str) -> Iterator[Line | Skipped]:
+def _solve_policy(
+    request: SolveRequest, trace: Trace, problem: Problem, name: str, baseline: Series | None
+) -> Iterator[Line | Skipped]:
     """One line, or one per window for a policy that plans several global batches together."""
-    request, problem = setting.request, setting.problem
     for size in _windows(request, name):
         try:
             policy = make_policy(name, replace(_as_seen_by(name, problem), window=size))
         except UsageError as error:
-            yield Skipped(setting.trace.name, problem.workers, name, error.message)
+            yield Skipped(trace.name, problem.workers, name, error.message)
             return
         if isinstance(policy, Prefix):
             policy.warn_of_little_choice()
-        series = setting.baseline if name == "static" else None
+        series = baseline if name == "static" else None
         if series is None:
             series = run_policy(policy, problem, request.steps_per_line, request.line_limit_s)
-        yield _line(setting, policy, series)
+        yield _line(request, trace, problem, policy, series, baseline)
 
 
 def _windows(request: SolveRequest, name: str) -> Sequence[int]:
@@ -232,8 +207,9 @@ def _check_fits(problem: Problem, trace: Trace) -> None:
         )
 
 
-def _line(setting: _Setting, policy: Policy, series: Series) -> Line:
-    trace, problem, baseline = setting.trace, setting.problem, setting.baseline
+def _line(
+    request: SolveRequest, trace: Trace, problem: Problem, policy: Policy, series: Series, baseline: Series | None
+) -> Line:
     gap = greedy_gap(policy, min(len(series), _GAP_STEPS), LINE_LIMIT_S) if isinstance(policy, Prefix) else None
     counts = series.local_batches
     mean_max, mean_bound = float(series.max_cost.mean()), float(series.bound.mean())
@@ -246,7 +222,7 @@ def _line(setting: _Setting, policy: Policy, series: Series) -> Line:
         "samples": len(trace.lengths),
         "world_size": problem.workers,
         "global_batch": problem.global_batch,
-        "max_length": setting.request.max_length,
+        "max_length": request.max_length,
         "cut_samples": trace.cut_samples,
         "train_max_length": trace.train_max_length,
         "longer_than_train": trace.longer_than_train,
