@@ -159,6 +159,14 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
             )
 
 
+def _nothing_is_compressed_unsent(config: Config) -> Iterator[str]:
+    if not config.sync.communicate and COMPRESSORS[config.compress.name].compresses:
+        yield (
+            f"compress.name: {config.compress.name!r} compresses what is sent, and sync.communicate false sends "
+            "nothing; set it to none, or sync.communicate to true"
+        )
+
+
 def _estimated_speeds_are_planned_with(config: Config) -> Iterator[str]:
     if config.schedule.speeds == "auto" and _exchange(config) == "gather":
         yield "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the speeds"
@@ -267,6 +275,14 @@ def _slowed_ranks_train(config: Config, ranks: Ranks) -> Iterator[str]:
             )
 
 
+def _servers_see_no_loss(config: Config, ranks: Ranks) -> Iterator[str]:
+    if ranks.servers and config.train.precision == "fp16":
+        yield (
+            f"train.precision: 'fp16' scales the loss, which ranks that train nothing under sync.name "
+            f"{config.sync.name!r} never see; set it to bf16 or fp32"
+        )
+
+
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -277,6 +293,7 @@ RULES: tuple[Rule, ...] = (
     _static_has_no_policy,
     _gather_needs_prefix,
     _virtual_ranks_send_nothing,
+    _nothing_is_compressed_unsent,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,
     _cost_tells_plans_apart,
@@ -289,4 +306,5 @@ RANK_RULES: tuple[RankRule, ...] = (
     _buffers_hold_a_batch,
     _one_value_per_worker,
     _slowed_ranks_train,
+    _servers_see_no_loss,
 )

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.speeds import StepPlans
@@ -170,7 +171,7 @@ def build_capacity(config: Config, workers: int, root: Path | None = None) -> Ca
     if isinstance(capacity, tuple):
         return Capacity.per_rank(capacity)
     probe = load_probe(capacity, "schedule.capacity", root)
-    return probe_capacity(probe, workers, config.schedule.micro_batches)
+    return probe_capacity(probe, workers, config.schedule.micro_batches, ranks_of(config, 0).servers)
 
 
 def build_speeds(config: Config) -> FloatArray | None:
@@ -184,8 +185,10 @@ def probe_speeds(probe: ProbeRecord, workers: int) -> FloatArray | None:
     return distinct_speeds(probe.speeds) if len(probe.speeds) == workers else None
 
 
-def probe_capacity(probe: ProbeRecord, workers: int, micro_batches: int | Literal["auto"]) -> Capacity:
-    """The capacities that a probe found, for `workers` workers.
+def probe_capacity(
+    probe: ProbeRecord, workers: int, micro_batches: int | Literal["auto"], servers: int = 0
+) -> Capacity:
+    """The capacities that a probe found, for `workers` workers, which `servers` ranks serve.
 
     Several micro-batches are planned for ranks of equal capacity only: the least of the ranks then holds for all.
 
@@ -196,7 +199,7 @@ def probe_capacity(probe: ProbeRecord, workers: int, micro_batches: int | Litera
     if len(tables) not in (1, workers):
         raise UsageError(
             f"schedule.capacity: the probe measured {len(tables)} ranks, this run has {workers}",
-            f"Probe with --nproc {workers}.",
+            f"Probe with --nproc {servers + workers}.",
         )
     capacity = Capacity.table(tables)
     return capacity if micro_batches == 1 else capacity.least()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.metrics import Metric, chosen_metrics, lookup
+from dynbench.analysis.metrics import Metric, chosen_metrics, lookup, workers_of
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_value
 from dynbench.experiment import report_texts as texts
@@ -43,6 +43,7 @@ def settings_table(subject: Subject, template: Template) -> str:
         "dropout": dropout(subject, template),
         "cost_type": distinct(cost_of(member, subject) for member in members),
         "world_size": _count(first, "world_size"),
+        **({} if workers_of(first) == lookup(first, "world_size") else {"workers": _count(first, "workers")}),
         "launcher": ranks_kind(subject, template),
         "steps": _count(first, "steps"),
         "warmup_steps": _count(first, "warmup_steps"),

@@ -102,9 +102,12 @@ def _drawn(template: Template, subject: Subject) -> dict[str, object]:
     arms = [whole(arm) for arm in subject.arms.values()]
     summaries = [member.summary for arm in arms for member in arm]
     steps = _numbers(summaries, "steps")
+    ranks, workers = (_range(_numbers(summaries, key)) for key in ("world_size", "workers"))
+    served = say(template, "drawings.counts.served", {"workers": workers}) if workers not in (None, ranks) else None
     return {
         "launches": _range([len(arm) for arm in arms]),
-        "ranks": _range(_numbers(summaries, "world_size")),
+        "ranks": ranks,
+        "served": served or "",
         "comm_model": comm_model(template, subject),
         "steps": _range(steps),
         "warmup": _range(_numbers(summaries, "warmup_steps")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,7 @@ class Fake:
         noise: relative noise of a rank's compute in a step.
         micro_batches: what every row says; the times stay those of the step.
         loss_shift: added to every loss.
+        servers: ranks before those of `world_size`, which serve them and train nothing.
         ranks_written: ranks that write a file; None is all.
         steps_written: rows per rank, warm-up included; None is all.
     """
@@ -54,6 +55,7 @@ class Fake:
     noise: float = 0.02
     micro_batches: int = 1
     loss_shift: float = 0.0
+    servers: int = 0
     ranks_written: int | None = None
     steps_written: int | None = None
     status: str = "completed"
@@ -88,7 +90,7 @@ def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def rows_of(fake: Fake) -> list[list[StepRow]]:
-    """Rows of every rank, [world_size][steps]."""
+    """Rows of every rank, [servers + world_size][steps]."""
     lengths = sample_lengths()
     rng = np.random.default_rng([fake.seed, next(clock)])
     rows: list[list[StepRow]] = [[] for _ in range(fake.world_size)]
@@ -129,7 +131,10 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
                     weight=float(len(ids)),
                 )
             )
-    return rows
+    idle = dict.fromkeys(set(StepRow.__annotations__) - {"step", "rank", "warmup", "policy"}, 0)
+    idle |= {"sync_ms": 9e3, "step_time_ms": 9e3}
+    served = [[replace(row, rank=rank, **idle) for row in rows[0]] for rank in range(fake.servers)]
+    return [*served, *([replace(row, rank=row.rank + fake.servers) for row in each] for each in rows)]
 
 
 def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
@@ -143,7 +148,7 @@ def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
             *([] if policy == "static" else [f"schedule.policy={policy}"]),
             f"schedule.window={fake.window}",
             "launch.launcher=torchrun",
-            f"launch.nproc={fake.world_size}",
+            f"launch.nproc={fake.servers + fake.world_size}",
             "launch.threads=1",
             f"train.steps={fake.steps}",
             f"train.warmup_steps={fake.warmup_steps}",
@@ -161,6 +166,7 @@ def build_run(store: RunStore, fake: Fake, name: str | None = None) -> Run:
         "cpu_cores": {"present": 8, "usable": 8, "quota": None},
         "packages": {"torch": "2.13.0", "transformers": "5.23.0"},
         "devices": None,
+        **({"ranks": {"world_size": fake.servers + fake.world_size, "servers": fake.servers}} if fake.servers else {}),
         "data": {"fingerprint": fake.fingerprint},
     }
     write_json(run.env_file, env | fake.env)

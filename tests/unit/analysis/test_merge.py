@@ -51,6 +51,18 @@ def test_the_step_table_equals_a_plain_computation(make_run):
         assert row["warmup"] == (row["step"] < 10)
 
 
+def test_servers_count_in_no_step(make_run):
+    alone, served = merge_run(make_run("partition")), merge_run(make_run("partition", servers=2))
+    assert (served.world_size, served.workers, served.missing_ranks, served.partial) == (4, 2, (), False)
+    for name in ("global_batch", "real_tokens", "padded_tokens_max", "padded_tokens_std", "loss_global", "work_hash"):
+        assert served.steps[name].to_list() == alone.steps[name].to_list(), name
+    assert served.steps["step_time_max_ms"].max() < 9e3
+    assert served.time_ms < 9e3
+    rows = pl.read_parquet(served.run.path / "merged_metrics.parquet")
+    assert rows["rank"].n_unique() == 4
+    assert rows.filter(pl.col("wait_ms").is_null())["rank"].unique().sort().to_list() == [0, 1]
+
+
 def test_phases_add_up_to_the_step(make_run):
     steps = merge_run(make_run("static")).steps
     phases = [name for name in steps.columns if name.endswith("_ms_mean") and name != "step_time_ms_mean"]

@@ -9,7 +9,7 @@ import pytest
 from dynbench.config.load import load_config
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.rules import check_rules, rule_warnings
-from dynbench.plugins import STRATEGIES
+from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,8 @@ def test_the_first_ranks_serve() -> None:
         (["train.global_batch=9", "launch.slowdown={1: 3.0}"], "rank 1 trains nothing under sync.name 'ddp'"),
         (["train.global_batch=9", "launch.slowdown={5: 3.0}"], "no rank 5 among 5; greatest: 4"),
         (["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=2"], "nearest that works: 3"),
+        (["train.global_batch=9", "train.precision=bf16"], None),
+        (["train.global_batch=9", "train.precision=fp16"], "train.precision: 'fp16' scales the loss, which ranks that"),
     ],
 )
 def test_rules_count_workers(settings: list[str], says: str | None) -> None:
@@ -62,3 +64,12 @@ def test_buffers_are_those_of_the_workers() -> None:
     asked = ["train.global_batch=9", "schedule.policy=prefix", "schedule.buffer=4"]
     (warning,) = rule_warnings(load_config(None, asked), 5, ())
     assert "3 workers (of 5 ranks) hold 12 samples for a global batch of 9" in warning
+
+
+def test_nothing_is_compressed_where_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMPRESSORS.entries, "toy", CompressorEntry("toy", "a toy", "toys:Bf16"))
+    sends, silent = load_config(None, []), load_config(None, ["sync.communicate=false"])
+    toy = {"compress": sends.compress.model_copy(update={"name": "toy"})}
+    assert check_rules(sends.model_copy(update=toy), None) == check_rules(silent, None) == []
+    (problem,) = check_rules(silent.model_copy(update=toy), None)
+    assert problem.startswith("compress.name: 'toy' compresses what is sent")

@@ -321,3 +321,18 @@ def _counts(ranks: int, batch: int) -> list[tuple[int, ...]]:
     if ranks == 1:
         return [(batch,)]
     return [(first, *rest) for first in range(1, batch - ranks + 2) for rest in _counts(ranks - 1, batch - first)]
+
+
+@pytest.mark.parametrize(("language", "drawn"), [("en", ""), ("zh", "`of which … train`")])
+def test_ranks_that_train_nothing_are_told_apart(
+    store: RunStore, make_comparison: MakeComparison, language: str, drawn: str
+) -> None:
+    label = load_template(language).labels["settings.workers"]
+    make_comparison({}, summary={"world_size": 3, "workers": 2})
+    served = report(store, language)
+    assert f"| {label} | 2 |" in served
+    assert drawn in served
+    make_comparison({}, summary={"world_size": 3, "workers": 3})
+    plain = report(store, language)
+    assert label not in plain
+    assert "of which … train" not in plain
