@@ -6,15 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from unit.bench.test_bench_run import launched_at_once
 
 from dynbench.analysis import figures
+from dynbench.bench import bench_run
 from dynbench.cli import health
 from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
 from dynbench.experiment import next_training, training
 from dynbench.experiment.training import TrainingResult
-from dynbench.plugins import POLICIES
+from dynbench.plugins import BENCHMARKS, POLICIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.run import Run
@@ -24,7 +26,7 @@ SOLVE = ["solve", "lognormal", "--steps", "1", "--world-size", "2", "--policy", 
 LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "train": (["train"], lambda run: [str(run.path)]),
     "probe": (["probe"], lambda run: [str(run.path)]),
-    "solve": (SOLVE, lambda run: [str(RunStore(run.path.parent).resolve("@latest:solve").path)]),
+    "solve": (SOLVE, lambda run: [_latest(run, "solve")]),
     "solve --list": (["solve", "--list"], lambda run: list(POLICIES)),
     "data lengths": (["data", "lengths", "-o", "{tmp}/x.csv"], lambda run: [f"{run.path.parent.parent}/x.csv"]),
     "runs": (["runs", "ls"], lambda run: [run.id]),
@@ -34,10 +36,16 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "recipes": (["recipes", "ls"], lambda run: list(list_recipes())),
     "recipes cp": (["recipes", "cp", "quickstart", "{tmp}/x.yaml"], lambda run: [f"{run.path.parent.parent}/x.yaml"]),
     "plugins": (["plugins", "policies"], lambda run: list(POLICIES)),
+    "bench": (["bench", "collectives", "--set", "backend=gloo"], lambda run: [_latest(run, "bench")]),
+    "bench ls": (["bench", "ls"], lambda run: list(BENCHMARKS)),
     "doctor": (["doctor"], lambda run: ["poor"]),
 }
 ELSEWHERE = {"analyze", "compare", "report"}
 """With a comparison to show, in tests/unit/experiment/test_compare.py."""
+
+
+def _latest(run: Run, command: str) -> str:
+    return str(RunStore(run.path.parent).resolve(f"@latest:{command}").path)
 
 
 def test_every_command_has_its_lines() -> None:
@@ -56,6 +64,7 @@ def test_quiet_prints_the_result_only(
     monkeypatch.setattr(probe_record, "read_probe", lambda _: None)
     monkeypatch.setattr(next_training, "next_training", lambda *_: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
+    monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
     monkeypatch.setattr(
         health, "CHECKS", {"poor": lambda _: Diagnosis(False, "x"), "fine": lambda _: Diagnosis(True, "x")}
     )
