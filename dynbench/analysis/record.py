@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.verdict import Verdict
-from dynbench.errors import RecordError
+from dynbench.runs.json_record import read_json
 from dynbench.runs.records import SCHEMA_VERSION
 
 COMPARISON_FILE = "comparison.json"
@@ -158,18 +158,4 @@ def read_analysis(folder: Path) -> AnalysisRecord:
     Raises:
         RecordError: there is none, it is damaged, or something else or a later version wrote it.
     """
-    path = folder / COMPARISON_FILE
-    try:
-        record = AnalysisRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}", _AGAIN) from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise RecordError(f"{path}: {where}: {first['msg']}", _AGAIN) from None
-    if record.schema_version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path}: written with schema {record.schema_version}, this version reads {SCHEMA_VERSION}",
-            "Update dynbench, or make it again with this one.",
-        )
-    return record
+    return read_json(folder / COMPARISON_FILE, AnalysisRecord, _AGAIN, SCHEMA_VERSION)

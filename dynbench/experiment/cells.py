@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from dynbench.analysis.figures.regimes import CELLS_FILE
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe
-from dynbench.errors import RecordError
 from dynbench.experiment.compare import (
     Outcome,
     check_startable,
@@ -22,6 +20,7 @@ from dynbench.experiment.compare import (
     start_comparison,
 )
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.json_record import read_json
 from dynbench.runs.recorder import made
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
@@ -48,6 +47,14 @@ class Cell:
     def label(self) -> str:
         """The settings in one line."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the folder's file holds."""
+
+    recipe: str
+    cells: list[Cell]
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,8 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
     """
     refuse_running(together)
     with resumable(together):
-        recipe, cells = _read(together)
+        kept = _read(together)
+        cells = kept.cells
         for number, cell in enumerate(cells, 1):
             comparison = store.resolve(cell.comparison)
             if comparison.status is not Status.COMPLETED:
@@ -155,7 +163,7 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
     records = [read_analysis(store.root / cell.comparison) for cell in cells]
     findings = [finding for record in records for finding in record.checks]
     pictures = [path for path in figures if path.suffix == ".png"]
-    return CellsOutcome(together, recipe, cells, [record.comparisons for record in records], pictures, findings)
+    return CellsOutcome(together, kept.recipe, cells, [record.comparisons for record in records], pictures, findings)
 
 
 def read_cells(together: Run) -> list[Cell]:
@@ -164,15 +172,8 @@ def read_cells(together: Run) -> list[Cell]:
     Raises:
         RecordError: its file cannot be read.
     """
-    return _read(together)[1]
+    return _read(together).cells
 
 
-def _read(together: Run) -> tuple[str, list[Cell]]:
-    """The recipe's name, and the cells."""
-    path = together.path / CELLS_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        cells = [Cell(dict(cell["settings"]), str(cell["comparison"])) for cell in content["cells"]]
-        return str(content["recipe"]), cells
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path}: cannot be read ({error})", "Start the comparison anew.") from error
+def _read(together: Run) -> _Kept:
+    return read_json(together.path / CELLS_FILE, _Kept, "Start the comparison anew.", SCHEMA_VERSION)

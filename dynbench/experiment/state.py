@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from dynbench.errors import RecordError
 from dynbench.experiment.order import PlannedLaunch
 from dynbench.runs.atomic import write_json
+from dynbench.runs.json_record import read_json
 from dynbench.runs.records import SCHEMA_VERSION
 
 STATE_FILE = "compare.json"
@@ -89,15 +86,4 @@ def read_state(folder: Path) -> CompareState:
     Raises:
         RecordError: no `compare.json`, or not one of this version.
     """
-    path = folder / STATE_FILE
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
-        raise RecordError(f"{path}: cannot be read: {reason}", "Only what dynbench compare made can go on.") from error
-    try:
-        return TypeAdapter(CompareState).validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RecordError(f"{path}: {where}: {first['msg']}", "It was changed, or made by another version.") from error
+    return read_json(folder / STATE_FILE, CompareState, "Only what dynbench compare made can go on.", SCHEMA_VERSION)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
+from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
@@ -232,7 +232,8 @@ def _from_folder(run_id: str, label: str, summary: Json, run: Run | None) -> Mem
 
 def _kept(run: Run) -> Json:
     """What a comparison kept of its runs; empty where it was made without."""
-    return _read_object(run.path / RUNS_FILE) if (run.path / RUNS_FILE).is_file() else {}
+    path = run.path / RUNS_FILE
+    return read_json(path, dict[str, object], "Make it again with dynbench analyze.") if path.is_file() else {}
 
 
 def _probes(kept: Json, members: Sequence[Member]) -> dict[str, Json]:
@@ -253,16 +254,6 @@ def _existing(run: Run, paths: Sequence[Path]) -> list[Path]:
     drawn = [own if own.is_file() else path for path, own in here.items()]
     planned = [run.figures_dir / f"{name}.png" for name in SOLVE_FIGURES]
     return list(dict.fromkeys(path for path in (*drawn, *planned) if path.is_file()))
-
-
-def _read_object(path: Path) -> Json:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: cannot be read: {error}", "Make it again with dynbench analyze.") from error
-    if not isinstance(data, Mapping):
-        raise RecordError(f"{path}: is not a JSON object", "Make it again with dynbench analyze.")
-    return data
 
 
 def _mapping(value: object) -> Json:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import takewhile
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dynbench.errors import RecordError
+from dynbench.runs.json_record import read_json
 
 PROBE_FILE = "probe.json"
 PROBE_SCHEMA_VERSION = 2
@@ -212,21 +213,9 @@ def read_probe(folder: Path) -> ProbeRecord:
         RecordError: there is none, it is torn, or it was written by a later version.
     """
     path = folder / PROBE_FILE
-    try:
-        record = ProbeRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise RecordError(
-            f"{path}: this run holds no probe", "Name a run of `dynbench probe`: dynbench runs ls"
-        ) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise RecordError(f"{path}: {where}: {first['msg']}", "Probe again: dynbench probe") from None
-    if record.schema_version > PROBE_SCHEMA_VERSION:
-        raise RecordError(
-            f"{path}: written with schema {record.schema_version}, this version reads {PROBE_SCHEMA_VERSION}",
-            "Update dynbench, or probe again.",
-        )
+    if not path.exists():
+        raise RecordError(f"{path}: this run holds no probe", "Name a run of `dynbench probe`: dynbench runs ls")
+    record = read_json(path, ProbeRecord, "Probe again: dynbench probe", PROBE_SCHEMA_VERSION)
     return record if record.schema_version > 1 else _without_ceilings(record)
 
 

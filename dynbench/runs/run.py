@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.atomic import write_json
+from dynbench.runs.json_record import read_json
 from dynbench.runs.lock import locked
 from dynbench.runs.owner import host_name, is_gone, start_mark
 from dynbench.runs.reserve import release, reserve
@@ -153,17 +153,7 @@ class Run:
         Raises:
             RecordError: no `env.json`, or not a JSON object.
         """
-        try:
-            value = json.loads(self.env_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
-            raise RecordError(
-                f"{self.env_file}: cannot be read: {reason}",
-                "The run stopped before it was written, or it was changed.",
-            ) from error
-        if not isinstance(value, dict):
-            raise RecordError(f"{self.env_file}: holds no object", "It was changed by hand; restore it.")
-        return value
+        return read_json(self.env_file, dict[str, object], "The run stopped before it was written, or it was changed.")
 
 
 def _following(status: Status) -> dict[str, object]:

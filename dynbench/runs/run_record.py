@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from dynbench.errors import RecordError
 from dynbench.runs.atomic import jsonable
+from dynbench.runs.json_record import read_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.status import Status
 
@@ -102,22 +101,6 @@ def read_record(path: Path) -> RunRecord:
     Keys that this version does not know are left out, as long as the schema version is known.
 
     Raises:
-        RecordError: no such file, not JSON, a key missing or of the wrong type, or a newer schema version.
+        RecordError: as `read_json`.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
-        raise RecordError(f"{path}: cannot be read: {reason}", REMEDY) from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path}: has schema version {version}, this dynbench reads up to {SCHEMA_VERSION}",
-            f"Read it with the version that wrote it ({data.get('version', 'unknown')}) or a later one.",
-        )
-    try:
-        return _ADAPTER.validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RecordError(f"{path}: {where or 'content'}: {first['msg']}", REMEDY) from error
+    return read_json(path, RunRecord, REMEDY, SCHEMA_VERSION)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.export import EXPORT_SCHEMA_VERSION, KIND, MANIFEST, RECORDS, RUNS, Export
+from dynbench.runs.json_record import check_version
 from dynbench.runs.names import check_spelling
 from dynbench.runs.run import Run
 
@@ -91,12 +92,7 @@ def _manifest(path: Path, file: ZipFile) -> _Manifest:
         raise _refused(path, f"its {MANIFEST} has {info.file_size:,} bytes")
     try:
         content = json.loads(file.read(info))
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > EXPORT_SCHEMA_VERSION:
-            raise RecordError(
-                f"{path}: has schema version {version}, this dynbench reads up to {EXPORT_SCHEMA_VERSION}",
-                "Read it with the version that wrote it or a later one.",
-            )
+        check_version(path, content, EXPORT_SCHEMA_VERSION)
         manifest = _Manifest.model_validate(content)
     except (ValidationError, RecursionError) as error:
         raise _refused(path, f"its {MANIFEST} is not one of a {KIND}") from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -13,7 +11,7 @@ from matplotlib.axes import Axes
 from dynbench.analysis.figures import style
 from dynbench.analysis.metrics import workers_of
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
-from dynbench.errors import RecordError
+from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 
 CELLS_FILE = "cells.json"
@@ -83,7 +81,7 @@ def _label(axes: Axes, part: pl.DataFrame, offset: tuple[int, int]) -> None:
 
 def _rows(source: Run) -> Iterator[dict[str, object]]:
     """One per comparison and candidate; comparisons that have not ended are left out."""
-    for cell in _read(source.path / CELLS_FILE)["cells"]:
+    for cell in read_json(source.path / CELLS_FILE, dict[str, Any], "Compare again.")["cells"]:
         folder = source.path.parent / str(cell["comparison"])
         if not (folder / COMPARISON_FILE).is_file():
             continue
@@ -100,11 +98,3 @@ def _rows(source: Run) -> Iterator[dict[str, object]]:
                 "high": high,
                 **{key: getattr(found, key) for key in COLUMNS if key.endswith(("speedup", "share"))},
             }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: cannot be read ({error})", "Compare again.") from error
-    return content

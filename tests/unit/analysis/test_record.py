@@ -85,7 +85,7 @@ def test_a_damaged_file_is_named_with_the_key(folder, store, capsys, key, value)
     path.write_text(json.dumps(changed(json.loads(path.read_text()), key, value)))
     with pytest.raises(RecordError, match=r"comparison\.json: ") as caught:
         read_analysis(folder)
-    assert key.partition(".")[0] in caught.value.message or "schema 99" in caught.value.message
+    assert key.partition(".")[0] in caught.value.message or "schema version 99" in caught.value.message
     assert caught.value.hint
     for arguments in (("report", folder.name), ("analyze", folder.name)):
         assert main([*arguments, "--results", str(store.root)]) == 2

@@ -145,7 +145,7 @@ def test_provenance_comes_back_or_says_why_not(run: Run) -> None:
     with pytest.raises(RecordError, match=r"env\.json: cannot be read"):
         run.env()
     run.env_file.write_text("[]")
-    with pytest.raises(RecordError, match="no object"):
+    with pytest.raises(RecordError, match="valid dictionary"):
         run.env()
     run.env_file.write_text('{"host": "h"}')
     assert run.env() == {"host": "h"}
