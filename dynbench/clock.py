@@ -19,19 +19,15 @@ class Clock(Protocol):
 
     def mark(self) -> object:
         """This moment."""
-        ...
 
     def synchronise(self) -> None:
         """Wait until everything queued on the device is done."""
-        ...
 
     def wait(self, mark: object) -> None:
         """Wait until the work queued before a mark is done; work on other streams may go on."""
-        ...
 
     def elapsed_ms(self, start: object, end: object) -> float:
         """Milliseconds between two marks that have been waited for."""
-        ...
 
 
 class HostClock:

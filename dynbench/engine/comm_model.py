@@ -25,11 +25,9 @@ class CommModel(Protocol):
     @property
     def description(self) -> Phrase:
         """Shown wherever the virtual step time is."""
-        ...
 
     def allreduce_ms(self, megabytes: float, world_size: int) -> float:
         """Milliseconds for a buffer of `megabytes` (1e6 bytes) over `world_size` ranks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,9 @@ class PlanSource(Protocol):
 
     def share(self, step: int) -> Share:
         """The micro-batches of sample ids that this rank runs in `step`; asked for in order."""
-        ...
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Told how long this rank computed the last share."""
-        ...
 
 
 class ReplicatedPlans:

@@ -22,66 +22,45 @@ class Wire(Protocol):
     Verbs return at once. Flat tensors are contiguous, shape [n]; shards are the G equal parts of one, in order of rank.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        ...
-
-    @property
-    def world_size(self) -> int:
-        """Their number (G)."""
-        ...
+    rank: int
+    """This rank."""
+    world_size: int
+    """Their number (G)."""
+    failure: BaseException | None
+    """Why this wire no longer works, where it knows better than the futures; torch hands on their texts only."""
+    columns: Sequence[Column]
+    """Columns that the compressor on it adds to a rank's rows."""
 
     @property
     def group(self) -> dist.ProcessGroup:
         """The process group, for what torch sets up by itself."""
-        ...
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why this wire no longer works, where it knows better than the futures; torch hands on their texts only."""
-        ...
-
-    @property
-    def columns(self) -> Sequence[Column]:
-        """Columns that the compressor on it adds to a rank's rows."""
-        ...
 
     def row(self) -> Mapping[str, object]:
         """Their values for the step that ended."""
-        ...
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """The mean over ranks of a flat gradient, in place."""
-        ...
 
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """This rank's part of that mean into `shard`, shape [n/G]; `flat` is used up."""
-        ...
 
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """Every rank's `shard`, shape [n/G], into `full`, shape [n]."""
-        ...
 
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """The tensor of rank `source`, in place."""
-        ...
 
     def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
         """The tensor to rank `to`."""
-        ...
 
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends, in place."""
-        ...
 
     def take(self) -> Traffic:
         """What was sent since the last call; the device must be synchronised."""
-        ...
 
     def close(self) -> None:
         """Let go of threads and of the process group; nothing can be asked any more."""
-        ...
 
 
 class Averager(Protocol):
@@ -90,19 +69,15 @@ class Averager(Protocol):
     @property
     def columns(self) -> Sequence[Column]:
         """Columns that it adds to a rank's rows."""
-        ...
 
     def row(self) -> Mapping[str, object]:
         """Their values for the step that ended."""
-        ...
 
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
         """The mean over ranks of `flat`, in place."""
-        ...
 
     def mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
         """This rank's part of that mean into `shard`; `flat` may be overwritten."""
-        ...
 
 
 def new_future(device: torch.device) -> Future[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
@@ -26,16 +26,7 @@ class PlainWire:
 
     def __init__(self, channel: Channel | None = None) -> None:
         self._channel = Channel() if channel is None else channel
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._channel.rank
-
-    @property
-    def world_size(self) -> int:
-        """Their number (G)."""
-        return self._channel.world_size
+        self.rank, self.world_size = self._channel.rank, self._channel.world_size
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -44,32 +35,27 @@ class PlainWire:
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """Divided first, so that a sum in half precision does not overflow, then all-reduced."""
-        self._hand_in(flat)
-        return self._channel.all_reduce(flat.div_(self.world_size))
+        return self._begin(lambda: self._channel.all_reduce(flat.div_(self.world_size)), flat, flat)
 
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """Divided first, then reduce-scattered."""
-        self._hand_in(flat)
-        return self._channel.reduce_scatter(shard, flat.div_(self.world_size))
+        return self._begin(lambda: self._channel.reduce_scatter(shard, flat.div_(self.world_size)), shard, flat)
 
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """All-gathered."""
-        self._hand_in(shard)
-        return self._channel.all_gather(full, shard)
+        return self._begin(lambda: self._channel.all_gather(full, shard), full, shard)
 
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """The tensor of rank `source`, in place."""
-        self._hand_in(tensor)
-        return self._channel.broadcast(tensor, source)
+        return self._begin(lambda: self._channel.broadcast(tensor, source), tensor, tensor)
 
     def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
         """The tensor to rank `to`."""
-        self._hand_in(tensor)
-        return self._channel.send(tensor, to)
+        return self._begin(lambda: self._channel.send(tensor, to), tensor, tensor)
 
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends, in place."""
-        return self._channel.receive(tensor, source)
+        return self._begin(lambda: self._channel.receive(tensor, source), tensor)
 
     def row(self) -> Mapping[str, object]:
         """Nothing is compressed."""
@@ -83,5 +69,13 @@ class PlainWire:
         """Close the channel."""
         self._channel.close()
 
-    def _hand_in(self, tensor: Tensor) -> None:
-        self._channel.ledger.hand_in(nbytes(tensor))
+    def _begin(
+        self, operation: Callable[[], Future[Tensor]], result: Tensor, handed_in: Tensor | None = None
+    ) -> Future[Tensor]:
+        """Start an operation of the channel, for which the strategy hands in a tensor, or none."""
+        self._hand_in(handed_in)
+        return operation()
+
+    def _hand_in(self, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self._channel.ledger.hand_in(nbytes(tensor))

@@ -58,23 +58,7 @@ class QueuedWire(PlainWire):
 
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """The compressor's mean of this rank's shard."""
-        return self._queue(lambda: self._averager.mean_shard(self._channel, flat, segments, shard), shard, flat, shard)
-
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
-        """All-gathered as it is."""
-        return self._queue(lambda: self._channel.all_gather(full, shard).wait(), full, shard, full)
-
-    def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:
-        """The tensor of rank `source`, as it is."""
-        return self._queue(lambda: self._channel.broadcast(tensor, source).wait(), tensor, tensor)
-
-    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
-        """The tensor to rank `to`, as it is."""
-        return self._queue(lambda: self._channel.send(tensor, to).wait(), tensor, tensor)
-
-    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
-        """What rank `source` sends."""
-        return self._queue(lambda: self._channel.receive(tensor, source).wait(), tensor)
+        return self._queue(lambda: self._averager.mean_shard(self._channel, flat, segments, shard), shard, flat)
 
     def row(self) -> Mapping[str, object]:
         """What the compressor says of the step that ended."""
@@ -87,15 +71,18 @@ class QueuedWire(PlainWire):
         self._thread.join()
         self._channel.close()
 
-    def _queue(
-        self, work: Callable[[], object], result: Tensor, handed_in: Tensor | None = None, other: Tensor | None = None
+    def _begin(
+        self, operation: Callable[[], Future[Tensor]], result: Tensor, handed_in: Tensor | None = None
     ) -> Future[Tensor]:
-        if handed_in is not None:
-            self._hand_in(handed_in)
+        """In turn with the gradients."""
+        return self._queue(lambda: operation().wait(), result, handed_in)
+
+    def _queue(self, work: Callable[[], object], result: Tensor, handed_in: Tensor | None) -> Future[Tensor]:
+        self._hand_in(handed_in)
         queued = None
         if self._stream is not None:
             queued = torch.cuda.current_stream(self._channel.device).record_event()
-            for tensor in (result, handed_in, other):
+            for tensor in (result, handed_in):
                 if tensor is not None:
                     tensor.record_stream(self._stream)
         job = _Job(work, result, new_future(self._channel.device), queued)

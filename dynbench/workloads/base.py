@@ -53,7 +53,6 @@ class Workload(Protocol):
         Args:
             seed: `train.seed`. For a class of the user's own, torch's random state is set to it already.
         """
-        ...
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """Some samples as one batch of CPU tensors, n first; the names of the tensors are the workload's own.
@@ -64,7 +63,6 @@ class Workload(Protocol):
             width: what every sample is padded to, tokens: the longest one's length, rounded up to a multiple of
                 `workload.pad_to_multiple_of`, but never above `positions`. Plans count on it.
         """
-        ...
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """The losses of the batch's samples added up, each times its weight, a scalar with gradient.
@@ -73,7 +71,6 @@ class Workload(Protocol):
             model: what `build_model` gave, wrapped by the synchronisation, on the device; call it, not its parts.
             batch: what `collate` gave, on the device. Mixed precision is on where `train.precision` asks for it.
         """
-        ...
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
         """Sums that add up over batches and ranks; the caller switches gradients off and knows number and weight.
@@ -81,4 +78,3 @@ class Workload(Protocol):
         Returns:
             `loss_sum`, as `loss`; and `correct`, how many of the samples were right, where that means anything.
         """
-        ...

@@ -25,15 +25,12 @@ class MemoryMeter(Protocol):
 
     def reset(self) -> None:
         """Forget the peak."""
-        ...
 
     def peak_mb(self) -> float:
         """Largest use since the last reset, MB."""
-        ...
 
     def reserved_mb(self) -> float:
         """Memory held from the system now, MB."""
-        ...
 
 
 class CudaMemory:
