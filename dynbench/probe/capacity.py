@@ -52,23 +52,20 @@ def find_capacities(
     """
     found = ProbedCapacities()
     begin = [1] * world_size
-    tested: list[dict[int, CapacitySearch]] = [{} for _ in range(world_size)]
+    tested: dict[int, list[CapacitySearch]] = {}
     for length in sorted(lengths, reverse=True):
         searches = [CapacitySearch(start=begin[rank], ceiling=ceiling, gap=settings.gap) for rank in range(world_size)]
         _search_length(start, length, searches, settings.trials, found.trials, report)
-        for rank, search in enumerate(searches):
-            tested[rank][length] = search
+        tested[length] = searches
         begin = [max(1, 2 * search.largest_ok) for search in searches]
+    peaks = {(trial.rank, trial.length, trial.n): trial.peak_mem_mb for trial in found.trials if trial.fits}
     for rank in range(world_size):
-        usable = monotone({length: search.largest_ok for length, search in tested[rank].items()})
+        usable = monotone({length: searches[rank].largest_ok for length, searches in tested.items()})
         shorter_fail: int | None = None
-        for length in sorted(tested[rank]):
-            search = tested[rank][length]
-            failed = shorter_fail if search.smallest_fail is None else search.smallest_fail
-            shorter_fail = failed if shorter_fail is None or failed is None else min(shorter_fail, failed)
-            passed = [
-                t for t in found.trials if (t.rank, t.length, t.n) == (rank, length, search.largest_ok) and t.fits
-            ]
+        for length in sorted(tested):
+            search = tested[length][rank]
+            failed = search.smallest_fail or shorter_fail
+            shorter_fail = min(filter(None, (shorter_fail, failed)), default=None)
             found.rows.append(
                 CapacityRow(
                     rank=rank,
@@ -76,7 +73,7 @@ def find_capacities(
                     max_batch=usable[length] if failed is None else with_margin(usable[length], settings.margin),
                     tested_ok=search.largest_ok,
                     tested_fail=failed,
-                    peak_mem_mb=passed[-1].peak_mem_mb if passed else None,
+                    peak_mem_mb=peaks.get((rank, length, search.largest_ok)),
                 )
             )
     return found
@@ -105,18 +102,8 @@ def _search_length(
                 indeterminate = 0
                 for rank, (search, n, reply) in enumerate(zip(searches, asked, replies, strict=True)):
                     if n and reply is not None:
-                        fits = bool(reply["fits"])
-                        search.record(n, fits)
-                        peak = reply["peak_mem_mb"]
-                        trials.append(
-                            TrialRow(
-                                rank=rank,
-                                length=length,
-                                n=n,
-                                fits=fits,
-                                peak_mem_mb=peak if isinstance(peak, float) else None,
-                            )
-                        )
+                        trials.append(TrialRow(rank=rank, length=length, n=n, **reply))
+                        search.record(n, trials[-1].fits)
 
 
 def _reduced(children: Children, replies: Sequence[Reply | None]) -> bool:

@@ -17,14 +17,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, WorkerFailed
 
 log = logging.getLogger(__name__)
 
-Reply = dict[str, object]
+Reply = dict[str, Any]
 
 TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 """Settings of glibc's allocator, mallopt(3)."""
@@ -34,7 +34,7 @@ class Children:
     """A group of trial processes, one per rank; use as a context manager.
 
     Args:
-        spec: what every child needs to know, as JSON (`child.Spec`).
+        spec: what every child needs to know, as JSON (see `prober.Prober`).
         world_size: ranks (G).
         threads: computing threads per rank.
         logs: folder of the children's standard error.
@@ -100,7 +100,7 @@ class Children:
             )
 
     def _expect_ready(self) -> None:
-        for rank, reply in enumerate(self._collect(range(self.world_size))):
+        for rank, reply in enumerate(self._collect()):
             if reply is None:
                 raise WorkerFailed(
                     f"probe: the trial process of rank {rank} ended before it was ready",
@@ -112,7 +112,7 @@ class Children:
                 raise NothingFits(
                     f"probe: rank {rank}: {reply.get('message')}", "Raise the memory limit or take a smaller model."
                 )
-            self.gradient_bytes = int(str(reply["gradient_bytes"]))
+            self.gradient_bytes = reply["gradient_bytes"]
 
     def ask(self, requests: Sequence[Mapping[str, object]], *, together: bool = False) -> list[Reply | None]:
         """Send each rank its request, at once, and wait for all answers; None where a child ended without one.
@@ -129,7 +129,7 @@ class Children:
                 process.stdin.flush()
             except BrokenPipeError:
                 log.debug("probe: a trial process was gone before it was asked")
-        return self._collect(range(self.world_size), together=together)
+        return self._collect(together=together)
 
     def ask_all(self, request: Mapping[str, object], *, together: bool = False) -> list[Reply | None]:
         """The same request to every rank, as `ask`."""
@@ -140,23 +140,22 @@ class Children:
         """Process ids by rank."""
         return [process.pid for process in self._processes]
 
-    def _collect(self, ranks: Sequence[int], *, together: bool = False) -> list[Reply | None]:
+    def _collect(self, *, together: bool = False) -> list[Reply | None]:
         """One line from each child; a rank that closed its pipe, or is silent beyond the limit, answers None."""
         replies: list[Reply | None] = [None] * self.world_size
-        pending: dict[int, bytes] = dict.fromkeys(ranks, b"")
+        pending = dict.fromkeys(range(self.world_size), b"")
         deadline = time.monotonic() + self.timeout_s
         with selectors.DefaultSelector() as selector:
-            for rank in ranks:
-                stdout = self._processes[rank].stdout
-                assert stdout is not None
-                selector.register(stdout.fileno(), selectors.EVENT_READ, rank)
+            for rank, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, rank)
             while pending and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(timeout=left):
                     rank = key.data
                     chunk = os.read(key.fd, 65536)
                     pending[rank] += chunk
                     if not chunk or pending[rank].endswith(b"\n"):
-                        selector.unregister(key.fd)
+                        selector.unregister(key.fileobj)
                         line = pending.pop(rank)
                         replies[rank] = self._understood(rank, line) if line.endswith(b"\n") else None
                         if together and replies[rank] is None:

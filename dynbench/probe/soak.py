@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.probe.capacity import Report, StartChildren
@@ -74,7 +75,7 @@ def soak(
             replies = children.ask([{"op": "soak", "micro_batches": shape} for shape in _dealt(shapes, processes)])
         failed = [rank for rank, reply in enumerate(replies) if reply is None or not reply["ok"]]
         if not failed:
-            return _passed(steps, replies, shrunk, planned.global_batch), rows
+            return _outcome(steps, replies, shrunk, planned.global_batch), rows
         parts = {rank: _part_left(replies[rank], model, limit_mb, shrunk) for rank in failed}
         log.warning(
             "probe: the soak ran out of memory on rank %s; lowering its capacities by %s and trying again",
@@ -82,15 +83,7 @@ def soak(
             " and ".join(dict.fromkeys(f"{1 - part:.0%}" for part in parts.values())),
         )
         rows = [_lowered(row, replies[row.rank], parts[row.rank]) if row.rank in parts else row for row in rows]
-    return Soak(
-        steps=steps,
-        ok=False,
-        peak_mem_mb=None,
-        reserved_mem_mb=None,
-        allocator_retries=None,
-        shrunk=MAX_SHRINKS,
-        global_batch=planned.global_batch,
-    ), rows
+    return _outcome(steps, (), MAX_SHRINKS, planned.global_batch), rows
 
 
 def _that_fits(problem: Problem, steps: int) -> Problem:
@@ -115,8 +108,8 @@ def _part_left(reply: Reply | None, model: MemoryFit | None, limit_mb: float | N
     known, and every time less is left than the time before: a replay takes as long as training so many steps.
     """
     most = max(LEAST_LEFT, SHRINK ** (1 + shrunk))
-    peak = None if reply is None else reply.get("peak_mem_mb")
-    if model is None or limit_mb is None or not isinstance(peak, float) or peak <= limit_mb:
+    peak = (reply or {}).get("peak_mem_mb") or 0.0
+    if model is None or limit_mb is None or peak <= limit_mb:
         return most
     return min(most, max(LEAST_LEFT, (limit_mb - model.fixed_mb) / (peak - model.fixed_mb)))
 
@@ -127,7 +120,7 @@ def _lowered(row: CapacityRow, reply: Reply | None, part: float) -> CapacityRow:
     A process that ended without an answer says nothing of what failed: every row counts as having failed. One sample
     that passed its trial is left, unless one sample no longer than these is what failed.
     """
-    n, length = (row.max_batch, row.length) if reply is None else (int(str(reply["n"])), int(str(reply["length"])))
+    n, length = (row.max_batch, row.length) if reply is None else (reply["n"], reply["length"])
     alone_failed = reply is not None and n == 1 and length <= row.length
     least = 1 if row.tested_ok >= 1 and not alone_failed else 0
     if row.tested_fail is not None:
@@ -144,19 +137,18 @@ def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tup
     return [[shape for step in zip_longest(*shapes) for shape in step if shape is not None]]
 
 
-def _passed(steps: int, replies: Sequence[Reply | None], shrunk: int, global_batch: int) -> Soak:
-    def largest(key: str) -> float | None:
-        values = [reply[key] for reply in replies if reply is not None]
-        numbers = [value for value in values if isinstance(value, int | float)]
-        return max(numbers) if numbers else None
+def _outcome(steps: int, replies: Sequence[Reply | None], shrunk: int, global_batch: int) -> Soak:
+    """Of a replay that passed, with what the ranks answered; of one that never did, with no answers."""
 
-    retries = largest("allocator_retries")
+    def largest(key: str) -> Any:
+        return max((reply[key] for reply in replies if reply and reply[key] is not None), default=None)
+
     return Soak(
         steps=steps,
-        ok=True,
+        ok=bool(replies),
         peak_mem_mb=largest("peak_mem_mb"),
         reserved_mem_mb=largest("reserved_mem_mb"),
-        allocator_retries=None if retries is None else int(retries),
+        allocator_retries=largest("allocator_retries"),
         shrunk=shrunk,
         global_batch=global_batch,
     )

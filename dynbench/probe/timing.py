@@ -6,7 +6,7 @@ import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,15 +79,13 @@ def time_grid(
         for done, index in enumerate(np.random.default_rng(seed).permutation(len(points))):
             n, length = points[index]
             report(f"timing {n} samples x {length} tokens ({done + 1} of {len(points)})")
-            for rank, reply in enumerate(
-                children.ask_all({"op": "time", "n": n, "length": length, "repeats": repeats})
-            ):
-                ms = statistics.median(_numbers(reply, rank)) * slowdown.get(rank, 1.0)
+            times = _answered(children.ask_all({"op": "time", "n": n, "length": length, "repeats": repeats}))
+            for rank, repeated in enumerate(times):
+                ms = statistics.median(repeated) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
-        replies = children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True)
+        reduced = _answered(children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True))
     further = _time_further(start_splits, points, share, report, slowdown)
-    reduce_ms = max(_numbers(reply, rank)[0] for rank, reply in enumerate(replies))
-    allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=reduce_ms, world_size=children.world_size)
+    allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=max(reduced), world_size=children.world_size)
     return Timings(measured, further, allreduce)
 
 
@@ -111,20 +109,19 @@ def _time_further(
             "the ranks' logs in the run folder's logs/ say why, schedule.further_ms sets the price"
         )
         return None
-    return [_numbers(reply, rank)[0] * slowdown.get(rank, 1.0) for rank, reply in enumerate(replies)]
+    return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_answered(replies))]
 
 
-def _numbers(reply: Reply | None, rank: int) -> list[float]:
-    value = None if reply is None else reply.get("ms")
-    if isinstance(value, float | int):
-        return [float(value)]
-    if not isinstance(value, list):
-        raise WorkerFailed(
-            f"probe: the trial process of rank {rank} ended while it was being timed",
-            "Look at its log in the run folder's logs/.",
-            rank=rank,
-        )
-    return [float(ms) for ms in value]
+def _answered(replies: Sequence[Reply | None]) -> list[Any]:
+    """The milliseconds that the ranks answered: a number of each, or one per repeat."""
+    for rank, reply in enumerate(replies):
+        if reply is None:
+            raise WorkerFailed(
+                f"probe: the trial process of rank {rank} ended while it was being timed",
+                "Look at its log in the run folder's logs/.",
+                rank=rank,
+            )
+    return [reply["ms"] for reply in replies if reply is not None]
 
 
 def rank_speeds(measured: Sequence[tuple[int, GridPoint]], workers: int, slowdown: Mapping[int, float]) -> list[float]:
