@@ -136,7 +136,7 @@ def command(
             options,
             settings.store(),
             name=name,
-            replace_name=replace,
+            replace=replace,
             on_outcome=progress_on(tell),
             warnings=warnings,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
@@ -25,7 +26,7 @@ from dynbench.runs.recorder import made
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 
 RunCell = Callable[[Run, str], Outcome]
 """Runs the comparison of a cell; told how far it is, like `2 of 6`."""
@@ -99,37 +100,29 @@ class CellsOutcome:
 
 
 def start_cells(
-    recipes: Sequence[Recipe],
-    store: RunStore,
-    *,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
-    text: str | None = None,
+    recipes: Sequence[Recipe], store: RunStore, *, text: str | None = None, **naming: Unpack[Naming]
 ) -> Run:
     """Register every comparison and the folder over them; none has begun.
 
     Args:
         recipes: one per cell.
         store: registry that they are put into.
-        name: name of the folder over them; of several nodes, the first has it.
-        replace: take the name over.
-        argv: the command line to record.
         text: the recipe that they are of, kept in the folder over them.
+        naming: what the folder over them is called; of several nodes, the first has the name.
 
     Raises:
         DynbenchError: as `compare.start_comparison`; nothing was made.
     """
     if not on_first_node(recipes[0]):
-        name = None
-    store.check_name(name, replace)
+        naming["name"] = None
+    store.check_name(naming.get("name"), naming.get("replace", False))
     for recipe in recipes:
         check_startable(recipe, store)
     cells = [
-        {"settings": dict(recipe.cell), "comparison": start_comparison(recipe, store, argv=argv).id}
+        {"settings": dict(recipe.cell), "comparison": start_comparison(recipe, store, argv=naming.get("argv")).id}
         for recipe in recipes
     ]
-    with made(store, "compare", recipes[0].name, name=name, replace=replace, argv=argv) as together:
+    with made(store, "compare", recipes[0].name, **naming) as together:
         write_json(together.path / CELLS_FILE, {"recipe": recipes[0].name, "cells": cells})
         if text is not None:
             write_text(together.path / RECIPE_FILE, text)

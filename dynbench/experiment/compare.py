@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 from dynbench.analysis.analyze import Report as Analysed
 from dynbench.analysis.analyze import analyze_runs
@@ -32,7 +33,7 @@ from dynbench.runs.atomic import write_text
 from dynbench.runs.recorder import made, recorded
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore, results_option
+from dynbench.runs.store import Naming, RunStore, results_option
 from dynbench.workloads.inputs import check_batch
 from dynbench.workloads.own_code import own_code_settings
 
@@ -81,14 +82,7 @@ class Outcome:
         }
 
 
-def start_comparison(
-    recipe: Recipe,
-    store: RunStore,
-    *,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
-) -> Run:
+def start_comparison(recipe: Recipe, store: RunStore, **naming: Unpack[Naming]) -> Run:
     """Register a comparison with all its launches planned; none has begun.
 
     Raises:
@@ -98,10 +92,11 @@ def start_comparison(
     """
     check_startable(recipe, store)
     recipe = _pinned(recipe)
-    name = name if on_first_node(recipe) else None
+    if not on_first_node(recipe):
+        naming["name"] = None
     seeds = {arm: config.train.seed for arm, config in recipe.arms.items()}
     order = abba_order(list(recipe.arms), recipe.launches)
-    with made(store, "compare", recipe.name, name=name, replace=replace, argv=argv) as comparison:
+    with made(store, "compare", recipe.name, **naming) as comparison:
         write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
         write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
         plan_state(recipe.name, recipe.baseline, order, seeds).write(comparison.path)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost
@@ -22,7 +22,7 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.solve import DEFAULT_WINDOW, Line, Skipped, SolveRequest, solve
@@ -75,11 +75,9 @@ def run_solve(
     options: SolveOptions,
     store: RunStore,
     *,
-    name: str | None = None,
-    replace_name: bool = False,
-    argv: Sequence[str] | None = None,
     on_outcome: OnOutcome | None = None,
     warnings: Sequence[str] = (),
+    **naming: Unpack[Naming],
 ) -> Solution:
     """Solve and keep the results in the registry.
 
@@ -87,11 +85,9 @@ def run_solve(
         config: cost, capacity, speeds, solver, buffer, micro-batches and seed.
         options: traces, sizes, policies.
         store: registry that the run is put into.
-        name: name of the run.
-        replace_name: take the name over from an older run.
-        argv: the command line to record.
         on_outcome: called with every line as it is found.
         warnings: what is warned of beforehand; the run's record says it too.
+        naming: what the run is called.
 
     Raises:
         UsageError: settings that cannot work; nothing was made.
@@ -102,7 +98,7 @@ def run_solve(
     outcomes = solve(request)
     left_out = ranks.left_out(request.traces, request.world_sizes)
     said = [*warnings, *left_out]
-    run = _new_run(config, request.traces, store, said, name=name, replace_name=replace_name, argv=argv)
+    run = _new_run(config, request.traces, store, said, **naming)
     with recorded(run):
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
@@ -129,24 +125,10 @@ def _new_run(
     traces: Sequence[Trace],
     store: RunStore,
     warnings: Sequence[str] = (),
-    *,
-    name: str | None = None,
-    replace_name: bool = False,
-    argv: Sequence[str] | None = None,
+    **naming: Unpack[Naming],
 ) -> Run:
     data = {"traces": [_trace_facts(trace) for trace in traces]}
-    return new_run(
-        store,
-        "solve",
-        "solve",
-        config,
-        decisions={},
-        data=data,
-        warnings=warnings,
-        name=name,
-        replace=replace_name,
-        argv=argv,
-    )
+    return new_run(store, "solve", "solve", config, decisions={}, data=data, warnings=warnings, **naming)
 
 
 def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) -> SolveRequest:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summarise, write_summary
@@ -19,7 +20,7 @@ from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError
 from dynbench.experiment.probing import wants_probe, with_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore, results_option
+from dynbench.runs.store import Naming, RunStore, results_option
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +40,10 @@ def run_training(
     config: Config,
     store: RunStore,
     *,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
     warn_unread: bool = True,
     figures: bool = False,
+    **naming: Unpack[Naming],
 ) -> TrainingResult | None:
     """Probe where the configuration asks for it, train, merge, summarise and draw.
 
@@ -55,13 +54,11 @@ def run_training(
     Args:
         config: what to train; `auto` is decided here.
         store: registry that the run is put into.
-        name: name of the run.
-        replace: take the name over.
-        argv: the command line to record.
         on_progress: told how far it is.
         warn_unread: warn of what the settings leave open and of those that nothing reads; a comparison does so once,
             for all its arms.
         figures: draw the run's figures; where that fails, a warning says why, and the run is complete all the same.
+        naming: what the run is called.
 
     Returns:
         The result; None on ranks other than 0 that torchrun or srun started.
@@ -71,15 +68,13 @@ def run_training(
     """
     attached, asked = started_as_rank(config), config if warn_unread else None
     if not attached and wants_probe(config):
-        plan_launch(config, store, name=name, replace=replace)  # what cannot work is told before minutes of probing
+        plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
         config = with_probe(config, store)
     try:
         if attached:
-            run = join_training(config, store, name=name, replace=replace, argv=argv, asked=asked)
+            run = join_training(config, store, asked=asked, **naming)
         else:
-            run = launch_training(
-                config, store, name=name, replace=replace, argv=argv, on_progress=on_progress, asked=asked
-            )
+            run = launch_training(config, store, on_progress=on_progress, asked=asked, **naming)
     except DynbenchError as error:
         if error.run_path is not None and not isinstance(error, UsageError):
             ended = Run(error.run_path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from dynbench.config.effects import unread
 from dynbench.config.ranks import ranks_of
@@ -38,7 +39,7 @@ from dynbench.runs.atomic import write_json
 from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, ProbeRecord
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
@@ -56,10 +57,8 @@ def run_probe(
     store: RunStore,
     *,
     report: Report,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
     asked: Config | None = None,
+    **naming: Unpack[Naming],
 ) -> Run:
     """Probe this machine for a configuration and keep the record.
 
@@ -67,10 +66,8 @@ def run_probe(
         config: settings; `auto` values are decided here.
         store: the registry.
         report: told what is being done, one line at a time.
-        name: of the run.
-        replace: take the name over.
-        argv: the command line, for the record.
         asked: the settings, to warn of those that no probe reads; None where they are those of a training run.
+        naming: what the run is called.
 
     Raises:
         UsageError: lengths beyond what the model takes, a limit that is no size, a path or file that cannot be used.
@@ -97,9 +94,7 @@ def run_probe(
         decisions=resolved.decisions,
         data={},
         warnings=warnings,
-        name=name,
-        replace=replace,
-        argv=argv,
+        **naming,
     )
     with recorded(run):
         record = prober.probe(run, report)

@@ -20,6 +20,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
@@ -38,7 +39,7 @@ from dynbench.runs.provenance import collect
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled, terminate
 
 _log = logging.getLogger(__name__)
@@ -57,22 +58,14 @@ class Recording:
 
 
 @contextmanager
-def made(
-    store: RunStore,
-    command: str,
-    slug: str,
-    *,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
-) -> Iterator[Run]:
+def made(store: RunStore, command: str, slug: str, **naming: Unpack[Naming]) -> Iterator[Run]:
     """A new run whose files are written inside; where that fails, its record says so.
 
     Raises:
         RunLookupError: the name is not allowed or in use.
         UsageError: the results folder cannot be written.
     """
-    run = store.create(command, slug, name, replace, argv)
+    run = store.create(command, slug, **naming)
     with _bad_end_recorded(Recording(run)):
         yield run
 
@@ -86,9 +79,7 @@ def new_run(
     decisions: Mapping[str, Mapping[str, object]],
     data: Mapping[str, object],
     warnings: Sequence[str] = (),
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
+    **naming: Unpack[Naming],
 ) -> Run:
     """A new run with its configuration, provenance and warnings, which are said too.
 
@@ -100,14 +91,12 @@ def new_run(
         decisions: what was decided for what was `auto`, and why.
         data: what is known of its data.
         warnings: what is warned of before it runs.
-        name: to find it by.
-        replace: take the name over.
-        argv: the command line; this process's when None.
+        naming: what it is called.
 
     Raises:
         RunLookupError, UsageError: as `made`.
     """
-    with made(store, command, slug, name=name, replace=replace, argv=argv) as run:
+    with made(store, command, slug, **naming) as run:
         write_text(run.config_file, dump_config(config))
         write_json(run.env_file, collect(config, decisions, data))
         for warning in warnings:

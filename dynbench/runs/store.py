@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
@@ -36,6 +37,17 @@ def default_root() -> Path:
 def results_option(root: Path) -> str:
     """What a command that is to be copied needs to find the same registry; empty where it is the default one."""
     return "" if root == default_root() else f" --results {shlex.quote(str(root))}"
+
+
+class Naming(TypedDict, total=False):
+    """What a new run is called, handed on by everything that makes one."""
+
+    name: str | None
+    """To find it by; None for no name."""
+    replace: bool
+    """Take the name over from an older run, which keeps its id."""
+    argv: Sequence[str] | None
+    """The command line, for the record; this process's when None."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def new_run(tmp_path: Path):
     def make(sync: str, compress: str, null: bool = False) -> tuple[Run, object]:
         store = RunStore(tmp_path / "results")
         resolved = resolve(load_config(None, [*SETTINGS]), this_machine(), store)
-        run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=())
+        run = create_run(resolved, store, ())
         return run, named(resolved.config, sync, compress, null)
 
     return make

@@ -56,7 +56,7 @@ def train(tmp_path: Path):
         store = RunStore(tmp_path / "results")
         asked = load_config(None, [*SETTINGS, f"launch.nproc={ranks}", *settings])
         resolved = resolve(asked, this_machine(), store)
-        run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=())
+        run = create_run(resolved, store, ())
         warm(train_run, str(run.path), named(resolved.config, sync, "none"), bool(faults), *faults.values())
         merge_facts(run)
         return merge_run(Run(run.path))

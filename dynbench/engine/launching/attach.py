@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace as changed
+from typing import Unpack
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, root_cause
@@ -24,7 +25,7 @@ from dynbench.engine.rank.worker import train
 from dynbench.errors import NothingFits, UsageError, WorkerFailed, told
 from dynbench.runs.recorder import recorded
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 
 _BASE_PORT = 29500
 _PORTS = 10_000
@@ -40,13 +41,7 @@ def started_as_rank(config: Config) -> bool:
 
 
 def join_training(
-    config: Config,
-    store: RunStore,
-    *,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
-    asked: Config | None = None,
+    config: Config, store: RunStore, *, asked: Config | None = None, **naming: Unpack[Naming]
 ) -> Run | None:
     """Train as the rank that the environment names; rank 0 makes the run folder and finishes it.
 
@@ -58,7 +53,7 @@ def join_training(
     """
     os.environ.update(slurm_as_torchrun(os.environ))
     try:
-        return _join(config, store, name, replace, argv, asked)
+        return _join(config, store, asked, naming)
     except RuntimeError as error:
         if not is_aftermath(error):
             raise
@@ -67,14 +62,7 @@ def join_training(
         ) from error
 
 
-def _join(
-    config: Config,
-    store: RunStore,
-    name: str | None,
-    replace: bool,
-    argv: Sequence[str] | None,
-    asked: Config | None,
-) -> Run | None:
+def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming) -> Run | None:
     stop = StopFlag()
     resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
     check_plan(resolved.config, resolved.workers, store.root)
@@ -83,7 +71,7 @@ def _join(
         logging.getLogger("dynbench").setLevel(logging.WARNING)
     set_threads(resolved.config.launch)
     with process_group(context, resolved.config.launch):
-        run = _agree_on_run(resolved, context, store, name, replace, argv, asked)
+        run = _agree_on_run(resolved, context, store, asked, naming)
         with recorded(run) if context.is_first else nullcontext() as recording:
             try:
                 keep_warnings(run, context)
@@ -133,18 +121,12 @@ def _first_node(environment: Mapping[str, str]) -> str:
 
 
 def _agree_on_run(
-    resolved: Resolved,
-    context: RankContext,
-    store: RunStore,
-    name: str | None,
-    replace: bool,
-    argv: Sequence[str] | None,
-    asked: Config | None,
+    resolved: Resolved, context: RankContext, store: RunStore, asked: Config | None, naming: Naming
 ) -> Run:
     run = None
     if context.is_first:
         warnings = launch_warnings(asked, resolved, store.root, attached=True)
-        run = create_run(resolved, store, name=name, replace=replace, argv=argv, warnings=warnings)
+        run = create_run(resolved, store, warnings, **naming)
     return Run(store.root / broadcast_text(run.id if run else None))
 
 

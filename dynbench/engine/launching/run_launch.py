@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from dynbench.config.schema import Config
 from dynbench.engine.launching.asked import launch_warnings
@@ -21,7 +22,7 @@ from dynbench.engine.rank.rank_warnings import read_warnings
 from dynbench.runs.recorder import Recording, new_run, recorded
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled
 from dynbench.workloads.inputs import check_batch
 
@@ -48,10 +49,9 @@ def plan_launch(
     config: Config,
     store: RunStore,
     *,
-    name: str | None = None,
-    replace: bool = False,
     machine: Machine | None = None,
     asked: Config | None = None,
+    **naming: Unpack[Naming],
 ) -> LaunchPlan:
     """What `launch_training` would do with the same arguments.
 
@@ -60,7 +60,7 @@ def plan_launch(
             measured.
     """
     if config.launch.node_rank == 0:
-        store.check_name(name, replace)
+        store.check_name(naming.get("name"), naming.get("replace", False))
     check_batch(config)
     resolved = resolve(config, machine or this_machine(), store)
     check_plan(resolved.config, resolved.workers, store.root)
@@ -77,22 +77,18 @@ def launch_training(
     config: Config,
     store: RunStore,
     *,
-    name: str | None = None,
-    replace: bool = False,
-    argv: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
     asked: Config | None = None,
+    **naming: Unpack[Naming],
 ) -> Run:
     """Train under torchrun and return the finished run.
 
     Args:
         config: what to train; `auto` is decided here.
         store: registry that the run is put into.
-        name: name of the run.
-        replace: take the name over from an older run.
-        argv: the command line to record.
         on_progress: called from a thread when steps were completed.
         asked: the settings as asked for, for what is warned of; None where that has been done.
+        naming: what the run is called.
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
@@ -103,8 +99,8 @@ def launch_training(
 
     The last three, when there is a run folder, come after its record is finished and carry it as `run_path`.
     """
-    plan = plan_launch(config, store, name=name, replace=replace, asked=asked)
-    run = create_run(plan.resolved, store, name=name, replace=replace, argv=argv, warnings=plan.warnings)
+    plan = plan_launch(config, store, asked=asked, **naming)
+    run = create_run(plan.resolved, store, plan.warnings, **naming)
     launch, train = plan.resolved.config.launch, plan.resolved.config.train
     ranks = range(plan.resolved.world_size if launch.nnodes == 1 else 1)
     with recorded(run) as recording:
@@ -131,15 +127,7 @@ def gather_said(recording: Recording) -> None:
         recording.warnings += read_warnings(recording.run)
 
 
-def create_run(
-    resolved: Resolved,
-    store: RunStore,
-    *,
-    name: str | None,
-    replace: bool,
-    argv: Sequence[str] | None,
-    warnings: Sequence[str],
-) -> Run:
+def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **naming: Unpack[Naming]) -> Run:
     """The run's folder with its configuration, provenance and warnings; of several nodes, the first has the name.
 
     Raises:
@@ -147,6 +135,8 @@ def create_run(
         UsageError: the results folder cannot be written.
     """
     config = resolved.config
+    if config.launch.node_rank > 0:
+        naming["name"] = None
     return new_run(
         store,
         "train",
@@ -155,7 +145,5 @@ def create_run(
         decisions=resolved.decisions,
         data={},
         warnings=warnings,
-        name=name if config.launch.node_rank == 0 else None,
-        replace=replace,
-        argv=argv,
+        **naming,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import pytest
@@ -20,18 +21,18 @@ from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 
 Output = pytest.CaptureFixture[str]
 
 
 def launched(
-    config: Config, store: RunStore, *, name: str | None, replace: bool, argv: object, asked: Config | None, **_: object
+    config: Config, store: RunStore, *, asked: Config | None, on_progress: object = None, **naming: Unpack[Naming]
 ) -> Run:
     """Stands in for `launch_training`: a complete run of made-up steps."""
     resolved = resolve(config, this_machine(), store)
     warnings = launch_warnings(asked, resolved, store.root)
-    run = create_run(resolved, store, name=name, replace=replace, argv=None, warnings=warnings)
+    run = create_run(resolved, store, warnings, **naming)
     run.update(status=Status.RUNNING)
     for rank in range(2):
         writer = RowWriter(run.rank_file(rank))

@@ -206,7 +206,7 @@ def test_ranks_that_make_no_probe_by_themselves_say_so(store: RunStore, override
     resolved = decide(store, attached, *overrides)
     for attached_too in (True, False):
         warnings = launch_warnings(None, resolved, store.root, attached=attached_too)
-        run = create_run(resolved, store, name=None, replace=False, argv=None, warnings=warnings)
+        run = create_run(resolved, store, warnings)
         told = [warning for warning in run.record().warnings if "no probe is made by itself" in warning]
         assert len(told) == (said and attached_too)
     assert probe_warnings(decide(store, LAUNCHERS["attached"][0], *overrides, *CPU).config, 2, store.root) == []
