@@ -41,13 +41,18 @@ def read_conditions(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(condition for condition in CONDITIONS if condition in words)
 
 
-def require_none_of(
-    conditions: Sequence[str], comparisons: Comparisons, findings: Sequence[Finding], result: Mapping[str, object]
+def judge(
+    conditions: Sequence[str],
+    strict: bool,
+    comparisons: Comparisons,
+    findings: Sequence[Finding],
+    result: Mapping[str, object],
 ) -> None:
     """Ends the command where a condition is met; one that could not be judged is warned about.
 
     Args:
         conditions: of `CONDITIONS`.
+        strict: refuse findings that are more than information.
         comparisons: the candidates against their baselines.
         findings: of the checks.
         result: what `analyze --json` or `compare --json` prints; the error keeps it.
@@ -55,6 +60,7 @@ def require_none_of(
     Raises:
         UsageError: a verdict or a loss is asked about, and nothing was compared.
         GateFailed: naming every condition that is met, the arm, and its verdict with the interval.
+        ChecksFailed: under `strict`, naming the checks.
     """
     asked = [condition for condition in conditions if condition != FINDINGS]
     if asked and not comparisons:
@@ -70,6 +76,8 @@ def require_none_of(
         folder = run.get("path") if isinstance(run, Mapping) else comparisons[0].path if comparisons else None
         raise GateFailed("; ".join(met), f"The whole result is in {folder}." if folder else "", result=result)
     _tell_unjudged(conditions, comparisons, findings)
+    if strict:
+        require_clean(findings, result)
 
 
 def _met(condition: str, comparisons: Comparisons, findings: Sequence[Finding]) -> Iterator[str]:

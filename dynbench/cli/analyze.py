@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.gate import gate_options, judge, question_option
+from dynbench.cli.gate import gate_options, question_option
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
 from dynbench.cli.output import print_json, print_line, print_result, show_warnings
@@ -66,7 +66,7 @@ def command(
     A comparison named alone is analyzed again in its own folder, an exported file in a new entry of the registry.
     """
     from dynbench.analysis.analyze import analyze_runs
-    from dynbench.analysis.gate import read_conditions
+    from dynbench.analysis.gate import judge, read_conditions
     from dynbench.analysis.selection import select_runs
     from dynbench.cli.console import working
 

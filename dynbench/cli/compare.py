@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.gate import gate_options, judge, question_option
+from dynbench.cli.gate import gate_options, question_option
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 from dynbench.cli.output import print_json, print_line, show_warnings
 from dynbench.errors import RunLookupError, UsageError
@@ -71,7 +71,7 @@ def command(
     """
     if dry_run and settings.form != "table":
         raise click.UsageError(f"--dry-run prints a recipe, --format {settings.form} asks for a table; leave one out.")
-    from dynbench.analysis.gate import read_conditions
+    from dynbench.analysis.gate import judge, read_conditions
 
     conditions = read_conditions(fail_on)
     store = settings.store()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from dynbench.analysis.record import ComparisonRecord
 from dynbench.cli.next_command import next_command
 from dynbench.cli.output import print_line, print_result
 from dynbench.experiment.cells import CellsOutcome
@@ -19,17 +17,20 @@ HEADER = ("settings", "ranks", "arm", "verdict", "speed-up", "interval", "predic
 
 def show_cells(outcome: CellsOutcome) -> None:
     """A table, and where the folders are."""
-    kinds = [_ranks(outcome.run.path.parent, cell.comparison) for cell in outcome.cells]
-    rows = [
-        _cells(cell.label, kind, found)
-        for cell, kind, comparisons in zip(outcome.cells, kinds, outcome.comparisons, strict=True)
-        for found in comparisons
-    ]
-    records = [
-        _record(cell.settings, kind, found) | {"comparison": cell.comparison}
-        for cell, kind, comparisons in zip(outcome.cells, kinds, outcome.comparisons, strict=True)
-        for found in comparisons
-    ]
+    rows, records = [], []
+    for cell, comparisons in zip(outcome.cells, outcome.comparisons, strict=True):
+        ranks = _ranks(outcome.run.path.parent, cell.comparison)
+        for found in comparisons:
+            low, high = found.ci95 or (None, None)
+            facts = found.model_dump(include={"verdict", "level", "speedup"})
+            further = {key: getattr(found, key) for key in ("predicted_speedup", *SHARES)}
+            records.append(
+                {**cell.settings, "ranks": ranks, "arm": found.candidate, **facts}
+                | {"interval_low": low, "interval_high": high, **further, "comparison": cell.comparison}
+            )
+            numbers = (ratio(found.speedup), interval(found), ratio(found.predicted_speedup))
+            shares = (percent(getattr(found, key)) for key in SHARES)
+            rows.append((cell.label, ranks, found.candidate, found.verdict, *numbers, *shares))
     print_result(HEADER, rows, records)
     print_line("")
     for cell in outcome.cells:
@@ -43,31 +44,3 @@ def _ranks(results: Path, comparison: str) -> str:
     """The kind of ranks that a comparison's numbers are of."""
     store = RunStore(results)
     return "virtual" if read_subject(store, store.resolve(comparison)).virtual else "real"
-
-
-def _record(settings: Mapping[str, object], ranks: str, found: ComparisonRecord) -> dict[str, object]:
-    """A line for programs, in full precision."""
-    low, high = found.ci95 or (None, None)
-    return {
-        **settings,
-        "ranks": ranks,
-        "arm": found.candidate,
-        **found.model_dump(include={"verdict", "level", "speedup"}),
-        "interval_low": low,
-        "interval_high": high,
-        **{key: getattr(found, key) for key in ("predicted_speedup", *SHARES)},
-    }
-
-
-def _cells(label: str, ranks: str, found: ComparisonRecord) -> tuple[str, ...]:
-    shares = (percent(getattr(found, key)) or "" for key in SHARES)
-    return (
-        label,
-        ranks,
-        found.candidate,
-        found.verdict,
-        ratio(found.speedup) or "",
-        interval(found) or "",
-        ratio(found.predicted_speedup) or "",
-        *shares,
-    )

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -102,7 +102,7 @@ def common_options(function: Callable[..., object]) -> Callable[..., object]:
     """`--results --json -q -v --debug`; the callback receives `settings`. Put it next to the function."""
 
     @functools.wraps(function)
-    def wrapper(**given: object) -> object:
+    def wrapper(**given: Any) -> object:
         settings = _take_settings(given)
 
         set_up_logging(settings.verbosity, settings.debug)
@@ -230,19 +230,17 @@ def _decorate(function: Callable[..., object], options: Iterable[Decorator]) -> 
     return function
 
 
-def _take_settings(given: dict[str, object]) -> Settings:
+def _take_settings(given: dict[str, Any]) -> Settings:
     """Take the shared options out of a callback's arguments."""
-    config_path, results = given.pop("config_path", None), given.pop("results", None)
-    overrides = given.pop("overrides", ())
     flags = {flag.key: given.pop(flag.parameter) for flag in FLAGS if flag.parameter in given}
-    debug, quiet, verbose = given.pop("debug"), given.pop("quiet"), given.pop("verbose")
+    quiet, verbose = given.pop("quiet"), given.pop("verbose")
     return Settings(
-        config_path=config_path if isinstance(config_path, Path) else None,
-        overrides=tuple(overrides) if isinstance(overrides, tuple) else (),
+        config_path=given.pop("config_path", None),
+        overrides=given.pop("overrides", ()),
         flags={key: value for key, value in flags.items() if value is not None},
-        results=results if isinstance(results, Path) else None,
-        as_json=bool(given.pop("as_json")),
+        results=given.pop("results"),
+        as_json=given.pop("as_json"),
         verbosity=-1 if quiet else 1 if verbose else 0,
-        debug=bool(debug),
-        form=cast("Form", given.pop("table_form", "table")),
+        debug=given.pop("debug"),
+        form=given.pop("table_form", "table"),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -121,6 +121,23 @@ def print_result(
     cells = _texts(rows)
     rule = ["---:" if numeric else "---" for numeric in _numeric(len(columns), cells)]
     click.echo(pipes([columns, rule, *cells]))
+
+
+def print_records(
+    columns: Mapping[str, str | Callable[[Mapping[str, Any]], object]],
+    records: Sequence[Mapping[str, object]],
+    *,
+    keys: int = 1,
+) -> None:
+    """Print records as `print_result` does.
+
+    Args:
+        columns: header for people to the key of the record, or to what makes the cell of it.
+        records: for programs.
+        keys: as `print_table` takes it.
+    """
+    rows = [[row[cell] if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in records]
+    print_result(list(columns), rows, records, keys=keys)
 
 
 def print_table(

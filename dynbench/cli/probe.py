@@ -10,7 +10,7 @@ import click
 
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
-from dynbench.cli.output import print_json, print_line, print_result, print_table
+from dynbench.cli.output import print_json, print_line, print_records, print_table
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Config
@@ -88,19 +88,15 @@ def _next_lines(coming: NextTraining, config: Config, run: Run, settings: Settin
 def _show(record: ProbeRecord) -> None:
     limit = "" if record.memory_limit_mb is None else f", {record.memory_limit_mb:,.0f} MB per process"
     print_line(f"capacity on {record.device}, {record.precision}{limit}")
-    print_result(
-        ("rank", "tokens", "largest micro-batch", "passed", "failed", "peak MB of what passed"),
-        [
-            (
-                row.rank,
-                row.length,
-                "no limit found" if row.tested_fail is None else row.max_batch,
-                row.tested_ok,
-                "none" if row.tested_fail is None else row.tested_fail,
-                "" if row.peak_mem_mb is None else f"{row.peak_mem_mb:,.0f}",
-            )
-            for row in record.capacity
-        ],
+    print_records(
+        {
+            "rank": "rank",
+            "tokens": "length_tokens",
+            "largest micro-batch": lambda row: _known(row["max_batch_samples"], "no limit found"),
+            "passed": "tested_ok_samples",
+            "failed": lambda row: _known(row["tested_fail_samples"], "none"),
+            "peak MB of what passed": lambda row: "" if row["peak_mem_mb"] is None else f"{row['peak_mem_mb']:,.0f}",
+        },
         [
             {
                 "rank": row.rank,
@@ -130,6 +126,10 @@ def _show(record: ProbeRecord) -> None:
         print_line(f"soak: {record.soak.steps} steps of the plan{batch} {outcome}{shrunk}{peak}")
     _show_cost(record)
     _show_prediction(record)
+
+
+def _known(value: object, otherwise: str) -> object:
+    return otherwise if value is None else value
 
 
 def _notes(record: ProbeRecord) -> Iterator[str]:

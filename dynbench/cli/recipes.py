@@ -8,7 +8,7 @@ import click
 
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, table_option
-from dynbench.cli.output import answered, print_json, print_line, print_result, refuse_existing, writing
+from dynbench.cli.output import answered, print_json, print_line, print_records, refuse_existing, writing
 
 
 @click.group()
@@ -32,8 +32,7 @@ def list_recipes(settings: Settings) -> None:
         for name, path, recipe in found
     ]
     if not answered(settings, "recipes ls", {"recipes": rows}, [name for name, _, _ in found]):
-        cells = [(name, recipe.description) for name, _, recipe in found]
-        print_result(("recipe", "what it does"), cells, rows)
+        print_records({"recipe": "name", "what it does": "description"}, rows)
 
 
 @command.command("show", epilog="Example: dynbench recipes show quickstart")

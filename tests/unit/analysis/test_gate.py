@@ -5,8 +5,9 @@ import json
 import pytest
 from compared import compared
 
+from dynbench.analysis import gate
 from dynbench.analysis.checks.finding import Finding
-from dynbench.analysis.gate import CONDITIONS, VERDICTS, read_conditions, require_none_of
+from dynbench.analysis.gate import CONDITIONS, VERDICTS, read_conditions
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli.main import main
 from dynbench.errors import GateFailed, UsageError
@@ -20,7 +21,7 @@ DRIFT = Finding("warn", "runA: step time changes", "10 %", "h", id="drift")
 
 
 def judge(condition, items, findings):
-    require_none_of([condition] if isinstance(condition, str) else condition, items, findings, {})
+    gate.judge([condition] if isinstance(condition, str) else condition, False, items, findings, {})
 
 
 def item(verdict, level="step", question="schedule"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from compared import compared
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.bench.test_bench_run import launched_at_once
@@ -224,12 +225,14 @@ def test_a_sweep_has_a_line_per_comparison_and_arm(
 
     store = RunStore(tmp_path)
     measured = {"verdict": "FASTER", "level": "step", "speedup": 1.2512345678, "ci95": [1.2, 1.3]}
-    found = [{"candidate": "part", **measured}, {"candidate": "w8", **measured, "ci95": None, "speedup": 1 / 3}]
+    found = [compared(candidate="part", **measured)]
+    found.append(compared(candidate="w8", **{**measured, "ci95": None, "speedup": 1 / 3}))
     cells = []
     for batch in (8, 64):
         folder = store.create("compare", "cell")
         runs = [{"id": "a", "summary": {"launcher": "torchrun"}}]
-        write_json(folder.path / "comparison.json", {"runs": runs, "arms": [{"name": "s", "runs": ["a"]}]})
+        content = {"runs": runs, "arms": [{"name": "s", "runs": ["a"]}], "comparisons": []}
+        write_json(folder.path / "comparison.json", content)
         cells.append(Cell({"train.global_batch": batch, "schedule.capacity": [6, 5]}, folder.id))
     with output.stdout_holds(form, tells=True):
         show_cells(SimpleNamespace(run=store.create("compare", "all"), cells=cells, comparisons=[found, found]))
