@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from pydantic import TypeAdapter, ValidationError
 
 from dynbench.analysis import tables
 from dynbench.analysis.data_facts import read_data
@@ -23,6 +23,7 @@ from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 
 log = logging.getLogger(__name__)
@@ -173,17 +174,18 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+@dataclass
+class _Checks:
+    checks: list[Finding]
+
+
 def read_checks(folder: Path) -> list[Finding]:
     """What the checks found on a single run.
 
     Raises:
         RecordError: its file cannot be read.
     """
-    path = folder / CHECKS_FILE
-    try:
-        return TypeAdapter(dict[str, list[Finding]]).validate_json(path.read_bytes())["checks"]
-    except (OSError, KeyError, ValidationError) as error:
-        raise RecordError(f"{path}: cannot be read: {error!r}", "Make it again with dynbench analyze.") from error
+    return read_json(folder / CHECKS_FILE, _Checks, "Make it again with dynbench analyze.").checks
 
 
 def _recorded_findings(folder: Path) -> list[Finding] | None:

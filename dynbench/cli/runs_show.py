@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
+from typing import Any
 
 from dynbench.cli.next_command import next_command
 from dynbench.cli.output import brief, print_line, print_pairs
@@ -25,10 +25,10 @@ def shown_duration(seconds: object) -> str:
     return format_ms(seconds * 1000) if isinstance(seconds, int | float) else ""
 
 
-def facts_of(run: Run) -> dict[str, object]:
+def facts_of(run: Run) -> dict[str, Any]:
     """Everything that a run folder says about itself; parts that cannot be read say why instead."""
     record = run.record()
-    facts: dict[str, object] = {
+    facts: dict[str, Any] = {
         "run": record.as_dict() | {"status": current_status(record), "path": run.path, "duration_s": duration_s(record)}
     }
     facts |= _comparison_facts(run)
@@ -74,14 +74,12 @@ def _comparison_facts(run: Run) -> dict[str, object]:
                 "next": next_command("report", run.label, root=root),
             }
         if (run.path / "compare.json").is_file():
-            launches = json.loads((run.path / "compare.json").read_text(encoding="utf-8"))["launches"]
-            arms: dict[str, list[str]] = {launch["arm"]: [] for launch in launches}
-            for launch in launches:
-                arms[launch["arm"]] += [launch["run"]] if launch["done"] else []
+            from dynbench.experiment.state import read_state
+
             resume = next_command("compare", "--resume", run.label, root=root)
-            return {"arms": arms, "verdicts": {}, "next": resume}
-    except (RecordError, OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("%s: the comparison cannot be read: %r", run.path, error)
+            return {"arms": read_state(run.path).arms, "verdicts": {}, "next": resume}
+    except RecordError as error:
+        _log.warning("%s: the comparison cannot be read: %s", run.path, error.message)
     return {}
 
 
@@ -103,10 +101,9 @@ def _cells_facts(run: Run) -> dict[str, object]:
     }
 
 
-def print_facts(facts: dict[str, object]) -> None:
+def print_facts(facts: dict[str, Any]) -> None:
     """Print what `facts_of` found."""
     run = facts["run"]
-    assert isinstance(run, dict)
     failure = run.pop("failure")
     warnings = run.pop("warnings")
     run["argv"] = shlex.join(run["argv"])
@@ -116,29 +113,26 @@ def print_facts(facts: dict[str, object]) -> None:
         print_pairs("failure", {key: value for key, value in failure.items() if value is not None})
     for warning in warnings:
         print_line(f"warning: {warning}")
-    arms, verdicts = facts.get("arms"), facts.get("verdicts")
     title = "configuration"
-    cells = facts.get("cells")
-    if isinstance(cells, list):
-        texts = {item["comparison"]: f"{item['status']}  {brief(item['settings'])}" for item in cells}
+    if "cells" in facts:
+        texts = {item["comparison"]: f"{item['status']}  {brief(item['settings'])}" for item in facts["cells"]}
         print_pairs("comparisons", texts)
-    if isinstance(arms, dict) and isinstance(verdicts, dict):
+    if "arms" in facts:
         title = "configuration of the baseline"
-        print_pairs("runs by arm", {name: ", ".join(ids) or "none completed" for name, ids in arms.items()})
-        print_pairs("verdicts", verdicts or {"": "not analyzed yet"})
+        print_pairs("runs by arm", {name: ", ".join(ids) or "none completed" for name, ids in facts["arms"].items()})
+        print_pairs("verdicts", facts["verdicts"] or {"": "not analyzed yet"})
     changed = facts["config_differences"]
-    if isinstance(changed, dict):
+    if changed is not None:
         texts = {key: f"{brief(item['value'])}  (default {brief(item['default'])})" for key, item in changed.items()}
         print_pairs(f"{title}, where it leaves the defaults", texts or {"": "nowhere"})
     else:
         print_line(f"configuration: {facts['config_error']}")
-    env = facts["env"]
-    if isinstance(env, dict):
-        print_pairs("environment", {key: brief(value) for key, value in env.items() if value not in (None, {}, "")})
+    if facts["env"] is not None:
+        print_pairs(
+            "environment", {key: brief(value) for key, value in facts["env"].items() if value not in (None, {}, "")}
+        )
     else:
         print_line(f"environment: {facts['env_error']}")
-    files = facts["files"]
-    assert isinstance(files, list)
-    print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in files})
+    print_pairs("files", {item["path"]: format_bytes(item["bytes"]) for item in facts["files"]})
     if "next" in facts:
         print_line(f"next  {facts['next']}")

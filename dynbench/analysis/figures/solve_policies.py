@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import polars as pl
 
 from dynbench.analysis.figures import style
 from dynbench.errors import RecordError
+from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 
 KEYS = ("trace", "world_size", "global_batch", "steps", "policy", "window", "mean_max_cost", "mean_bound")
@@ -19,17 +20,18 @@ LINE = ("trace", "world_size", "label")
 """Columns that say which line a row is."""
 
 
+@dataclass
+class _Results:
+    results: list[dict[str, Any]]
+
+
 def solve_lines(source: Run) -> pl.DataFrame | None:
     """One row per line of results, with the policy's label and its place in the legend; None without results.
 
     Raises:
         RecordError: results.json cannot be read.
     """
-    path = source.path / "results.json"
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))["results"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RecordError(f"{path}: cannot be read ({error})", "Solve again.") from error
+    results = read_json(source.path / "results.json", _Results, "Solve again.").results
     if not results:
         return None
     rows = [
