@@ -9,6 +9,9 @@ import numpy as np
 from dynbench.probe.fit import nonnegative_least_squares
 from dynbench.runs.probe_record import MemoryFit, TrialRow
 
+TERMS = ("fixed_mb", "per_sample_mb", "per_length_mb", "per_token_mb", "per_square_mb")
+"""Coefficients of 1, n, L, n*L and n*L**2."""
+
 
 def peak_mb(model: MemoryFit, n: float, length: float) -> float:
     """Predicted peak of a micro-batch, MB."""
@@ -39,16 +42,8 @@ def fit_memory(trials: Sequence[TrialRow]) -> MemoryFit | None:
     def error(columns: np.ndarray, coefficients: np.ndarray) -> float:
         return float(np.mean(np.abs(columns @ coefficients - peak) / peak))
 
-    fixed, per_sample, per_length, per_token, per_square = map(float, full)
-    return MemoryFit(
-        fixed_mb=fixed,
-        per_sample_mb=per_sample,
-        per_length_mb=per_length,
-        per_token_mb=per_token,
-        per_square_mb=per_square,
-        mape=error(design, full),
-        tokens_only_mape=error(design[:, [0, 3]], proxy),
-    )
+    errors = {"mape": error(design, full), "tokens_only_mape": error(design[:, [0, 3]], proxy)}
+    return MemoryFit(**dict(zip(TERMS, full.tolist(), strict=True)), **errors)
 
 
 def between(model: MemoryFit | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]) -> int | None:
