@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 
 import numpy as np
 
@@ -53,13 +54,11 @@ def least_maximum(weights: IntArray | FloatArray, ranks: int, limits: IntArray |
     if limits is not None and reach(limits, ranks) < len(weights):
         return None
     cells, caps = _cells(weights), None if limits is None else _cells(limits)
-    floor = max(float(weights.sum()) / ranks, float(weights[0]))
-    if np.issubdtype(weights.dtype, np.integer):
-        counts, _ = _sweep(cells, caps, ranks, _least_integer(cells, caps, ranks, int(-(-floor // 1))))
-        return counts
-    low, high = floor, floor
-    if caps is None and cells[-1] > np.finfo(np.float64).tiny:
-        low, high = _narrow(1.0 / weights, ranks, floor)
+    low = high = max(float(weights.sum()) / ranks, float(weights[0]))
+    if caps is None and np.issubdtype(weights.dtype, np.integer):
+        low = high = _least_integer(cells, ranks, ceil(low))
+    elif caps is None and cells[-1] > np.finfo(np.float64).tiny:
+        low, high = _narrow(1.0 / weights, ranks, low)
     return at_least_threshold(partial(_sweep, cells, caps, ranks), low, high)
 
 
@@ -92,18 +91,12 @@ def _cells(values: IntArray | FloatArray) -> memoryview:
     return np.ascontiguousarray(values).data
 
 
-def _least_integer(cells: memoryview, caps: memoryview | None, ranks: int, floor: int) -> int:
-    """Least feasible threshold, by galloping up from the bound and halving."""
-
-    def feasible(threshold: int) -> bool:
-        if caps is None:
-            return _reaches_end(cells, ranks, threshold)
-        return _sweep(cells, caps, ranks, threshold)[0] is not None
-
+def _least_integer(cells: memoryview, ranks: int, floor: int) -> int:
+    """Least feasible threshold without limits, by galloping up from the bound and halving."""
     low, high, stride = floor, floor, max(1, floor // 32)
-    while not feasible(high):
+    while not _reaches_end(cells, ranks, high):
         low, high, stride = high + 1, high + stride, stride * 2
-    return low + bisect_left(range(low, high), True, key=feasible)
+    return low + bisect_left(range(low, high), True, key=partial(_reaches_end, cells, ranks))
 
 
 def _narrow(inverse: FloatArray, ranks: int, floor: float) -> tuple[float, float]:
