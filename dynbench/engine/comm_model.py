@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -19,74 +18,54 @@ from dynbench.runs.store import RunStore
 FILE_SCHEMA_VERSION = 1
 
 
-class CommModel(Protocol):
+@dataclass(frozen=True, slots=True)
+class CommModel:
     """Predicted time of one all-reduce."""
 
-    @property
-    def description(self) -> Phrase:
-        """Shown wherever the virtual step time is."""
-
-    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
-        """Milliseconds for a buffer of `megabytes` (1e6 bytes) over `world_size` ranks."""
+    description: Phrase
+    """Shown wherever the virtual step time is."""
+    allreduce_ms: Callable[[float, int], float]
+    """Milliseconds for a buffer of so many megabytes (1e6 bytes) over so many ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoComm:
+def no_comm() -> CommModel:
     """Communication takes no time."""
-
-    @property
-    def description(self) -> Phrase:
-        """That there is none."""
-        return Phrase.of("comm_model.none")
-
-    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
-        """Zero."""
-        return 0.0
+    return CommModel(Phrase.of("comm_model.none"), lambda megabytes, world_size: 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class AlphaBeta:
-    """Latency and inverse bandwidth of a whole all-reduce, as given."""
-
-    alpha_ms: float
-    beta_ms_per_mb: float
-
-    @property
-    def description(self) -> Phrase:
-        """The formula."""
-        return Phrase.of("comm_model.given", alpha_ms=self.alpha_ms, beta_ms_per_mb=self.beta_ms_per_mb)
-
-    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
-        """Alpha + beta * size, whatever the number of ranks."""
-        return self.alpha_ms + self.beta_ms_per_mb * megabytes
+def alpha_beta(alpha_ms: float, beta_ms_per_mb: float) -> CommModel:
+    """Latency and inverse bandwidth of a whole all-reduce, as given, whatever the number of ranks."""
+    description = Phrase.of("comm_model.given", alpha_ms=alpha_ms, beta_ms_per_mb=beta_ms_per_mb)
+    return CommModel(description, lambda megabytes, world_size: alpha_ms + beta_ms_per_mb * megabytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Measured all-reduces: interpolated over size, scaled over ranks.
+def measured(source: str, points: Sequence[tuple[float, float]], world_size: int) -> CommModel:
+    """Measured all-reduces: interpolated over size, proportional to size beyond the largest, scaled over ranks.
 
     A ring all-reduce moves 2(G-1)/G of the buffer per rank (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69,
     2009), so a measurement with another number of ranks is scaled by that factor.
+
+    Args:
+        source: where the points are from.
+        points: size in MB and time in ms of each all-reduce, in ascending order; one alone is a line through zero.
+        world_size: ranks that they were measured with.
+
+    Raises:
+        UsageError: no points, numbers that are no size or time, or fewer than two ranks.
     """
+    numbers = [number for point in points for number in point]
+    if not points or not all(0 < number < math.inf for number in numbers) or world_size < 2:
+        raise UsageError(
+            f"launch.comm_model: {source}: sizes and times must be numbers above 0, from at least two ranks", _FILE_HINT
+        )
+    sizes, times = zip(*([(0.0, 0.0), *points] if len(points) == 1 else points), strict=True)
 
-    source: str
-    megabytes: tuple[float, ...]
-    """Ascending."""
-    ms: tuple[float, ...]
-    world_size: int
+    def allreduce_ms(megabytes: float, ranks: int) -> float:
+        beyond = megabytes > sizes[-1]
+        at_size = times[-1] * megabytes / sizes[-1] if beyond else float(np.interp(megabytes, sizes, times))
+        return at_size * _ring_share(ranks) / _ring_share(world_size)
 
-    @property
-    def description(self) -> Phrase:
-        """The source."""
-        return Phrase.of("comm_model.measured", world_size=self.world_size, source=self.source)
-
-    def allreduce_ms(self, megabytes: float, world_size: int) -> float:
-        """Interpolated between the measured sizes, proportional to size beyond the largest."""
-        if megabytes > self.megabytes[-1]:
-            at_size = self.ms[-1] * megabytes / self.megabytes[-1]
-        else:
-            at_size = float(np.interp(megabytes, self.megabytes, self.ms))
-        return at_size * _ring_share(world_size) / _ring_share(self.world_size)
+    return CommModel(Phrase.of("comm_model.measured", world_size=world_size, source=source), allreduce_ms)
 
 
 def build_comm_model(text: str | None, root: Path) -> CommModel:
@@ -100,9 +79,9 @@ def build_comm_model(text: str | None, root: Path) -> CommModel:
         UsageError: none of these, or a file of another schema.
     """
     if text is None or text == "none":
-        return NoComm()
+        return no_comm()
     if (pair := _number_pair(text)) is not None:
-        return AlphaBeta(*pair)
+        return alpha_beta(*pair)
     return read_comm_file(Path(text)) if _is_file(text) else _from_probe(text, root)
 
 
@@ -141,7 +120,7 @@ def charged_ms(text: str | None, gradient_mb: float, world_size: int, root: Path
     return build_comm_model(text, root).allreduce_ms(gradient_mb, world_size)
 
 
-def read_comm_file(path: Path) -> Measured:
+def read_comm_file(path: Path) -> CommModel:
     """A file `{"schema_version": 1, "world_size": G, "allreduce": [{"megabytes": x, "ms": y}, …]}`.
 
     Raises:
@@ -161,7 +140,7 @@ def read_comm_file(path: Path) -> Measured:
             f"launch.comm_model: {path} has schema version {version}, this version reads {FILE_SCHEMA_VERSION}",
             _FILE_HINT,
         )
-    return _measured(str(path), points, world_size)
+    return measured(str(path), points, world_size)
 
 
 _FILE_HINT = (
@@ -169,26 +148,14 @@ _FILE_HINT = (
 )
 
 
-def _from_probe(reference: str, root: Path) -> Measured:
+def _from_probe(reference: str, root: Path) -> CommModel:
     probe = load_probe(reference, "launch.comm_model", root).allreduce
     if probe is None:
         raise UsageError(
             f"launch.comm_model: probe {reference!r} measured no all-reduce", "Probe with two or more ranks."
         )
     source = Phrase.of("comm_model.probe", probe=reference)
-    return _measured(source, [(probe.megabytes, probe.ms)], probe.world_size)
-
-
-def _measured(source: str, points: Sequence[tuple[float, float]], world_size: int) -> Measured:
-    numbers = [number for point in points for number in point]
-    if not points or not all(0 < number < math.inf for number in numbers) or world_size < 2:
-        raise UsageError(
-            f"launch.comm_model: {source}: sizes and times must be numbers above 0, from at least two ranks", _FILE_HINT
-        )
-    if len(points) == 1:
-        points = [(0.0, 0.0), *points]
-    sizes, times = zip(*points, strict=True)
-    return Measured(source, sizes, times, world_size)
+    return measured(source, [(probe.megabytes, probe.ms)], probe.world_size)
 
 
 def _number_pair(text: str) -> tuple[float, float] | None:

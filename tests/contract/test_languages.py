@@ -22,7 +22,7 @@ from dynbench.analysis.record import LEVELS
 from dynbench.analysis.recovery import Recovery
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
-from dynbench.engine.comm_model import AlphaBeta, Measured, NoComm
+from dynbench.engine.comm_model import alpha_beta, measured, no_comm
 from dynbench.experiment.report_texts import reason, recovered, said
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels
 from dynbench.runs.phrase import Phrase, english
@@ -94,7 +94,7 @@ def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
 @pytest.mark.parametrize("virtual", [False, True])
 def test_the_reason_of_every_verdict(language: str, verdict: Verdict, phrase: Phrase, virtual: bool) -> None:
     if virtual:
-        model = AlphaBeta(1, 0.5).description
+        model = alpha_beta(1, 0.5).description
         phrase = Phrase.of("reason.virtual", reason=phrase, comm_model=model)
     text = reason(load_template(language), compared(reason=str(phrase), reason_said=as_read(phrase.record())))
 
@@ -123,7 +123,7 @@ def test_what_is_recovered(language: str, found: Recovery) -> None:
 def test_models_of_communication(language: str) -> None:
     probe = Phrase.of("comm_model.probe", probe="p1")
     template = load_template(language)
-    for model in (NoComm(), AlphaBeta(1, 0.5), Measured(probe, (0.0, 1.0), (0.0, 2.0), 4)):
+    for model in (no_comm(), alpha_beta(1, 0.5), measured(probe, [(1.0, 2.0)], 4)):
         text = said(template, as_read(model.description.record()), model.description)
         assert english_words(text, ("p1",)) == []
         assert numbers(text) == numbers(model.description)

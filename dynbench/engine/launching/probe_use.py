@@ -131,14 +131,8 @@ def probe_warnings(config: Config, workers: int, root: Path, *, attached: bool =
         attached: torchrun or srun has started the ranks.
     """
     schedule, warnings = config.schedule, []
-    probes_itself = not attached and config.launch.nnodes == 1
-    wanted = (config.launch.device, config.probe.run, schedule.mode, schedule.capacity) == (
-        "cuda",
-        None,
-        "dynamic",
-        None,
-    )
-    if wanted and not probes_itself:
+    unprobed = config.launch.device == "cuda" and config.probe.run is None and schedule.capacity is None
+    if unprobed and schedule.mode == "dynamic" and (attached or config.launch.nnodes > 1):
         warnings.append(
             "probe.run: null, and no probe is made by itself inside torchrun or srun, or on several nodes: planned "
             f"with cost {schedule.cost_type!r} and without capacities; probe first (--probe RUN), or set --probe off"
