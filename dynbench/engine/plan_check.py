@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dynbench.config.change import changed
 from dynbench.config.schema import Config
 from dynbench.engine.capacity_check import check_capacity, check_obeyed
 from dynbench.engine.comm_model import build_comm_model
@@ -48,9 +49,7 @@ def check_plan(config: Config, workers: int, root: Path, launches: int = 1) -> N
         check_capacity(config, workers, root)
         return
     for launch in range(launches):
-        seeded = config.model_copy(
-            update={"train": config.train.model_copy(update={"seed": config.train.seed + launch})}
-        )
+        seeded = changed(config, {"train.seed": config.train.seed + launch})
         try:
             check_steps(seeded, _on_known_data(seeded, workers, multiple, root))
         except NothingFits as error:
@@ -79,4 +78,4 @@ def _unprobed(config: Config) -> Config:
     schedule = config.schedule
     if config.probe.run != "auto" or schedule.cost_type != "measured" or schedule.cost_coefficients is not None:
         return config
-    return config.model_copy(update={"schedule": schedule.model_copy(update={"cost_type": "tokens"})})
+    return changed(config, {"schedule.cost_type": "tokens"})

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from dynbench.config.change import changed
 from dynbench.config.schema import Config
 from dynbench.errors import DynbenchError
 from dynbench.experiment.state import CompareState, LaunchState
@@ -85,8 +86,7 @@ def _launch(
     on_step: Callable[[int, int], None],
 ) -> CompareState:
     launch = state.launches[index]
-    config = arms[launch.arm]
-    config = config.model_copy(update={"train": config.train.model_copy(update={"seed": launch.seed})})
+    config = changed(arms[launch.arm], {"train.seed": launch.seed})
     name = f"{launch.arm}-{launch.block + 1}-{comparison.id.rpartition('-')[2]}"
     on_step(0, config.train.warmup_steps + config.train.steps)
     try:

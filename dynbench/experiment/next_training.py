@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dynbench.config.change import changed
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem
 from dynbench.engine.run_check import fitting_batch, may_split, total_steps
 from dynbench.errors import BatchTooLarge, DynbenchError
-from dynbench.experiment.probing import using_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import make_policy
@@ -58,8 +58,8 @@ def next_training(config: Config, probe: Run, store: RunStore) -> NextTraining:
 
 
 def _planned(config: Config, probe: Run, store: RunStore) -> NextTraining:
-    dynamic = config.schedule.model_copy(update={"mode": "dynamic", "capacity": None})
-    resolved = resolve(using_probe(config.model_copy(update={"schedule": dynamic}), probe.id), this_machine(), store)
+    dynamic = changed(config, {"schedule.mode": "dynamic", "schedule.capacity": None, "probe.run": probe.id})
+    resolved = resolve(dynamic, this_machine(), store)
     config, workload = resolved.config, build_workload(resolved.config)
     multiple = config.workload.pad_to_multiple_of
     assert isinstance(multiple, int), "resolved"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.metrics import workers_of
+from dynbench.config.change import changed
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost, build_problem
 from dynbench.errors import DynbenchError, NothingFits, UsageError
@@ -219,9 +220,7 @@ def _steps(config: Config, workers: int) -> int:
 
 def _without_arm(config: Config) -> Config:
     """The baseline's settings for policies that no arm has: one global batch at a time, one micro-batch per rank."""
-    return config.model_copy(
-        update={"schedule": config.schedule.model_copy(update={"window": 1, "micro_batches": 1, "solver": "exact"})}
-    )
+    return changed(config, {"schedule.window": 1, "schedule.micro_batches": 1, "schedule.solver": "exact"})
 
 
 def _objects(value: object) -> list[Json]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from dynbench.config.change import changed
 from dynbench.config.effects import unread
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
@@ -106,17 +107,12 @@ def run_probe(
 def _to_be_probed(config: Config) -> Config:
     """Without what comes from an earlier probe: it is measured anew here, and may be outdated or gone."""
     schedule = config.schedule
-    changes: dict[str, object] = {}
+    changes: dict[str, object] = {"probe.run": None}
     if isinstance(schedule.capacity, str):
-        changes["capacity"] = None
+        changes["schedule.capacity"] = None
     if schedule.cost_type == "measured" and schedule.cost_coefficients is None:
-        changes["cost_type"] = "auto"
-    return config.model_copy(
-        update={
-            "probe": config.probe.model_copy(update={"run": None}),
-            "schedule": schedule.model_copy(update=changes),
-        }
-    )
+        changes["schedule.cost_type"] = "auto"
+    return changed(config, changes)
 
 
 @dataclass(frozen=True)

@@ -17,4 +17,4 @@ def decide_shape(config: Config, decisions: MutableMapping[str, dict[str, object
     shape = config.workload.shape
     if config.workload.weights == "random" and not config.workload.is_own:
         decisions[KEY] = {"value": shape, "reason": REASONS[shape]}
-    return {"size": shape}
+    return {KEY: shape}

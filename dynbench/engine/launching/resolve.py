@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from dynbench.config.change import changed
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
 from dynbench.config.schema import Config
@@ -88,34 +89,27 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     device = _device(config, machine, decisions)
     launcher = _launcher(config, machine, device, decisions)
     nproc, world_size = _ranks(config, machine, device, launcher, decisions)
-    launch: dict[str, object] = {
-        "device": device,
-        "launcher": launcher,
-        "nproc": nproc,
-        "nnodes": max(1, world_size // nproc) if launcher == "torchrun" else 1,
-        "world_size": world_size if launcher == "virtual" else None,
-        "threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
+    changes: dict[str, object] = {
+        "launch.device": device,
+        "launch.launcher": launcher,
+        "launch.nproc": nproc,
+        "launch.nnodes": max(1, world_size // nproc) if launcher == "torchrun" else 1,
+        "launch.world_size": world_size if launcher == "virtual" else None,
+        "launch.threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
     }
     if launcher == "virtual":
-        launch["comm_model"] = decide_comm_model(config.launch.comm_model, store, decisions)
-    train = {
-        "precision": _precision(config, machine, device, decisions),
-        "learning_rate": decide_learning_rate(config, decisions),
-    }
-    multiple = _pad_multiple(config, device, decisions)
-    workload = {"pad_to_multiple_of": multiple, **decide_shape(config, decisions), **own_code_settings(config.workload)}
+        changes["launch.comm_model"] = decide_comm_model(config.launch.comm_model, store, decisions)
+    changes["train.precision"] = _precision(config, machine, device, decisions)
+    changes["train.learning_rate"] = decide_learning_rate(config, decisions)
+    changes["workload.pad_to_multiple_of"] = _pad_multiple(config, device, decisions)
+    changes |= decide_shape(config, decisions)
+    changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
     workers = ranks_of(config, world_size).workers
-    schedule = _schedule(config, workers, store, decisions)
-    resolved = config.model_copy(
-        update={
-            "launch": config.launch.model_copy(update=launch),
-            "train": config.train.model_copy(update=train),
-            "workload": config.workload.model_copy(update=workload),
-            "schedule": config.schedule.model_copy(update=schedule),
-            "probe": config.probe.model_copy(update=_probe(config, store)),
-        }
-    )
-    problems = check_rules(resolved if machine.ranks_given is None else _without_nodes(resolved), world_size)
+    changes |= _schedule(config, workers, store, decisions)
+    resolved = changed(config, changes)
+    # Rendezvous flags are what torchrun or srun have seen to already, where they started the ranks.
+    ruled = resolved if machine.ranks_given is None else changed(resolved, {"launch.nnodes": 1, "launch.node_rank": 0})
+    problems = check_rules(ruled, world_size)
     hardware = device_name(device, machine.gpu_names)
     mismatches = probe_problems(resolved, config, workers, hardware, store.root)
     if config.probe.run == "auto" and machine.ranks_given is not None:
@@ -259,43 +253,29 @@ def _pad_multiple(config: Config, device: str, decisions: dict[str, Decision]) -
 def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
     schedule = config.schedule
     changes: dict[str, object] = {}
+
+    def decide(key: str, value: object, reason: str) -> None:
+        changes[key] = value
+        _decide(decisions, key, value, reason)
+
     if schedule.policy is None:
-        changes["policy"] = schedule.policy_name
-        _decide(decisions, "schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
+        decide("schedule.policy", schedule.policy_name, f"schedule.mode is {schedule.mode}")
     if schedule.policy_name == "prefix" and options_of(schedule, StreamOptions).buffer == "auto":
-        changes["buffer"] = buffer_size(config, workers)
-        _decide(decisions, "schedule.buffer", changes["buffer"], "max(32, B - G + 1)")
+        decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
     if schedule.cost_type == "auto":
-        changes["cost_type"], reason = default_cost_type(config)
-        _decide(decisions, "schedule.cost_type", changes["cost_type"], reason)
+        decide("schedule.cost_type", *default_cost_type(config))
     if isinstance(schedule.capacity, str):
-        changes["capacity"] = find_run(store, "schedule.capacity", schedule.capacity).id
-        _decide(decisions, "schedule.capacity", changes["capacity"], f"run meant by {schedule.capacity!r}")
+        run = find_run(store, "schedule.capacity", schedule.capacity)
+        decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")
     if names_a_probe(config):
-        changes |= _from_probe(config, workers, store, decisions)
+        run = find_run(store, "probe.run", str(config.probe.run))
+        measured = f"measured by probe.run, {config.probe.run}"
+        changes["probe.run"] = run.id
+        if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
+            decide("schedule.capacity", run.id, measured)
+        if schedule.speeds is None:
+            probe = load_probe(run.id, "probe.run", store.root)
+            found = probe_speeds(probe, workers)
+            if found is not None and same_slowdown(config, probe):
+                decide("schedule.speeds", tuple(round(speed, 4) for speed in found.tolist()), measured)
     return changes
-
-
-def _from_probe(config: Config, workers: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:
-    """What the probe that `probe.run` names knows and the configuration leaves open."""
-    schedule, run = config.schedule, find_run(store, "probe.run", str(config.probe.run))
-    changes: dict[str, object] = {}
-    if schedule.capacity is None and POLICIES[schedule.policy_name].capped:
-        changes["capacity"] = run.id
-    if schedule.speeds is None:
-        probe = load_probe(run.id, "probe.run", store.root)
-        found = probe_speeds(probe, workers)
-        if found is not None and same_slowdown(config, probe):
-            changes["speeds"] = tuple(round(speed, 4) for speed in found.tolist())
-    for key, value in changes.items():
-        _decide(decisions, f"schedule.{key}", value, f"measured by probe.run, {config.probe.run}")
-    return changes
-
-
-def _probe(config: Config, store: RunStore) -> dict[str, object]:
-    return {"run": find_run(store, "probe.run", str(config.probe.run)).id} if names_a_probe(config) else {}
-
-
-def _without_nodes(config: Config) -> Config:
-    """For the rules on rendezvous flags, which torchrun or srun have seen to already."""
-    return config.model_copy(update={"launch": config.launch.model_copy(update={"nnodes": 1, "node_rank": 0})})
