@@ -18,6 +18,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from dynbench import __version__
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import jsonable, replacing
+from dynbench.runs.columns import COLUMNS_FILE
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
 
@@ -25,11 +26,11 @@ EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
 MANIFEST = "export.json"
 KIND = "dynbench export"
-EXPORT_SCHEMA_VERSION = 1
+EXPORT_SCHEMA_VERSION = 2
 RUNS = "runs"
 """Folder of the run folders within the file."""
-RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", PROBE_FILE)
-"""Files of a run folder that are kept, with those of its ranks."""
+RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", f"ranks/{COLUMNS_FILE}", PROBE_FILE)
+"""Files of a run folder that are kept, with the rows of its ranks."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
@@ -98,7 +99,7 @@ def write_export(
 
 
 def record_files(run: Run) -> dict[str, Path]:
-    """The files of a run folder that are kept, less those of its ranks: name within the folder to path."""
+    """The files of a run folder that are kept, less the rows of its ranks: name within the folder to path."""
     return {name: path for name in RECORDS if (path := run.path / name).is_file()}
 
 

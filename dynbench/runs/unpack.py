@@ -123,7 +123,7 @@ def _checked(path: Path, file: ZipFile) -> list[ZipInfo]:
 
 def _checked_run(path: Path, root: Path, run_id: str) -> Run:
     run = Run(root / run_id)
-    if not re.fullmatch(_FOLDER, run_id) or not run.ranks_dir.is_dir():
+    if not re.fullmatch(_FOLDER, run_id) or not any(run.ranks_dir.glob("rank_*.csv")):
         raise _refused(path, f"it names run {run_id!r} and holds no rows of it")
     try:
         if (name := run.record().name) is not None:

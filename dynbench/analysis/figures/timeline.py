@@ -42,7 +42,8 @@ def timeline(arms: Sequence[ArmView]) -> style.Drawing | None:
     panels[-1].set_xlabel("time since the step began (ms)")
     style.legend_of_figure(figure, panels[0])
     columns = ["arm", "step", "rank", "local_batch", "max_seq_len_in_batch", "padded_tokens", "step_time_max_ms"]
-    return style.Drawing(figure, pl.concat(tables).select(*columns, *(phase.column for phase in PHASES)))
+    columns += [phase.column for phase in PHASES]
+    return style.Drawing(figure, pl.concat([table.select(columns) for table in tables]))
 
 
 def typical_step(arms: Sequence[ArmView]) -> int | None:

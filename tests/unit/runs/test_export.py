@@ -16,6 +16,7 @@ from dynbench.config.dump import dump_config
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json
+from dynbench.runs.columns import COMM_COLUMNS, read_columns, write_columns
 from dynbench.runs.export import KIND, MANIFEST, record_files, write_export
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -30,6 +31,7 @@ def run(tmp_path: Path) -> Run:
     run.config_file.write_text(dump_config(Config()), encoding="utf-8")
     write_json(run.env_file, {"host": "h"})
     run.rank_file(0).write_text("step,rank\n0,0\n", encoding="utf-8")
+    write_columns(run.ranks_dir, COMM_COLUMNS)
     run.update(status="running")
     run.update(status="completed")
     return run
@@ -61,6 +63,7 @@ def test_what_is_exported_comes_back_and_is_gone_afterwards(run: Run, exported: 
         assert found.arms == {"static": [back]} and found.holds(back) and not found.holds(run)
         assert (back.id, back.record(), back.config(), back.env()) == (run.id, run.record(), run.config(), run.env())
         assert back.rank_file(0).read_text() == run.rank_file(0).read_text()
+        assert read_columns(back.ranks_dir) == read_columns(run.ranks_dir) != {}
         assert {path.name for path in back.path.iterdir()} == {"run.json", "config.yaml", "env.json", "ranks"}
     assert list(room.iterdir()) == []
 
@@ -118,7 +121,7 @@ HOSTILE = {
     "no manifest": lambda members: members.pop(MANIFEST),
     "empty": lambda members: members.clear(),
     "other kind": manifest(kind="something"),
-    "newer": manifest(schema_version=2),
+    "newer": manifest(schema_version=3),
     "no version": manifest(schema_version=None, runs=3),
     "not an object": added(MANIFEST, b"[1]"),
     "deep manifest": added(MANIFEST, b"[" * 100_000),
@@ -181,8 +184,8 @@ def refused(path: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_later_version_is_named(
     exported: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewritten(exported, manifest(schema_version=2, kind="what later versions say"))
-    assert "has schema version 2, this dynbench reads up to 1" in refused(exported, room, tmp_path, capsys)
+    rewritten(exported, manifest(schema_version=3, kind="what later versions say"))
+    assert "has schema version 3, this dynbench reads up to 2" in refused(exported, room, tmp_path, capsys)
 
 
 def test_a_bomb_is_told_by_its_sizes(
@@ -244,4 +247,4 @@ def test_no_such_file(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[st
 def test_the_kind_is_part_of_the_format(exported: Path) -> None:
     with ZipFile(exported) as file:
         found = json.loads(file.read(MANIFEST))
-    assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 1, MANIFEST)
+    assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 2, MANIFEST)
