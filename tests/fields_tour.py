@@ -116,6 +116,8 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
 def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
     runs = [build_run(store, Fake(policy, seed=seed)).id for policy in ("static", "partition") for seed in range(2)]
     tour.run("analyze", *runs, document="analyze --json")
+    ranks = [build_run(store, Fake("static", world_size=number)).id for number in (2, 4)]
+    tour.run("analyze", *ranks, document="analyze --json")
     (folder / "two.yaml").write_text(RECIPE, encoding="utf-8")
     (folder / "cells.yaml").write_text(RECIPE.replace("launches: 4", "launches: 2") + CELLS, encoding="utf-8")
     tour.run("compare", str(folder / "two.yaml"), "--name", "two", document="compare --json")

@@ -33,9 +33,10 @@ NOT_COMPARED = (
     "environment.DYNBENCH_RESULTS",
     "data.train_source",
     "data.eval_source",
+    "devices.ranks.rank",
 )
-"""Facts and sections of env.json that differ between equal launches: the moment, names of places and jobs, and what
-restates the configuration. Every other fact is compared; one that differs is worth a warning."""
+"""Facts and sections of env.json that differ between equal launches: the moment, names of places and jobs, numbers of
+ranks, and what restates the configuration. Every other fact is compared; one that differs is worth a warning."""
 
 _DECISIONS = ("decisions.", "data.decisions.")
 

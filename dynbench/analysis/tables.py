@@ -57,7 +57,7 @@ def format_value(value: float | None, unit: str) -> str:
     if unit == "%":
         return f"{100 * value:.1f} %"
     magnitude = abs(value)
-    if magnitude >= 1000:
+    if magnitude >= 1000 or unit == "bytes":
         return f"{value:,.0f}"
     if magnitude >= 100:
         return f"{value:.1f}"

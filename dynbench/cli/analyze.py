@@ -141,6 +141,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
     for run in report.runs:
         if run.partial:
             print_line(f"\npartial: {run.label}: {'; '.join(run.lacks)}")
+    if report.question is not None:
+        print_line(f"\nquestion: {report.question.name}, {report.question.description}")
     for comparison in report.comparisons:
         print_line(f"\n{_verdict(comparison)}")
         if comparison.predicted is not None:

@@ -15,6 +15,7 @@ from dynbench.errors import RunLookupError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dynbench.analysis.questions.base import Question
     from dynbench.config.recipes import Recipe
     from dynbench.experiment.cells import CellsOutcome
     from dynbench.experiment.compare import Outcome
@@ -82,12 +83,12 @@ def command(
         from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
 
         loaded, written = load(recipe, arms, over, launches, question, settings)
-        _check(loaded, store, name, replace)
+        asked = _check(loaded, store, name, replace)
         warnings = _warnings(loaded, store)
         if save_recipe is not None:
             save(written, loaded[0], save_recipe)
         if dry_run:
-            show_plan(loaded, written, warnings, settings)
+            show_plan(loaded, asked, written, warnings, settings)
             return
         tell_alike(loaded, store)
         comparison = _start(loaded, written, store, name, replace)
@@ -137,13 +138,13 @@ def _start(
     return start_cells(recipes, store, name=name, replace=replace, text=recipe_yaml(written))
 
 
-def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> None:
+def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Question:
     from dynbench.experiment.compare import check_startable, on_first_node
 
     if on_first_node(recipes[0]):
         store.check_name(name, replace)
-    for recipe in recipes:
-        check_startable(recipe, store)
+    question, *_ = [check_startable(recipe, store) for recipe in recipes]
+    return question
 
 
 def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dynbench.analysis.questions.base import Question
 from dynbench.cli.flags import FLAGS
 from dynbench.cli.options import Settings
 from dynbench.cli.output import print_json, print_line, writing
@@ -70,9 +71,13 @@ def tell_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
 
 
 def show_plan(
-    recipes: Sequence[Recipe], written: Mapping[str, object], warnings: Sequence[str], settings: Settings
+    recipes: Sequence[Recipe],
+    question: Question,
+    written: Mapping[str, object],
+    warnings: Sequence[str],
+    settings: Settings,
 ) -> None:
-    """Arms, cells, launches and the time they take, as a recipe with remarks; all settings under `-v` and `--json`."""
+    """The recipe, with the question, launches and their time as remarks; all settings under `-v` and `--json`."""
     store = settings.store()
     alike = tell_alike(recipes, store)
     expected = estimate(recipes, store)
@@ -81,6 +86,7 @@ def show_plan(
         plans = [
             {
                 "recipe": recipe.name,
+                "question": question.name,
                 "settings": recipe.cell,
                 "baseline": recipe.baseline,
                 "arms": {name: config.model_dump(mode="json") for name, config in recipe.arms.items()},
@@ -98,5 +104,6 @@ def show_plan(
         for recipe in recipes:
             print_line("\n# in full:\n" + "\n".join(f"# {line}" for line in dump_recipe(recipe).splitlines()))
     total = f"{len(order)} launches" if len(recipes) == 1 else f"{len(recipes)} comparisons of {len(order)} launches"
-    print_line(f"\n# {total}: {' '.join(launch.arm for launch in order)}")
+    print_line(f"\n# question: {question.name}, {question.description}")
+    print_line(f"# {total}: {' '.join(launch.arm for launch in order)}")
     print_line(f"# {expected}")

@@ -14,6 +14,7 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
+from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
@@ -188,8 +189,11 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     return analyze_runs((), store, settings, arms=arms, into=comparison, question=recipe.question, on_progress=on_stage)
 
 
-def check_startable(recipe: Recipe, store: RunStore) -> None:
+def check_startable(recipe: Recipe, store: RunStore) -> Question:
     """Refuse, before anything is made, what could not end well.
+
+    Returns:
+        What is asked of the arms, named or found.
 
     Raises:
         NotComparable: arms that differ in more than may be compared.
@@ -201,8 +205,9 @@ def check_startable(recipe: Recipe, store: RunStore) -> None:
         raise UsageError(
             "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
         )
-    _check_comparable(recipe, _resolved(recipe, store))
+    question = _check_comparable(recipe, _resolved(recipe, store))
     check_batch(recipe.arms[recipe.baseline])
+    return question
 
 
 def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
@@ -228,8 +233,8 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
     return arms
 
 
-def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> None:
-    """Refuse, before anything is launched, what the analysis would refuse after it.
+def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> Question:
+    """The question that the arms answer. Refuse, before anything is launched, what the analysis would refuse after it.
 
     It will see the settings resolved: `auto` and the value that it means are the same.
     """
@@ -240,6 +245,7 @@ def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> None:
             who = f"recipe {recipe.name}: arms {recipe.baseline} and {name}"
             hint = "Give these keys under settings, the same for all arms."
             raise not_comparable(who, describe(forbidden), question, list(found.values()), hint)
+    return question
 
 
 def resume_command(comparison: Run) -> str:

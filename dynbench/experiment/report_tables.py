@@ -8,7 +8,7 @@ from dynbench.analysis.comparability import fact
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.metrics import Metric, chosen_metrics, lookup, workers_of
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_value
+from dynbench.analysis.tables import format_gain, format_value
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.formats import NBSP, interval, number, percent, ratio, saved_hours
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
@@ -36,17 +36,17 @@ def settings_table(subject: Subject, template: Template) -> str:
     """What was run, on what; a key whose value differs between runs shows all its values."""
     members = subject.members
     configs = [member.config for member in members if member.config is not None]
-    first, state = members[0].summary, subject.state
+    state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
     facts: dict[str, str | None] = {
         **({"recipe": state.recipe, "order": "ABBA"} if state else {}),
         **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in SETTINGS.items()},
         "dropout": dropout(subject, template),
-        "cost_type": distinct(cost_of(member, subject) for member in members),
-        "world_size": _count(first, "world_size"),
-        **({} if workers_of(first) == lookup(first, "world_size") else {"workers": _count(first, "workers")}),
+        **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
+        "world_size": _counts(members, "world_size"),
+        **({"workers": _counts(members, "workers")} if any(_serves(member.summary) for member in members) else {}),
         "launcher": ranks_kind(subject, template),
-        "steps": _count(first, "steps"),
-        "warmup_steps": _count(first, "warmup_steps"),
+        "steps": _counts(members, "steps"),
+        "warmup_steps": _counts(members, "warmup_steps"),
         "launches": distinct(len(arm) for arm in subject.arms.values()),
         **_machine(members, template),
     }
@@ -118,7 +118,7 @@ def metrics_table(subject: Subject, template: Template) -> str:
         means = [mean_of(arm, metric.key) for arm in subject.arms.values()]
         if any(mean is not None for mean in means):
             values = [format_value(mean, metric.unit) for mean in means]
-            rows.append([_title(metric, template), *values, *(_gain(gain, metric) for _, gain in gains)])
+            rows.append([_title(metric, template), *values, *(format_gain(gain.get(metric.key)) for _, gain in gains)])
     return table(headings, rows)
 
 
@@ -239,10 +239,6 @@ def _title(metric: Metric, template: Template) -> str:
     return template.label(f"metrics.{metric.key}", metric.title) + unit
 
 
-def _gain(gains: Mapping[str, float], metric: Metric) -> str:
-    return f"{gains[metric.key]:+.1f} %" if metric.key in gains else ""
-
-
 def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
     """Facts of the first run's provenance; None where they were not recorded."""
     facts: dict[str, str | None] = dict.fromkeys(("samples", "cpu", "memory", "packages", "commit"))
@@ -269,6 +265,11 @@ def _machine(members: Sequence[Member], template: Template) -> dict[str, str | N
     return facts
 
 
-def _count(summary: Json, key: str) -> str | None:
-    value = lookup(summary, key)
-    return None if value is None else format_count(value)
+def _counts(members: Sequence[Member], key: str) -> str | None:
+    counts = (lookup(member.summary, key) for member in members)
+    return distinct(format_count(count) for count in counts if count is not None)
+
+
+def _serves(summary: Json) -> bool:
+    """Whether some of the ranks train nothing."""
+    return workers_of(summary) != lookup(summary, "world_size")

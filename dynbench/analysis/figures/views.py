@@ -68,14 +68,16 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _counts(arms: Sequence[ArmView]) -> str:
-    first = arms[0].runs[0]
-    kind = f"virtual ranks (one device; communication: {first.facts.comm_model})" if first.facts.virtual else "ranks"
-    kind += f" of which {first.workers} train" if first.facts.servers else ""
+    facts = arms[0].runs[0].facts
+    ranks, workers = (sorted({getattr(arm.runs[0], name) for arm in arms}) for name in ("world_size", "workers"))
+    kind = "rank" if ranks == [1] else "ranks"
+    kind = f"virtual {kind} (one device; communication: {facts.comm_model})" if facts.virtual else kind
+    kind += f" of which {_range(workers)} train" if workers != ranks else ""
     launches = sorted({len(arm.runs) for arm in arms})
     steps = sorted({run.measured.height for arm in arms for run in arm.runs})
     warmup = sorted({run.facts.config.train.warmup_steps for arm in arms for run in arm.runs})
     return (
-        f"n = {_range(launches)} launch{'es' if launches[-1] > 1 else ''} per arm, {first.world_size} {kind}, "
+        f"n = {_range(launches)} launch{'es' if launches[-1] > 1 else ''} per arm, {_range(ranks)} {kind}, "
         f"{_range(steps)} measured steps; the first {_range(warmup)} steps (warm-up) are left out."
     )
 

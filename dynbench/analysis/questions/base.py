@@ -82,7 +82,7 @@ class Question:
     loss_drift: float | None = None
     plans: bool = False
     metrics: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ("timeline", "time_breakdown", "step_time_distribution", "step_time")
+    figures: tuple[str, ...] = ("time_breakdown", "step_time_distribution", "timeline", "step_time")
     columns: tuple[str, ...] = ("saved",)
     template: str = "arms"
     chapters: tuple[str, ...] = ("time",)

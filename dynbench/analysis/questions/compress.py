@@ -11,5 +11,5 @@ QUESTION = Question(
     asks=("compress",),
     loss_drift=0.05,
     metrics=("compression_ratio", *sync.QUESTION.metrics),
-    chapters=("traffic", "loss", "time", "memory"),
+    chapters=("time", "traffic", "loss", "memory"),
 )

@@ -24,5 +24,5 @@ QUESTION = Question(
         "bytes_wire.mean",
         "wait_fraction",
     ),
-    chapters=("loss", "memory", "time"),
+    chapters=("time", "loss", "memory"),
 )

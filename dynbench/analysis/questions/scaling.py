@@ -41,7 +41,7 @@ QUESTION = Scaling(
         "padding_ratio",
         "peak_mem_mb.max",
     ),
-    figures=("time_breakdown", "step_time_distribution", "step_time"),
+    figures=("scaling", "time_breakdown", "step_time_distribution", "step_time"),
     columns=("efficiency",),
     chapters=("scaling", "traffic", "time"),
 )

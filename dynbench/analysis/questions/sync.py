@@ -23,5 +23,5 @@ QUESTION = Question(
         "eval.accuracy",
         "eval.perplexity",
     ),
-    chapters=("traffic", "time", "memory"),
+    chapters=("time", "traffic", "memory"),
 )

@@ -9,11 +9,12 @@ import pytest
 from matplotlib.image import imread
 
 import dynbench.analysis.figures as registry
+from dynbench.analysis.comparison import seconds_per_unit
 from dynbench.analysis.figures import FIGURES, draw_figures, style, timeline
 from dynbench.analysis.figures.over_steps import draw_lines
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.merge import PARQUET, merge_run
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_only_style_chooses_a_backend_and_nothing_uses_pyplot():
 
 @pytest.mark.slow
 def test_every_figure_comes_with_its_numbers(view, tmp_path):
-    files = draw_figures("train", view("static", "partition"), tmp_path)
+    files = draw_figures("train", view("static") + view("partition", world_size=4), tmp_path)
     assert [path.name for path in files] == [f"{name}.{kind}" for name in FIGURES["train"] for kind in ("png", "csv")]
     for path in files:
         if path.suffix == ".png":
@@ -99,6 +100,29 @@ def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
     step_ms = every[0]["step_time_max_ms"][0]
     drawn = drawing.table.filter(arm="static")["wait_ms"].mean() / step_ms
     assert f"{100 * drawn:.0f}" != f"{100 * every[0]['wait_ms'].mean() / step_ms:.0f}"
+
+
+def test_throughput_and_efficiency_over_ranks_are_those_of_the_comparison(view):
+    one, four = view("static", world_size=1, launches=2) + view("partition", world_size=4, launches=2)
+    arms = [ArmView("four", four.runs), ArmView("one", one.runs)]
+    table = registry.draw_figure("train", "scaling", arms).table
+    rates = [[1 / seconds_per_unit(run) for run in arm.runs] for arm in arms]
+    speedup = (rates[0][0] * rates[0][1] / rates[1][0] / rates[1][1]) ** 0.5
+    assert table["ranks"].to_list() == [4, 1]
+    assert table["speedup"].to_list() == pytest.approx([speedup, 1])
+    assert table["efficiency"].to_list() == pytest.approx([speedup / 4, 1])
+    assert "n = 2 launches per arm, 1–4 ranks, " in caption(arms)
+    assert "1 rank, " in caption(arms[1:])
+    assert registry.draw_figure("train", "scaling", view("static", "partition")) is None
+
+
+def test_a_timeline_of_runs_that_declare_other_columns(view):
+    arms = view("static", "partition")
+    path = arms[0].runs[0].run.path / PARQUET
+    pl.read_parquet(path).with_columns(bytes_raw=pl.lit(1, pl.Int64)).write_parquet(path)
+    path = arms[1].runs[0].run.path / PARQUET
+    pl.read_parquet(path).with_columns(bytes_raw=pl.lit(1.0, pl.Float32)).write_parquet(path)
+    assert timeline.timeline(arms) is not None
 
 
 def test_runs_without_a_measured_step_are_left_out(view, tmp_path):

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dynbench.analysis.arms import named_arms
+from dynbench.analysis.checks import run_checks
+from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.comparison import compare_arms, seconds_per_unit
 from dynbench.analysis.figures import FIGURES
@@ -260,3 +262,29 @@ def test_configurations_tell_their_ranks_apart():
     few, many = (load_config(None, ["launch.launcher=virtual", f"launch.world_size={ranks}"]) for ranks in (1, 4))
     assert find_question([settings_differences(few, many)]).name == "scaling"
     assert settings_differences(few, many)["world_size"] == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (BUCKETS, [("loss_parity", "fail")]),
+        ({"overrides": ("compress.error_feedback=false",)}, [("loss_drift", "warn")]),
+        ({"overrides": ("compress.error_feedback=false",), "loss_shift": 0.001}, []),
+    ],
+)
+def test_equal_losses_are_asked_of_those_that_promise_them(launch, fields, found):
+    """Of a compressor only what it drifts by: with the rule of `sync`, each of its steps would fail the check."""
+    arms = named_arms(launch(static={}, other={"loss_shift": 0.2, **fields}))
+    comparisons = compare_arms(arms, Analysis())
+    findings = run_checks(Evidence(arms, comparisons, Analysis()))
+    assert [(item.id, item.severity) for item in findings if item.id.startswith("loss_")] == found
+    assert comparisons[0].loss_max_rel_diff > Analysis().loss_tolerance
+
+
+def test_numbers_of_ranks_are_no_other_environment(launch):
+    few, many = (
+        {"env": {"devices": {"ranks": [{"rank": rank, "name": "A"} for rank in range(ranks)]}}} for ranks in (1, 4)
+    )
+    arms = named_arms(launch(one={"world_size": 1, **few}, four={**RANKS, **many}))
+    findings = run_checks(Evidence(arms, compare_arms(arms, Analysis()), Analysis()))
+    assert [item.seen for item in findings if item.id == "environment"] == []

@@ -113,3 +113,16 @@ def test_both_languages_have_the_same_texts_and_chapters(template: str) -> None:
         if question.template == template:
             assert {f"chapters.{name}.text" for name in question.chapters} <= own[0]
             assert template == "template" or f"questions.{question.name}.question.introduction" in own[0]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_setting_names_all_ranks_and_no_planner_where_nothing_is_planned(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    labels = load_template(language).labels
+    planner, ranks = labels["settings.cost_type"], labels["settings.world_size"]
+    make_comparison(ARM, summary=MEASURED, summaries={"arm": {"world_size": 4}}, question="scaling")
+    assert f"| {ranks} | 2, 4 |" in report(store, language)
+    assert f"| {planner} |" not in report(store, language).partition("## Appendix")[0].partition("## 附录")[0]
+    make_comparison(ARM, summary=MEASURED, question="levers")
+    assert f"| {planner} |" in report(store, language)
