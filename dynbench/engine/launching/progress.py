@@ -31,7 +31,7 @@ class Progress:
     tokens_per_s: float | None = None
     """Real tokens over recent steps."""
     imbalance: float | None = None
-    """Longest over mean compute of the ranks, over recent steps; 1 is perfect."""
+    """Longest over mean compute of the ranks that train, over recent steps; 1 is perfect."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -115,7 +115,10 @@ class ProgressReader:
             last &= {row["step"] for row in rows}
         if not last:
             return progress
-        by_rank = [[row for row in rows if row["step"] in last] for rows in self._rows]
+        trained = (rows for rows in self._rows if int(rows[-1]["real_tokens"]))
+        by_rank = [[row for row in rows if row["step"] in last] for rows in trained]
+        if not by_rank:
+            return progress
         newest = [rows[-1] for rows in by_rank]
         weight = sum(float(row["weight"]) for row in newest)
         step_ms = [max(float(row["step_time_ms"]) for row in rows) for rows in zip(*by_rank, strict=True)]

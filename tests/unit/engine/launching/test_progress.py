@@ -43,6 +43,16 @@ def test_rates_over_ranks(run: Run) -> None:
     assert reader.look().steps_done == 3
 
 
+@pytest.mark.parametrize(("ranks", "imbalance"), [(3, 30 / 20), (1, None)])
+def test_ranks_that_train_nothing_count_in_no_rate(run: Run, ranks: int, imbalance: float | None) -> None:
+    append(run, 0, HEADER + "0,0,0,0,90,0\n")
+    append(run, 1, HEADER + "0,1,10,30,40,1.0\n")
+    append(run, 2, HEADER + "0,1,10,10,40,2.0\n")
+    progress = ProgressReader(run, range(ranks), 10, None).look()
+    assert (progress.steps_done, progress.imbalance) == (1, imbalance)
+    assert progress.tokens_per_s == (None if imbalance is None else pytest.approx(20 / 0.040))
+
+
 def test_ranks_that_are_apart_use_common_steps(run: Run) -> None:
     append(run, 0, HEADER + "".join(f"{step},1,10,10,40,1.0\n" for step in range(40)))
     append(run, 1, HEADER + "0,1,10,10,40,1.0\n")
