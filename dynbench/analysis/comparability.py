@@ -24,6 +24,7 @@ NOT_COMPARED = (
     "collected",
     "seed",
     "config_digest",
+    "plugins",
     "load_average",
     "memory_mb.available",
     "ranks",
@@ -36,7 +37,8 @@ NOT_COMPARED = (
     "devices.ranks.rank",
 )
 """Facts and sections of env.json that differ between equal launches: the moment, names of places and jobs, numbers of
-ranks, and what restates the configuration. Every other fact is compared; one that differs is worth a warning."""
+ranks, what restates the configuration, and plug-ins, of which `all_differences` compares those that both have loaded.
+Every other fact is compared; one that differs is worth a warning."""
 
 _DECISIONS = ("decisions.", "data.decisions.")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
+from dynbench.config.digest import recorded
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import use_core_schema
 
@@ -34,8 +35,8 @@ _CoreDumper.add_representer(tuple, _CoreDumper.short_list)
 
 
 def dump_config(config: Config) -> str:
-    """Every field with its value, defaults included, in the schema's order."""
-    return dump_yaml(config.model_dump())
+    """Every field with its value, defaults included, in the schema's order; of plug-ins' options, as `recorded`."""
+    return dump_yaml(recorded(config))
 
 
 def dump_yaml(mapping: Mapping[str, object], items: Sequence[str] = ()) -> str:

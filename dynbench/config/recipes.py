@@ -10,6 +10,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from dynbench.config.digest import recorded
 from dynbench.config.dump import dump_yaml
 from dynbench.config.layers import Layers
 from dynbench.config.load import load_mapping
@@ -194,14 +195,15 @@ def _load_cell(
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML that loads back to it: the baseline's whole configuration, and each arm's differences."""
-    shared = recipe.arms[recipe.baseline].model_dump()
+    baseline = recipe.arms[recipe.baseline]
+    whole = baseline.model_dump()
     arms = [
-        {"name": name, "set": dict(_differences(shared, config.model_dump()))} for name, config in recipe.arms.items()
+        {"name": name, "set": dict(_differences(whole, config.model_dump()))} for name, config in recipe.arms.items()
     ]
     return dump_yaml(
         {
             "description": recipe.description,
-            "settings": shared,
+            "settings": recorded(baseline),
             "arms": arms,
             "baseline": recipe.baseline,
             "launches": recipe.launches,
