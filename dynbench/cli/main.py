@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort as stopped:  # what click makes of a KeyboardInterrupt
         return _fail(given, told(stopped.__cause__ or KeyboardInterrupt()))
     except (Exception, KeyboardInterrupt) as error:  # the last resort of the command line
-        return _fail(given, told(error))
+        return _fail(given, _of_plugin(given, error) or told(error))
     return result if isinstance(result, int) else EXIT_OK
 
 
@@ -183,6 +183,20 @@ def _keep_traceback(given: Sequence[str], bug: BugError) -> None:
             traceback.print_exc(file=file)
         hint = f"This is a bug in dynbench; the traceback is in {file.name}, --debug prints it."
     bug.hint = f"{hint} {bug.hint}".rstrip()
+
+
+def _of_plugin(given: Sequence[str], error: BaseException) -> DynbenchError | None:
+    """What an unforeseen error means where the code of a plug-in from outside raised it; None where none did."""
+    from dynbench.plugins import outside
+
+    meaning = told(error)
+    place = outside.where(error) if isinstance(meaning, BugError) else None
+    if place is None:
+        return None
+    if "--debug" in given:
+        traceback.print_exc()
+    hint = f"The error comes from the code of a plug-in ({outside.VARIABLE}); --debug prints the traceback."
+    return UsageError(f"{place}: {meaning.message}", hint)
 
 
 def _fail(given: Sequence[str], error: DynbenchError) -> int:

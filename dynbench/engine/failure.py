@@ -25,6 +25,7 @@ from dynbench.errors import (
     UsageError,
     WorkerFailed,
 )
+from dynbench.plugins import outside
 from dynbench.runs.atomic import write_json
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
@@ -181,7 +182,8 @@ def _message(error: BaseException, own: OwnCode | None) -> str:
 def lasting_fault(error: BaseException, run: Run) -> str | None:
     """What to say of an error that every further try would meet: a mistake of the user's, or one of their code's."""
     own = _own_code(run)
-    lasting = isinstance(error, UsageError) or (own is not None and own.where(error) is not None)
+    theirs = (own and own.where(error)) or outside.where(error)
+    lasting = isinstance(error, UsageError) or theirs is not None
     return _message(error, own) if lasting and not is_aftermath(error) and not is_out_of_memory(error) else None
 
 
@@ -205,10 +207,10 @@ def _hint(error: BaseException) -> str:
 
 
 def _where(error: BaseException, own: OwnCode | None) -> str:
-    """The line that raised an error; where it passed code of the user's own, the line there."""
+    """The line that raised an error; where it passed code of the user's own, a plug-in's among it, the line there."""
     frames = traceback.extract_tb(error.__traceback__)
     last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
-    where = (own and own.where(error)) or last
+    where = (own and own.where(error)) or outside.where(error) or last
     return f"{where}: {type(error).__name__}: " if where else ""
 
 

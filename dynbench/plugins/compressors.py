@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import Section
@@ -16,6 +17,7 @@ class CompressorEntry(Entry):
         compresses: False where gradients are sent as they are, without a queue.
     """
 
+    base: ClassVar[str] = "dynbench.compress.base:Compressor"
     compresses: bool = True
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 from dynbench.errors import DynbenchError, UsageError
-from dynbench.plugins.code import Code, find_code, own_folders
+from dynbench.plugins.code import Code, content_digest, find_code, own_folders
 
 VARIABLE = "DYNBENCH_PLUGINS"
+targets: list[object] = []
+"""Those of all entries, in the order of registration."""
 _loading = False
 
 
@@ -31,10 +36,17 @@ def load_all() -> None:
 
 
 def digests() -> dict[str, str]:
-    """Module or file name of each to its digest, as a run records them."""
+    """Module or file name of each to a digest of it and of the modules that its entries name."""
     load_all()
     found = _load_once()
     return {} if isinstance(found, UsageError) else {code.module or code.file.name: code.digest for code in found}
+
+
+def where(error: BaseException) -> str | None:
+    """`file.py:12` of the innermost line of plug-ins from outside that an error passed; None where it passed none."""
+    found = () if _loading else _load_once()
+    places = [] if isinstance(found, UsageError) else [code.where(error) for code in found]
+    return next(filter(None, places), None)
 
 
 @cache
@@ -49,6 +61,7 @@ def _load_once() -> tuple[Code, ...] | UsageError:
 
 def _load(named: str) -> Code:
     code = find_code(VARIABLE, named, own_folders(), "give its whole path")
+    before = len(targets)
     try:
         code.load()
     except DynbenchError as error:
@@ -59,4 +72,14 @@ def _load(named: str) -> Code:
             f"{VARIABLE}: {code.where(error) or code.file.name}: {type(error).__name__}: {reason}",
             f"Mend that line, or leave the file out of {VARIABLE}.",
         ) from error
-    return code
+    return replace(code, digest=content_digest(b"".join(_contents(code, targets[before:]))))
+
+
+def _contents(code: Code, registered: Sequence[object]) -> Iterator[bytes]:
+    """Of a file and of the modules that its entries name; one that is not there is told when it is used."""
+    yield code.file.read_bytes()
+    for module in dict.fromkeys(target.partition(":")[0] for target in registered if isinstance(target, str)):
+        with suppress(UsageError):
+            file = find_code(VARIABLE, module, [code.file.parent, code.folder], "").file
+            if code.holds(str(file)) and file != code.file:
+                yield file.read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import Auto, PositiveInt, Section
@@ -23,6 +23,7 @@ class PolicyEntry(Entry):
         auto_splits: what `micro_batches: auto` makes it split for.
     """
 
+    base: ClassVar[str] = "dynbench.schedule.policy:Policy"
     in_train: bool = True
     slow_above: int | None = None
     capped: bool = True

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from inspect import get_annotations
+from typing import Any, ClassVar, TypeVar
 
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.plugins import outside
@@ -38,22 +39,46 @@ class Entry:
     target: str | Callable[..., Any]
     options: type[Section] = Section
     needs: str | None = None
+    base: ClassVar[str] = ""
+    """Where the class is that those of the kind are subclasses of; empty where it has none."""
 
     def load(self) -> Any:
         """What `target` means.
 
         Raises:
-            UsageError: a plug-in from outside that cannot be imported.
+            UsageError: a plug-in from outside that cannot be imported, or is not what its kind asks for.
         """
         if not isinstance(self.target, str):
-            return self.target
+            return self._checked(self.target)
         module, _, attribute = self.target.partition(":")
-        try:
+        if module.startswith("dynbench."):
             return getattr(import_module(module), attribute)
-        except (ImportError, AttributeError, SyntaxError) as error:
-            if module.startswith("dynbench."):
-                raise
-            raise UsageError(f"plug-in {self.name}: {self.target}: {error}", "Mend that file.") from error
+        try:
+            found = getattr(import_module(module), attribute)
+        except Exception as error:  # the code of a module from outside
+            place = outside.where(error)
+            reason = f"{place}: {type(error).__name__}: {error}" if place else str(error)
+            raise UsageError(f"plug-in {self.name}: {self.target}: {reason}", "Mend that file.") from error
+        return self._checked(found)
+
+    def _checked(self, found: Any) -> Any:
+        """What was found, refused where it is no subclass of `base`, or lacks a part that has to be there."""
+        if not callable(found):
+            raise UsageError(f"plug-in {self.name}: {found!r} cannot be called", f"Expected: {type(self).__doc__}")
+        if self.base:
+            module, _, name = self.base.partition(":")
+            base = getattr(import_module(module), name)
+            if not (isinstance(found, type) and issubclass(found, base)):
+                raise UsageError(f"plug-in {self.name}: {found!r} is no subclass of {name}", f"{module} documents it.")
+            lacks = [
+                *sorted(getattr(found, "__abstractmethods__", ())),
+                *(key for key, kind in get_annotations(base).items() if "ClassVar" in kind and not hasattr(found, key)),
+            ]
+            if lacks:
+                raise UsageError(
+                    f"plug-in {self.name}: {found.__qualname__} lacks {', '.join(lacks)}", f"{module} documents it."
+                )
+        return found
 
     @property
     def missing(self) -> str | None:
@@ -86,6 +111,7 @@ class Registry(Mapping[str, E]):
         self._in_use = False
         for entry in entries:
             self.add(entry)
+        self.ours = frozenset(self.entries)
 
     @property
     def section(self) -> str:
@@ -134,6 +160,15 @@ class Registry(Mapping[str, E]):
                 found.setdefault(option, options)
         return found
 
+    def options_from_outside(self) -> dict[str, type[Section]]:
+        """The options that no plug-in of dynbench has."""
+        shared = self.shared.model_fields
+        return {
+            option: options
+            for option, options in self.options().items()
+            if option not in shared and self.ours.isdisjoint(self.readers(option))
+        }
+
     def add(self, entry: E) -> None:
         """One more plug-in.
 
@@ -158,6 +193,7 @@ class Registry(Mapping[str, E]):
                         "Inherit it from the class that declares it, or call it otherwise.",
                     )
         self.entries[entry.name] = entry
+        outside.targets.append(entry.target)
 
     def close(self) -> None:
         """From here on nothing more is registered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import PositiveFloat, Section
@@ -17,6 +18,7 @@ class StrategyEntry(Entry):
         servers: ranks that it has serve and train nothing.
     """
 
+    base: ClassVar[str] = "dynbench.sync.base:Strategy"
     virtual: bool = False
     servers: int = 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError, did_you_mean
-from dynbench.plugins.code import Code, find_code, own_folders
+from dynbench.plugins.code import Code, content_digest, find_code, own_folders
 
 KEY = "workload.name"
 PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."
@@ -53,6 +54,17 @@ def find_own_code(settings: Workload) -> OwnCode:
         )
     _check_class(code, code.file.read_bytes())
     return code
+
+
+def registered_code(name: str, made: Callable[..., object]) -> OwnCode:
+    """Where a registered class or function of the user's own is.
+
+    Args:
+        name: `workload.name`.
+        made: what is registered, loaded.
+    """
+    file = Path(inspect.getfile(made))
+    return OwnCode(KEY, file.parent, None, file, content_digest(file.read_bytes()), name, made.__qualname__)
 
 
 def own_code_settings(settings: Workload) -> dict[str, object]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,18 @@ from dynbench.plugins.code import content_digest
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.loss_sums import check_sums
-from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, find_own_code, missing_methods
+from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, missing_methods
 
 EVAL_SUMS = "eval_sums(self, model, batch)"
 
 
 class OwnWorkload:
-    """The class of `workload.name` behind the protocol of `Workload`.
+    """A class of the user's own behind the protocol of `Workload`.
+
+    Args:
+        config: the configuration.
+        code: where it is.
+        factory: the class where it is known; None loads it.
 
     Raises:
         UsageError: it cannot be found, or does not follow the protocol.
@@ -32,15 +38,15 @@ class OwnWorkload:
         DynbenchError: what dynbench's loaders raise when its code calls them.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._code = find_own_code(config.workload)
-        with _placed(self._code):
-            factory = getattr(self._code.load(), self._code.attribute, None)
+    def __init__(self, config: Config, code: OwnCode, factory: Callable[..., object] | None = None) -> None:
+        self._code = code
+        with _placed(code):
+            factory = factory or getattr(code.load(), code.attribute, None)
         if not callable(factory):
             raise UsageError(f"{KEY}: {self._code.file} has no class {self._code.attribute}", PROTOCOL)
         self._check_call(factory, "__init__(self, config)", config)
         with _placed(self._code):
-            self._theirs = factory(config)
+            self._theirs: Any = factory(config)
         self.train: TokenisedData = getattr(self._theirs, "train", None)  # type: ignore[assignment]  # checked below
         self.eval: TokenisedData | None = getattr(self._theirs, "eval", None)
         self.positions: int | None = getattr(self._theirs, "positions", None)

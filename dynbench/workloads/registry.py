@@ -5,6 +5,7 @@ from __future__ import annotations
 from dynbench.config.schema import Config
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.base import Workload
+from dynbench.workloads.own_code import find_own_code, registered_code
 from dynbench.workloads.own_workload import OwnWorkload
 
 
@@ -14,9 +15,14 @@ def build_workload(config: Config) -> Workload:
     Raises:
         DataError: a data file or vocabulary that cannot be used.
         HubError: a hub name that is neither cached nor reachable.
-        UsageError, WorkerFailed: a workload of the user's own that cannot be used, or whose code raised an error.
+        UsageError, WorkerFailed: a workload of the user's own, by its place or registered, that cannot be used, or
+            whose code raised an error.
     """
     if config.workload.is_own:
-        return OwnWorkload(config)
-    workload: Workload = WORKLOADS.find(config.workload.name).load()(config)
+        return OwnWorkload(config, find_own_code(config.workload))
+    name = config.workload.name
+    made = WORKLOADS.find(name).load()
+    if name not in WORKLOADS.ours:
+        return OwnWorkload(config, registered_code(name, made), made)
+    workload: Workload = made(config)
     return workload

@@ -27,6 +27,48 @@ CHOSEN = ("schedule.policy=turned", "sync.name=one_by_one", "workload.dataset=fe
 TAKEN = "from dynbench.plugins import *\nregister(PolicyEntry('static', '', 'mine:A'))"
 
 
+OWN = """
+from dynbench.plugins import *
+class Extra(Section):
+    extra: int = 1
+    '''Read by own.'''
+    other: int = 2
+    '''Read by own.'''
+register(PolicyEntry('own', '', 'parts:Own', Extra))
+register(PolicyEntry('lacking', '', 'parts:Lacking'))
+register(PolicyEntry('unlike', '', 'parts:Unlike'))
+register(PolicyEntry('raising', '', 'parts:Raising'))
+register(PolicyEntry('broken', '', 'broken:Own'))
+register(WorkloadEntry('means', '', 'parts:Means'))
+register(WorkloadEntry('empty', '', 'parts:Unlike'))
+"""
+PARTS = """
+from dynbench.schedule.policy import BatchPolicy
+class Own(BatchPolicy):
+    def deal(self, batches, first_step): return []
+class Lacking(BatchPolicy): pass
+class Unlike:
+    def __init__(self, config): pass
+class Raising(Own):
+    def __init__(self, problem): raise ValueError('not today')
+def Means(config):
+    from dynbench.workloads.text_classification import TextClassification
+    class Mean(TextClassification):
+        def loss(self, model, batch): return super().loss(model, batch) / len(batch['labels'])
+    return Mean(config)
+"""
+DIGESTS = """
+from dynbench.config.load import load_config
+from dynbench.config.digest import config_digest
+from dynbench.config.dump import dump_config
+from dynbench.plugins.outside import digests
+for given in ([], ['schedule.policy=window', 'schedule.window=8'], {more}):
+    config = load_config(None, given)
+    print(config_digest(config), *(key for key in ('extra', 'other') if key in dump_config(config)))
+print(*digests().values())
+"""
+
+
 class Window(Section):
     window: int = 2
     """Another meaning of the same name."""
@@ -168,3 +210,68 @@ def test_every_toy_is_listed_and_its_benchmark_is_called_with_its_options(tmp_pa
     done = run(tmp_path, code, DYNBENCH_PLUGINS=str(TOYS))
     assert done.stdout.split() == ["5", "turned", "one_by_one", "rounded", "noted", "few_words", "nothing"], done.stderr
     assert len(KINDS) == 6
+
+
+def own_files(folder: Path) -> str:
+    """A file of plug-ins in a folder with a space in its name, with the module of their classes beside it."""
+    home = folder / "my own"
+    home.mkdir()
+    for name, text in (("mine", OWN), ("parts", PARTS), ("broken", "raise RuntimeError('at import')")):
+        (home / f"{name}.py").write_text(text, encoding="utf-8")
+    return str(home / "mine.py")
+
+
+def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path) -> None:
+    without = run(tmp_path, DIGESTS.format(more=[])).stdout.splitlines()
+    assert without[0] == without[2] != without[1]
+    file = own_files(tmp_path)
+
+    def lines(*given: str) -> list[str]:
+        done = run(tmp_path, DIGESTS.format(more=list(given)), DYNBENCH_PLUGINS=file)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    *unused, chosen, before = lines("schedule.policy=own")
+    assert unused == without[:2]
+    assert chosen.split()[1:] == ["extra", "other"]
+    assert lines("schedule.extra=3")[2].split()[1:] == ["extra"]
+
+    parts = Path(file).with_name("parts.py")
+    parts.write_text(parts.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert lines()[-1] != before
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("lacking", "plug-in lacking: Lacking lacks deal"),
+        ("unlike", "is no subclass of Policy"),
+        ("raising", "parts.py:9: ValueError: not today"),
+        ("broken", "plug-in broken: broken:Own: broken.py:1: RuntimeError: at import"),
+    ],
+)
+def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path, policy: str, says: str) -> None:
+    words = ("solve", "--policy", policy, "--steps", "1", "--world-size", "2", "--no-figures")
+    done = command(tmp_path, *words, DYNBENCH_PLUGINS=own_files(tmp_path))
+    error = json.loads(done.stdout)["error"]
+    assert says in error["message"]
+    assert "This is a bug" not in error["hint"] and "dynbench-bug" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_registered_workload_is_checked_as_a_class_of_ones_own(tmp_path: Path) -> None:
+    code = """
+from dynbench.config.load import load_config
+from dynbench.errors import DynbenchError
+from dynbench.workloads.registry import build_workload
+for name in ('means', 'empty'):
+    try:
+        build_workload(load_config(None, [f'workload.name={name}', 'workload.subset=64'])).build_model(0)
+        print('taken')
+    except DynbenchError as error:
+        print(error.message)
+"""
+    done = run(tmp_path, code, DYNBENCH_PLUGINS=own_files(tmp_path))
+    means, empty = done.stdout.splitlines()
+    assert "means: loss is" in means and "for each alone" in means, done.stderr
+    assert "empty lacks build_model(self, seed)" in empty
