@@ -112,7 +112,7 @@ def _row(run: Run, record: RunRecord) -> Row:
         "global_batch": None,
         "path": run.path,
     }
-    if record.command == "solve":  # plans traces of its own with several policies, ranks and batches
+    if record.command in ("solve", "bench"):  # of settings of their own, with several policies, ranks or batches
         return row
     try:
         config = run.config()

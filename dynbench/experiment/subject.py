@@ -195,7 +195,8 @@ def _single(run: Run) -> Subject:
             f"{run.path}: is over several comparisons, and a report is of one",
             f"dynbench runs show {shlex.quote(run.label)}{results_option(run.path.parent)} lists them: report on each.",
         )
-    if not run.ranks_dir.is_dir() or not any(run.ranks_dir.iterdir()):
+    trained = run.record().command == "train"
+    if not trained or not run.ranks_dir.is_dir() or not any(run.ranks_dir.iterdir()):
         raise RecordError(
             f"{run.path}: holds neither a comparison nor the rows of a run",
             "Report on a comparison or a training run; dynbench runs ls lists them.",

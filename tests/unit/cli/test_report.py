@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from compared import compared
 
 from dynbench.cli.main import main
 from dynbench.runs.atomic import write_json
@@ -20,13 +21,13 @@ def results(tmp_path: Path) -> Path:
     store = RunStore(tmp_path / "results")
     run = store.create("train", "static")
     folder = store.create("analyze", "comparison", name="demo")
-    comparison = {"baseline": "static", "candidate": "other", "verdict": "ESTIMATE", "speedup": 1.5, "ci95": None}
+    comparison = compared(candidate="other", verdict="ESTIMATE", speedup=1.5, ci95=None)
     write_json(
         folder.path / "comparison.json",
         {
             "runs": [{"id": run.id, "name": None, "summary": {}}],
             "arms": [{"name": "static", "runs": [run.id]}],
-            "comparisons": [comparison],
+            "comparisons": [comparison.model_dump(mode="json")],
             "checks": [],
             "figures": [],
         },
@@ -187,3 +188,11 @@ def test_planning_needs_the_runs(results: Path, capsys: pytest.CaptureFixture[st
     assert main(["report", "demo", "--solve", "--results", str(results)]) == 2
 
     assert "--solve: the run folders of static are not here" in capsys.readouterr().err
+
+
+def test_what_did_not_train_has_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunStore(tmp_path).create("bench", "collectives")
+    run.ranks_dir.mkdir(exist_ok=True)
+    (run.ranks_dir / "rank_0.log").write_text("measured\n")
+    assert main(["report", run.id, "--results", str(tmp_path)]) == 2
+    assert "Report on a comparison or a training run" in capsys.readouterr().err

@@ -342,10 +342,11 @@ def test_runs_that_an_analysis_has_a_copy_of_do_not_stay_for_it(
     assert set(found["removed"]) == {comparison.id, *ids(runs)} - set(kept)
 
 
-def test_a_solve_is_listed_without_a_policy_or_batch_that_it_did_not_plan(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["solve", "bench"])
+def test_what_does_not_train_is_listed_without_a_policy_or_batch_of_the_defaults(
+    store: RunStore, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    run = make(store, "solve", "plans")
+    run = make(store, command, "plans")
     make(store, "train", "one")
     assert main(["runs", "ls", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
