@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 import dynbench
 from dynbench.cli import main as main_module
 from dynbench.engine.failure import read_failures, record_failure, root_cause
-from dynbench.errors import ConfigError, DynbenchError
+from dynbench.errors import BugError, ConfigError, DynbenchError
 from dynbench.runs.run import Run
 
 MESSAGE, HINT = "schedule.window: 0", "Give a whole number of at least 1."
@@ -56,8 +57,10 @@ def test_the_text_of_an_error_has_its_hint(kind: type[DynbenchError]) -> None:
 
 
 def test_the_command_line_shows_them_apart(
-    kind: type[DynbenchError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[DynbenchError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     @click.command()
     @click.option("--json", is_flag=True)
     def command(json: bool) -> None:
@@ -66,11 +69,15 @@ def test_the_command_line_shows_them_apart(
     monkeypatch.setattr(main_module, "import_module", lambda name: SimpleNamespace(command=command))
     code = main_module.main(["train", "--json"])
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == [f"error: {MESSAGE}", f"hint: {HINT}"]
+    hint = HINT
+    if kind is BugError:
+        (traceback,) = tmp_path.glob("dynbench-bug-*")
+        hint = f"This is a bug in dynbench; the traceback is in {traceback}, --debug prints it. {HINT}"
+    assert printed.err.splitlines() == [f"error: {MESSAGE}", f"hint: {hint}"]
     assert json.loads(printed.out)["error"] == {
         "kind": kind.kind,
         "message": MESSAGE,
-        "hint": HINT,
+        "hint": hint,
         "exit_code": code,
     }
 

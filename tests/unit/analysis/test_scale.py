@@ -47,6 +47,7 @@ def rank_text(rng):
         "peak_mem_mb": (500 + rng.random(STEPS)).round(3),
         "reserved_mem_mb": [600.0] * STEPS,
         "loss": rng.random(STEPS),
+        "weight": [1100] * STEPS,
         "work_hash": rng.integers(0, 2**63, STEPS),
         "skipped": [0] * STEPS,
     }
