@@ -41,6 +41,8 @@ ranks, what restates the configuration, and plug-ins, of which `all_differences`
 Every other fact is compared; one that differs is worth a warning."""
 
 _DECISIONS = ("decisions.", "data.decisions.")
+_MEASURED = {"measured.torch_threads": "launch.threads"}
+"""Decisions that say what became of a setting."""
 
 
 def all_differences(a: MergedRun, b: MergedRun) -> Differences:
@@ -86,7 +88,8 @@ def _follows_from_the_arm(
 ) -> bool:
     """Whether a decision differs because the configurations do; one that was set in one run is in its configuration."""
     decided, _, part = key.removeprefix("data.").removeprefix("decisions.").rpartition(".")
-    return part == "reason" or within(decided, may_differ) or key not in left or key not in right
+    setting = _MEASURED.get(decided, decided)
+    return part == "reason" or within(setting, may_differ) or key not in left or key not in right
 
 
 def _leaves(value: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -218,6 +218,7 @@ def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
     else:
         reason = _with_virtual_note(reason, pairs[0][0])
     scales = question.raised_by(("world_size",)) and not forbidden
+    trained = all(run.facts.trains for pair in pairs for run in pair)
     return Comparison(
         question=question,
         baseline=baseline,
@@ -230,8 +231,8 @@ def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
         speedup=speedup,
         noise=noise,
         confidence=confidence,
-        loss_max_rel_diff=loss_difference(pairs) if level == "step" else None,
-        loss_drift=loss_drift(pairs),
+        loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
+        loss_drift=loss_drift(pairs) if trained else None,
         efficiency=_efficiency(shared.arms, candidate, confidence, unit) if scales else None,
         improvement_percent=_improvements(pairs, shared.summaries),
         predicted=predicted_speedup(*pairs[0]) if question.plans else None,

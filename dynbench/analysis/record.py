@@ -81,10 +81,10 @@ class ComparisonRecord(Record):
     same_work: bool
     """Whether both ran the same samples, at level step or window."""
     loss_max_rel_diff: float | None = None
-    """Largest relative difference of a step's loss; null beyond level step."""
+    """Largest relative difference of a step's loss; null beyond level step, and where nothing was sent."""
     loss_drift: float | None = None
     """By which part the mean training loss of the measured steps is above the baseline's; null where a loss is not
-    finite."""
+    finite, or ranks sent nothing to each other."""
     improvement_percent: dict[str, float] = Field(default_factory=dict)
     """By how much the candidate is better."""
     left_out: list[str] = Field(default_factory=list)

@@ -35,7 +35,7 @@ class Selection:
         baseline: label and launches of a stored arm that all others are compared with.
         into: the comparison that is analyzed again; None for a new analysis.
         export: the file that some of the runs come from.
-        question: what that comparison asks.
+        question: what that comparison, or the one that was exported, asks.
     """
 
     runs: Sequence[Run] = ()
@@ -81,7 +81,7 @@ def select_runs(
             arms = dict(export.arms or {})
             several = len(arms) > 1 and export.stored in arms
             baseline = (export.stored, arms.pop(export.stored)) if several and export.stored else None
-            yield Selection(export.runs, arms or None, baseline, export=export)
+            yield Selection(export.runs, arms or None, baseline, export=export, question=export.question)
             return
         entries = [store.resolve(ref) for ref in refs]
         again = entries[0] if len(entries) == 1 and is_comparison(entries[0]) else None
@@ -92,7 +92,8 @@ def select_runs(
                     f"{refs[0]}: was made of an exported file itself", "Name the runs to compare with FILE."
                 )
             export = opened.enter_context(open_export(against))
-            chosen = Selection(chosen.runs, chosen.arms, _baseline(export, chosen.live, arm), export=export)
+            baseline = _baseline(export, chosen.live, arm)
+            chosen = Selection(chosen.runs, chosen.arms, baseline, export=export, question=chosen.question)
         yield chosen
 
 
@@ -134,7 +135,8 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
             for probe in named_probes(flatten(run.config()), run.path.parent)
         }
         labels = None if arms is None else {name: [run.id for run in launches] for name, launches in arms.items()}
-        write_export(path, files, probes, labels, chosen.baseline[0] if chosen.baseline else None)
+        stored = chosen.baseline[0] if chosen.baseline else None
+        write_export(path, files, probes, labels, stored, chosen.question if arm is None else None)
         return [run for run, *_ in folders]
 
 

@@ -67,10 +67,13 @@ def command(
     """
     from dynbench.analysis.analyze import analyze_runs
     from dynbench.analysis.gate import judge, read_conditions
+    from dynbench.analysis.questions import question_named
     from dynbench.analysis.selection import select_runs
     from dynbench.cli.console import working
 
     conditions = read_conditions(fail_on)
+    if question is not None:
+        question_named(question)
     if force and conditions:
         raise UsageError("--force shows numbers without a verdict, --fail-on asks for one", "Leave one of them out.")
     store = settings.store()

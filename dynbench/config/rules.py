@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dynbench.config.effects import unread
-from dynbench.config.ranks import Ranks, ranks_of
+from dynbench.config.rank_rules import buffer_size, rank_problems
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, options_of
@@ -19,7 +20,6 @@ from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
 Rule = Callable[[Config], Iterator[str]]
-RankRule = Callable[[Config, Ranks], Iterator[str]]
 
 
 def check_rules(config: Config, world_size: int | None, *, trains: bool = True) -> list[str]:
@@ -32,17 +32,8 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
     """
     problems = [problem for rule in RULES if trains or rule is not _subset_holds_a_batch for problem in rule(config)]
     if trains and world_size is not None:
-        problems += _rank_problems(config, ranks_of(config, world_size))
+        problems += rank_problems(config, ranks_of(config, world_size))
     return problems
-
-
-def _rank_problems(config: Config, ranks: Ranks) -> list[str]:
-    if ranks.workers < 1:
-        return [
-            f"sync.name: {config.sync.name!r} has {ranks.servers} of {ranks.world_size} ranks serve, which leaves none "
-            f"that trains; least number of ranks that works: {ranks.servers + 1}"
-        ]
-    return [problem for rule in RANK_RULES for problem in rule(config, ranks)]
 
 
 def known_world_size(config: Config) -> int | None:
@@ -53,12 +44,6 @@ def known_world_size(config: Config) -> int | None:
     if launch.launcher == "torchrun" and launch.nproc != "auto":
         return launch.nproc * launch.nnodes
     return None
-
-
-def buffer_size(config: Config, workers: int) -> int:
-    """Samples that each of `workers` workers of `prefix` holds (K): as configured, or max(32, B - G + 1)."""
-    buffer = options_of(config.schedule, PrefixOptions).buffer
-    return buffer if buffer != "auto" else max(32, config.train.global_batch - workers + 1)
 
 
 def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | None = None) -> list[str]:
@@ -80,7 +65,7 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
         if batch <= held < 2 * batch and not every_count:
             warnings.append(
                 f"schedule.buffer: {ranks} hold {held} samples for a global batch of {batch}, which leaves "
-                f"little to choose; the limit is {2 * batch}, set it to {_ceil_div(2 * batch, ranks.workers)} or more"
+                f"little to choose; the limit is {2 * batch}, set it to {-(-2 * batch // ranks.workers)} or more"
             )
     if config.schedule.policy_name == "window" and config.schedule.window_size == 1:
         warnings.append(
@@ -148,6 +133,7 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
         return
     asked = {
         "schedule.exchange": (_exchange(config), ["replicated"]),
+        "sync.communicate": (str(config.sync.communicate).lower(), ["true"]),
         "sync.name": (config.sync.name, [name for name, entry in STRATEGIES.items() if entry.virtual]),
         "compress.name": (config.compress.name, [name for name, entry in COMPRESSORS.items() if not entry.compresses]),
     }
@@ -219,74 +205,6 @@ def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
         yield f"probe.memory_limit: {error}"
 
 
-def _batch_reaches_every_worker(config: Config, ranks: Ranks) -> Iterator[str]:
-    batch, micro = config.train.global_batch, config.schedule.micro_batches
-    if batch < ranks.workers:
-        yield (
-            f"train.global_batch: {batch} is less than the {ranks}, each of which needs a sample; "
-            f"nearest that works: {ranks.workers}"
-        )
-    elif micro != "auto" and batch < ranks.workers * micro:
-        yield (
-            f"schedule.micro_batches: {micro} on {ranks} need {ranks.workers * micro} samples, "
-            f"train.global_batch is {batch}; greatest that works: {batch // ranks.workers}"
-        )
-
-
-def _static_deals_evenly(config: Config, ranks: Ranks) -> Iterator[str]:
-    batch, workers = config.train.global_batch, ranks.workers
-    if config.schedule.policy_name != "static" or batch < workers or batch % workers == 0:
-        return
-    below = batch - batch % workers
-    yield (
-        f"train.global_batch: {batch} cannot be dealt equally to {ranks}, as static must; "
-        f"nearest that works: {below} or {below + workers}"
-    )
-
-
-def _buffers_hold_a_batch(config: Config, ranks: Ranks) -> Iterator[str]:
-    if config.schedule.policy_name != "prefix":
-        return
-    batch, held = config.train.global_batch, buffer_size(config, ranks.workers)
-    if ranks.workers * held < batch:
-        yield (
-            f"schedule.buffer: {held} samples on each of {ranks} are {ranks.workers * held}, fewer than "
-            f"train.global_batch {batch}; nearest that works: {_ceil_div(batch, ranks.workers)}"
-        )
-
-
-def _one_value_per_worker(config: Config, ranks: Ranks) -> Iterator[str]:
-    schedule, each = config.schedule, "worker" if ranks.servers else "rank"
-    for key, values in (("capacity", schedule.capacity), ("speeds", schedule.speeds)):
-        if isinstance(values, tuple) and len(values) != ranks.workers:
-            yield f"schedule.{key}: {list(values)} has {len(values)} values for {ranks}; give one per {each}"
-
-
-def _slowed_ranks_train(config: Config, ranks: Ranks) -> Iterator[str]:
-    for rank in config.launch.slowdown:
-        if rank >= ranks.world_size:
-            yield (
-                f"launch.slowdown: there is no rank {rank} among {ranks.world_size}; greatest: {ranks.world_size - 1}"
-            )
-        elif ranks.serves(rank):
-            yield (
-                f"launch.slowdown: rank {rank} trains nothing under sync.name {config.sync.name!r}; "
-                f"least that works: {ranks.servers}"
-            )
-
-
-def _servers_see_no_loss(config: Config, ranks: Ranks) -> Iterator[str]:
-    if ranks.servers and config.train.precision == "fp16":
-        yield (
-            f"train.precision: 'fp16' scales the loss, which ranks that train nothing under sync.name "
-            f"{config.sync.name!r} never see; set it to bf16 or fp32"
-        )
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 RULES: tuple[Rule, ...] = (
     _data_files,
     _subset_holds_a_batch,
@@ -299,12 +217,4 @@ RULES: tuple[Rule, ...] = (
     _cost_tells_plans_apart,
     _nodes_agree,
     _memory_limit_is_a_size,
-)
-RANK_RULES: tuple[RankRule, ...] = (
-    _batch_reaches_every_worker,
-    _static_deals_evenly,
-    _buffers_hold_a_batch,
-    _one_value_per_worker,
-    _slowed_ranks_train,
-    _servers_see_no_loss,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynbench.config.rules import buffer_size
+from dynbench.config.rank_rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import NothingFits, UsageError

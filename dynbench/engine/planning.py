@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from dynbench.config.rank_rules import buffer_size
 from dynbench.config.ranks import ranks_of
-from dynbench.config.rules import buffer_size
 from dynbench.config.schema import Config
 from dynbench.engine.speeds import StepPlans
 from dynbench.errors import RunLookupError, UsageError

@@ -46,6 +46,7 @@ class Export:
         runs: the training runs.
         arms: label to launches, the baseline first; None where the runs were named one by one.
         stored: the arm that was a stored baseline already where the file was made.
+        question: what the exported comparison asks of its arms; None of runs that were named one by one.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Export:
     runs: tuple[Run, ...]
     arms: Mapping[str, Sequence[Run]] | None
     stored: str | None
+    question: str | None = None
 
     def holds(self, run: Run) -> bool:
         """Whether a run folder is one of the unpacked."""
@@ -65,6 +67,7 @@ def write_export(
     probes: Mapping[str, Mapping[str, Path]],
     arms: Mapping[str, Sequence[str]] | None,
     stored: str | None = None,
+    question: str | None = None,
 ) -> None:
     """Writes the file, which appears under its name only when whole.
 
@@ -74,6 +77,7 @@ def write_export(
         probes: the same of the probes that the runs used.
         arms: label to run ids; None where the runs were named one by one.
         stored: the arm that is a stored baseline.
+        question: what the comparison asks; None of runs.
 
     Raises:
         UsageError: it cannot be written, or a file of a run cannot be read.
@@ -85,6 +89,7 @@ def write_export(
         "runs": list(runs),
         "arms": arms,
         "stored": stored,
+        "question": question,
     }
     try:
         with replacing(path) as target, ZipFile(target, "w") as file:

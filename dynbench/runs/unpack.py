@@ -46,6 +46,7 @@ class _Manifest(BaseModel):
     runs: list[str]
     arms: dict[str, list[str]] | None
     stored: str | None
+    question: str | None = None
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def _unpack(path: Path, folder: Path) -> Export:
     if not runs:
         raise _refused(path, "it holds no run")
     arms = None if manifest.arms is None else {name: [runs[i] for i in ids] for name, ids in manifest.arms.items()}
-    return Export(path, root, tuple(runs.values()), arms, manifest.stored)
+    return Export(path, root, tuple(runs.values()), arms, manifest.stored, manifest.question)
 
 
 def _manifest(path: Path, file: ZipFile) -> _Manifest:

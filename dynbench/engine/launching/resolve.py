@@ -13,8 +13,9 @@ from functools import cache
 import torch
 
 from dynbench.config.change import changed
+from dynbench.config.rank_rules import buffer_size
 from dynbench.config.ranks import ranks_of
-from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, buffer_size, check_rules
+from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import decide_comm_model
 from dynbench.engine.launching.learning_rate import decide_learning_rate

@@ -183,6 +183,26 @@ def test_a_comparison_is_exported_with_its_arms(cli, compared, tmp_path):
         assert found["comparison"][key] == known["comparison"][key]
 
 
+def test_an_exported_comparison_keeps_its_question(cli, store, make_run, tmp_path):
+    entry, path = store.create("compare", "recipe", name="cmp"), tmp_path / "cmp.zip"
+    settings = {"one": (), "both": ("train.precision=bf16", "sync.bucket_mb=1.0")}
+    arms = {
+        name: [make_run("static", name=f"{name}-{seed}", seed=seed, overrides=given) for seed in (0, 1)]
+        for name, given in settings.items()
+    }
+    analyze_runs((), store, Analysis(), arms=arms, into=entry, question="levers")
+    assert cli("runs", "export", "cmp", "-o", path)[0] == 0
+    code, out, _ = cli("analyze", path, "--json", results=tmp_path / "elsewhere")
+    assert (code, json.loads(out)["question"]) == (0, "levers")
+
+
+def test_a_misspelt_question_is_refused_before_anything_is_merged(cli, launches, store):
+    runs = launches("a", 2)
+    code, _, err = cli("analyze", *runs, "--question", "sychn")
+    assert (code, "Did you mean 'sync'?" in err) == (2, True)
+    assert list(store.root.glob("*/merged_metrics.*")) == []
+
+
 @pytest.mark.parametrize("arm", ARMS)
 def test_one_arm_of_several_is_the_baseline(cli, compared, launches, tmp_path, arm):
     whole, part = tmp_path / "cmp.zip", tmp_path / "part.zip"

@@ -11,7 +11,7 @@ from dynbench.analysis.checks.comparisons import environment
 from dynbench.analysis.checks.finding import worded
 from dynbench.analysis.comparability import environment_differences
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.questions import DEFAULT, QUESTIONS
 from dynbench.config.load import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.runs.atomic import jsonable
@@ -130,6 +130,13 @@ def test_a_fact_that_only_one_launch_has_differs_too(env):
         for pair in [(env, lacking), (lacking, env)]:
             assert findings(*([run_with(each)] for each in pair)), path
     assert tried > 30
+
+
+def test_threads_that_follow_from_the_question_are_no_finding(env):
+    other = changed(env, ("decisions", "measured.torch_threads", "value"), flip)
+    runs = run_with(env, "one"), run_with(other, "other")
+    assert environment_differences(*runs, QUESTIONS["scaling"]) == {}
+    assert [*environment_differences(*runs, DEFAULT)] == ["env.decisions.measured.torch_threads.value"]
 
 
 def test_a_fact_that_env_json_gains_is_compared_without_further_ado(env):

@@ -150,6 +150,14 @@ def test_two_questions_at_once_are_refused_unless_named(launch, arms, key):
     assert [(item.predicted, item.recovery) for item in found] == [(None, None)] * len(found)
 
 
+@pytest.mark.parametrize("communicate", ["true", "false"])
+def test_losses_are_compared_of_runs_that_train(launch, communicate):
+    told = {"overrides": (f"sync.communicate={communicate}",)}
+    for item in compared(launch(static=told, other={**POLICY, **told})):
+        known = [item.loss_max_rel_diff is not None, item.loss_drift is not None]
+        assert known == [communicate == "true"] * 2
+
+
 def test_the_wrong_name_says_which_question_it_is(launch):
     runs = launch(static={}, other=PRECISION)
     with pytest.raises(NotComparable, match=r"train\.precision \(fp32 and bf16\); the question is sync") as caught:

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.config.rules import buffer_size, check_rules, known_world_size, rule_warnings
+from dynbench.config.rank_rules import buffer_size
+from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import parse_yaml
 
@@ -64,6 +65,7 @@ def config_of(text: str) -> Config:
             None,
             "schedule.exchange: 'gather' needs real ranks",
         ),
+        ("sync: {communicate: false}\nlaunch: {launcher: virtual}", None, "sync.communicate: 'false' needs real ranks"),
         ("schedule: {cost_coefficients: [0.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [0.0, 0.0, 0.0] costs"),
         ("schedule: {cost_coefficients: [2.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [2.0, 0.0, 0.0] costs"),
         ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
