@@ -62,7 +62,7 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
 def _positions(trace: Trace, config: Config) -> int | None:
     """Longest sample that the model to train takes, tokens; None for any, and where only loading it would tell."""
     workload = config.workload
-    of_model = workload.is_own or workload.weights == "pretrained" or workload.shape == "model"
+    of_model = workload.runs_own_code or workload.weights == "pretrained" or workload.shape == "model"
     return trace.positions if trace.positions is not None or of_model else SMALL_POSITIONS
 
 

@@ -46,7 +46,7 @@ class Effect:
 
 
 def _has_texts(s: Situation) -> bool:
-    return s.config.workload.is_own or not DATASETS[s.config.workload.dataset].generated
+    return s.config.workload.runs_own_code or not DATASETS[s.config.workload.dataset].generated
 
 
 def _is_own(s: Situation) -> bool:
@@ -54,13 +54,13 @@ def _is_own(s: Situation) -> bool:
 
 
 def _size_is_read(s: Situation) -> bool:
-    return s.config.workload.is_own or s.config.workload.weights == "random"
+    return s.config.workload.runs_own_code or s.config.workload.weights == "random"
 
 
 def _model_is_read(s: Situation) -> bool:
     workload = s.config.workload
     builds = workload.weights == "pretrained" or workload.shape == "model"
-    return workload.is_own or builds or (_has_texts(s) and workload.tokenizer is None)
+    return workload.runs_own_code or builds or (_has_texts(s) and workload.tokenizer is None)
 
 
 def _splitting_pays(s: Situation) -> bool:
@@ -160,8 +160,8 @@ _COMMON: dict[str, Effect] = {
         "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
     ),
     "sync.name": Effect("train probe"),  # refused for virtual ranks
-    "sync.communicate": Effect("train", lambda s: s.real_ranks, "virtual ranks send nothing"),
-    "compress.name": Effect("train"),
+    "sync.communicate": Effect("train probe"),  # refused for virtual ranks
+    "compress.name": Effect("train probe"),
     "train.steps": Effect("train"),
     "train.warmup_steps": Effect("train"),
     "train.global_batch": Effect("train probe"),
@@ -217,8 +217,8 @@ _READ_BY = (
     (WORKLOADS, "train probe data"),
     (DATASETS, "train probe data"),
     (POLICIES, "train solve"),
-    (STRATEGIES, "train"),
-    (COMPRESSORS, "train"),
+    (STRATEGIES, "train probe"),
+    (COMPRESSORS, "train probe"),
 )
 """Kinds of plug-ins, and the commands that look at their options unless these say otherwise."""
 
@@ -241,7 +241,7 @@ def _option_is_read(registry: Registry[Any], option: str) -> Callable[[Situation
     def is_read(s: Situation) -> bool:
         if registry is STRATEGIES and not s.real_ranks:
             return False
-        if registry is DATASETS and s.config.workload.is_own:
+        if registry is DATASETS and s.config.workload.runs_own_code:
             return True
         chosen = s.chosen(registry)
         return not chosen or any(entry.reads(option) for entry in chosen)

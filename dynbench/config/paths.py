@@ -29,7 +29,7 @@ def path_problems(config: Config) -> list[str]:
     """
     workload = config.workload
     problems: list[str] = []
-    if workload.is_own:
+    if workload.runs_own_code:
         return problems
     if DATASETS[workload.dataset].of_files:
         for key, value in options_of(workload, FileOptions):

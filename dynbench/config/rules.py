@@ -94,7 +94,7 @@ def _data_files(config: Config) -> Iterator[str]:
     texts = [name for name, entry in DATASETS.items() if entry.of_files and not entry.generated]
     asked["tokenizer"] = (workload.tokenizer, texts if dataset.generated else [workload.dataset])
     for key, (value, readers) in asked.items():
-        if value is not None and workload.dataset not in readers and not workload.is_own:
+        if value is not None and workload.dataset not in readers and not workload.runs_own_code:
             *others, last = readers
             yield (
                 f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; "

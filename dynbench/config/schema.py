@@ -91,8 +91,13 @@ class Workload(Section):
 
     @property
     def is_own(self) -> bool:
-        """Whether `name` is a class of the user's own, which may read any of these settings."""
+        """Whether `name` says the place of a class of the user's own."""
         return ":" in self.name
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether `name` is code of the user's own, by its place or registered, that may read any of these settings."""
+        return self.is_own or self.name not in WORKLOADS.ours
 
 
 @with_options(policy=POLICIES)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from dynbench.errors import (
+    BatchTooLarge,
     ConfigError,
     DataError,
     DynbenchError,
@@ -222,7 +223,8 @@ def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
     if failure.kind == ConfigError.kind:
         return ConfigError(failure.message.splitlines(), failure.hint)
     if failure.kind == NothingFits.kind:
-        return NothingFits(f"rank {failure.rank}: {failure.message}", failure.hint or MEMORY_HINT)
+        error = BatchTooLarge if failure.exception == BatchTooLarge.__name__ else NothingFits
+        return error(f"rank {failure.rank}: {failure.message}", failure.hint or MEMORY_HINT)
     if failure.kind in _USER_ERRORS:
         return _USER_ERRORS[failure.kind](failure.message, failure.hint)
     message = f"rank {failure.rank}: {failure.message}; log: {log}"

@@ -34,7 +34,7 @@ def data_at_hand(config: schema.Config) -> bool:
     """
     workload = config.workload
     reads_model = workload.weights == "pretrained" or workload.shape == "model"
-    if workload.is_own or (reads_model and not _is_local(workload.model)):
+    if workload.runs_own_code or (reads_model and not _is_local(workload.model)):
         return False
     generated = DATASETS[workload.dataset].generated
     paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]

@@ -54,7 +54,7 @@ def check_plan(config: Config, workers: int, root: Path, launches: int = 1) -> N
             check_steps(seeded, _on_known_data(seeded, workers, multiple, root))
         except NothingFits as error:
             where = f"launch with train.seed {seeded.train.seed}: " if launches > 1 else ""
-            raise NothingFits(f"{where}{error.message}", error.hint) from error
+            raise type(error)(f"{where}{error.message}", error.hint) from error
 
 
 def check_steps_of_rank(config: Config, problem: Problem) -> None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from dynbench.config.schema import Config
-from dynbench.errors import BatchTooLarge, NothingFits
+from dynbench.errors import BatchTooLarge
 from dynbench.schedule.policy import Problem, make_policy, policy_class
 from dynbench.schedule.whole_run import Fitting, largest_fitting
 
@@ -36,7 +36,8 @@ def check_steps(config: Config, problem: Problem) -> None:
         problem: with the lengths that the ranks plan with.
 
     Raises:
-        NothingFits: the first such step, and the largest global batch with which all of them fit.
+        BatchTooLarge: the first such step, and the largest global batch with which all of them fit.
+        NothingFits: a sample longer than the capacities allow.
     """
     if problem.capacity.unlimited or not knows_plans(config):
         return
@@ -49,7 +50,7 @@ def check_steps(config: Config, problem: Problem) -> None:
         raise misfit
     found = fitting_batch(config, problem, told)
     split = ", or schedule.micro_batches=auto" if may_split(config, problem) else ""
-    raise NothingFits(misfit.message, f"{_advice(found, problem.global_batch, steps)}{split}.")
+    raise BatchTooLarge(misfit.message, f"{_advice(found, problem.global_batch, steps)}{split}.")
 
 
 def fitting_batch(config: Config, problem: Problem, told: _Told | None = None) -> Fitting | None:

@@ -26,7 +26,7 @@ from dynbench.errors import ConfigError, DynbenchError, NothingFits, StorageErro
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.order import abba_order
-from dynbench.experiment.probing import probe_identity, using_probe, wants_probe, with_probe
+from dynbench.experiment.probing import probe_identity, splits, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
@@ -160,10 +160,11 @@ def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
     is written back after every probe, so that resuming keeps it. Every launch is then planned for once more, with the
     capacities found.
     """
-    groups: dict[str, list[str]] = {}
-    for name, config in recipe.arms.items():
-        if wants_probe(config):
-            groups.setdefault(probe_identity(config, store), []).append(name)
+    wanting = {name: config for name, config in recipe.arms.items() if wants_probe(config)}
+    with_splits = any(map(splits, wanting.values()))
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name, config in wanting.items():
+        groups.setdefault(probe_identity(config, store, with_splits=with_splits), []).append(name)
     for first, *others in groups.values():
         probe = with_probe(recipe.arms[first], store).probe.run
         shared = {name: using_probe(recipe.arms[name], probe) for name in (first, *others)}
@@ -227,7 +228,7 @@ def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
             problems |= dict.fromkeys(error.problems)
             hint = error.hint
         except NothingFits as error:
-            raise NothingFits(f"arm {name}: {error.message}", error.hint) from error
+            raise type(error)(f"arm {name}: {error.message}", error.hint) from error
     if problems:
         raise ConfigError(list(problems), hint)
     return arms

@@ -16,10 +16,12 @@ log = logging.getLogger(__name__)
 
 NOT_PROBED = (
     *NOT_IDENTITY,
-    *("schedule", "sync", "compress", "analysis", "probe.run", "train.eval_every", "train.eval_samples"),
+    *("schedule", "analysis", "probe.run", "train.eval_every", "train.eval_samples"),
     "launch.timeout_s",
 )
 """Keys that arms may differ in without a probe measuring anything else."""
+OF_SPLITS = ("sync", "compress")
+"""Sections under which a further micro-batch is timed, and nothing else; their strategy also decides who trains."""
 
 
 def wants_probe(config: Config) -> bool:
@@ -45,10 +47,21 @@ def using_probe(config: Config, run: str | None) -> Config:
     return config.model_copy(update={"probe": config.probe.model_copy(update={"run": run})})
 
 
-def probe_identity(config: Config, store: RunStore) -> str:
+def splits(config: Config) -> bool:
+    """Whether ranks may have several micro-batches in a step, so that what a further one costs decides plans."""
+    return config.schedule.micro_batches != 1
+
+
+def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tuple[int, str]:
     """Equal for configurations of which a probe would measure the same.
+
+    Args:
+        config: settings as asked for.
+        store: the registry.
+        with_splits: whether what a further micro-batch costs counts.
 
     Raises:
         DynbenchError: as `resolve`.
     """
-    return config_digest(resolve(config, this_machine(), store).config, NOT_PROBED)
+    resolved = resolve(config, this_machine(), store)
+    return resolved.workers, config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)

@@ -29,7 +29,7 @@ def dataset_trace(config: Config) -> Trace:
     asked = max(LONGEST, config.workload.max_length)
     trace = _trained_as(_trace(changed(config, {"workload.max_length": asked})), config)
     longest = asked if trace.positions is None else min(asked, trace.positions)
-    whole = config.workload.is_own or int(trace.lengths.max(initial=0)) < longest
+    whole = config.workload.runs_own_code or int(trace.lengths.max(initial=0)) < longest
     return trace if whole else replace(trace, source=f"{trace.source}, cut to {longest} tokens as it is loaded")
 
 
@@ -71,7 +71,7 @@ def trained_trace(run: Run) -> Trace:
     from dynbench.workloads.registry import build_workload
 
     config, data, source = run.config(), run.env().get("data"), f"training data of {run.label}"
-    if config.workload.is_own:
+    if config.workload.runs_own_code:
         kept = read_lengths(run)
         return _trained_as(Trace(config.workload.name, kept.lengths, source, kept.positions), config)
     workload = build_workload(config)
@@ -88,7 +88,7 @@ def trained_trace(run: Run) -> Trace:
 def _trace(config: Config) -> Trace:
     from dynbench.workloads.registry import build_workload
 
-    workload, key = build_workload(config), "name" if config.workload.is_own else "dataset"
+    workload, key = build_workload(config), "name" if config.workload.runs_own_code else "dataset"
     name = getattr(config.workload, key)
     return Trace(name, workload.train.lengths, f"workload.{key} {name}", workload.positions)
 

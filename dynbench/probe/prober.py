@@ -148,7 +148,8 @@ class Prober:
         """All parts in order; each needs the one before."""
         config, workers = self.resolved.config, self.resolved.workers
         settings, seed = config.probe, config.train.seed
-        slowdown = ranks_of(config, self.resolved.world_size).by_worker(config.launch.slowdown)
+        ranks = ranks_of(config, self.resolved.world_size)
+        slowdown = ranks.by_worker(config.launch.slowdown)
         ceiling = config.train.global_batch - workers + 1
         workload = build_workload(config)
         lengths = _within(self.lengths, workload.positions)
@@ -159,7 +160,7 @@ class Prober:
         memory = fit_memory(found.trials)
         timings = time_grid(
             partial(self._children, run, limited=False),
-            partial(self._children, run, limited=False, splits=True),
+            None if ranks.servers else partial(self._children, run, limited=False, splits=True),
             grid(found.tables(self.processes), ceiling),
             settings.repeats,
             seed,

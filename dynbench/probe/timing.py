@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 REDUCE_REPEATS = 7
 FURTHER_REPEATS = 8
+_UNPRICED = "probe: what a further micro-batch costs is unknown: %s; schedule.further_ms sets the price"
 
 
 class Timings(NamedTuple):
@@ -30,8 +31,8 @@ class Timings(NamedTuple):
     points: list[tuple[int, GridPoint]]
     """Median step time, by rank."""
     further: list[float] | None
-    """What every micro-batch of a step after its first costs beside its samples, ms, shape [G]; None where too few
-    samples fit to tell, or a rank ended while it was timed."""
+    """What every micro-batch of a step after its first costs beside its samples, ms, shape [G]; None where the
+    strategy has servers, too few samples fit to tell, or a rank ended while it was timed."""
     allreduce: AllReduce
 
 
@@ -48,7 +49,7 @@ def grid(tables: Sequence[Sequence[tuple[int, int]]], ceiling: int) -> list[tupl
 
 def time_grid(
     start: StartChildren,
-    start_splits: StartChildren,
+    start_splits: StartChildren | None,
     points: Sequence[tuple[int, int]],
     repeats: int,
     seed: int,
@@ -63,7 +64,8 @@ def time_grid(
     Args:
         start: starts the trial processes.
         start_splits: starts processes that time splits only: after trials gradients find their memory in the allocator,
-            in training they do not.
+            in training they do not. None under a strategy with servers: trial processes are the workers only, and the
+            strategy would take the first of them for a server.
         points: (samples, length) of the micro-batches.
         repeats: times per point.
         seed: of the order.
@@ -90,7 +92,7 @@ def time_grid(
 
 
 def _time_further(
-    start: StartChildren,
+    start: StartChildren | None,
     points: Sequence[tuple[int, int]],
     share: int,
     report: Callable[[str], None],
@@ -100,14 +102,15 @@ def _time_further(
     n = min(share, max((n for n, at in points if at == length), default=0)) // 2
     if n == 0:
         return None
+    if start is None:
+        log.warning(_UNPRICED, "the strategy (sync.name) has ranks that serve, and trial processes are workers only")
+        return None
     report(f"timing steps of one micro-batch and of two, {2 * n} samples x {length} tokens")
     with start() as fresh:
         replies = fresh.ask_all({"op": "further", "n": n, "length": length, "repeats": FURTHER_REPEATS}, together=True)
     if any(reply is None for reply in replies):
-        log.warning(
-            "probe: what a further micro-batch costs is unknown: a trial process ended while steps of two were timed; "
-            "the ranks' logs in the run folder's logs/ say why, schedule.further_ms sets the price"
-        )
+        ended = "a trial process ended while steps of two were timed, the ranks' logs in the run folder's logs/ say why"
+        log.warning(_UNPRICED, ended)
         return None
     return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_answered(replies))]
 

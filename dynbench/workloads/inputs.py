@@ -32,7 +32,7 @@ def check_inputs(config: Config) -> Splits | None:
     if problems := path_problems(config):
         raise ConfigError(problems)
     workload = config.workload
-    if workload.is_own:
+    if workload.runs_own_code:
         return None
     if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
         read_vocabulary(Path(workload.tokenizer).expanduser())

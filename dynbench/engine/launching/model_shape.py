@@ -15,6 +15,6 @@ def decide_shape(config: Config, decisions: MutableMapping[str, dict[str, object
     if config.workload.size != "auto":
         return {}
     shape = config.workload.shape
-    if config.workload.weights == "random" and not config.workload.is_own:
+    if config.workload.weights == "random" and not config.workload.runs_own_code:
         decisions[KEY] = {"value": shape, "reason": REASONS[shape]}
     return {KEY: shape}

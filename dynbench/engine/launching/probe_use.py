@@ -9,10 +9,11 @@ from dynbench.config.rank_rules import buffer_size
 from dynbench.config.schema import Config, Workload
 from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
-from dynbench.plugins import DATASETS
+from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
 from dynbench.schedule.speeds import distinct_speeds
+from dynbench.workloads.own_code import registered_code
 
 PROBE_AGAIN = "Probe again with this run's settings (dynbench probe --name NAME, then --probe NAME), or name no probe."
 
@@ -35,15 +36,26 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     """What of a workload decides a step's memory and time; settings without effect are left out.
 
     `vocabulary` is what the data's tokens come from: random weights of size `small` have an embedding of its size.
+
+    Raises:
+        UsageError: a registered workload of the user's own that cannot be loaded.
     """
     settings: dict[str, object] = {key: getattr(workload, key) for key in ("name", "weights", "dropout", "max_length")}
-    if workload.is_own:
-        return settings | {key: getattr(workload, key) for key in _READ_BY_OWN}
+    if workload.runs_own_code:
+        settings |= {key: getattr(workload, key) for key in _READ_BY_OWN}
+        return settings if workload.is_own else settings | _of_registered(workload)
     if workload.weights == "pretrained":
         return settings | {"model": workload.model}
     vocabulary = "generated" if DATASETS[workload.dataset].generated else workload.tokenizer or workload.model
     shaped = settings | {"size": workload.shape} | ({"model": workload.model} if workload.shape == "model" else {})
     return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
+
+
+def _of_registered(workload: Workload) -> dict[str, object]:
+    """The options of a registered workload of the user's own, as a record holds them, and the digest of its file."""
+    entry = WORKLOADS.find(workload.name)
+    code = registered_code(workload.name, entry.load())
+    return {"code_digest": code.digest, **options_of(workload, entry.options).model_dump(mode="json")}
 
 
 def takes_speeds(config: Config, probe: ProbeRecord, workers: int) -> bool:
@@ -91,6 +103,7 @@ def probe_problems(config: Config, asked: Config, workers: int, device_name: str
         for setting, ours, theirs in _mismatches(
             config,
             probes[key],
+            workers,
             device_name,
             capacity=reference == capacity,
             speeds=key == "probe.run" and takes_speeds(asked, probes[key], workers),
@@ -99,9 +112,10 @@ def probe_problems(config: Config, asked: Config, workers: int, device_name: str
 
 
 def _mismatches(
-    config: Config, probe: ProbeRecord, device_name: str | None, *, capacity: bool, speeds: bool
+    config: Config, probe: ProbeRecord, workers: int, device_name: str | None, *, capacity: bool, speeds: bool
 ) -> Iterator[tuple[str, object, object]]:
     launch = config.launch
+    assert isinstance(launch.nproc, int), "resolved"
     pairs: dict[str, tuple[object, object]] = {
         "launch.device": (launch.device, probe.device),
         "train.precision": (config.train.precision, probe.precision),
@@ -114,8 +128,10 @@ def _mismatches(
         longer = key != "max_length" or (isinstance(ours, int) and isinstance(theirs, int) and ours > theirs)
         if longer:
             pairs[f"workload.{key}"] = (ours, theirs)
-    if capacity and launch.device == "cpu" and isinstance(launch.nproc, int) and launch.nproc > len(probe.tables):
-        pairs["launch.nproc"] = (launch.nproc, len(probe.tables))  # the processes would share what one was probed with
+    training = min(launch.nproc, workers)  # processes of one machine, which would share what fewer were probed with
+    if capacity and launch.device == "cpu" and training > len(probe.tables):
+        number = "launch.nproc" if training == launch.nproc else "workers of launch.nproc"
+        pairs[number] = (training, len(probe.tables))
     if speeds and not same_slowdown(config, probe):
         pairs["launch.slowdown"] = (dict(launch.slowdown), probe.slowdown)
     yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)

@@ -35,7 +35,7 @@ def write_facts(run: Run, config: Config, context: RankContext, workload: Worklo
     """Collect every rank's device and write the facts on rank 0; a collective."""
     devices = gather_objects(describe_device(context))
     if context.is_first:
-        if config.workload.is_own:
+        if config.workload.runs_own_code:
             write_lengths(run, workload.train.lengths, workload.positions)
         write_json(
             facts_file(run),

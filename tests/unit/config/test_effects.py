@@ -12,6 +12,7 @@ from dynbench.config.load import load_config
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.config.situation import Command, Situation
+from dynbench.plugins import WORKLOADS
 
 TEXTS = "workload.dataset=sst2"
 OWN = "workload.name=mine:Workload"
@@ -125,7 +126,6 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "schedule.speeds": (("schedule.policy=group_by_length",), ("schedule.policy=sorted_equal",)),
     "schedule.replan_steps": ((DYNAMIC,), (DYNAMIC, "schedule.speeds=auto")),
     "sync.bucket_mb": ((VIRTUAL,), (REAL,)),
-    "sync.communicate": ((VIRTUAL,), (REAL,)),
     "train.eval_samples": (("sync.communicate=false",), ()),
     "compress.error_feedback": ((), ()),
     "train.eval_every": (("train.eval_samples=0",), ()),
@@ -227,6 +227,23 @@ def test_what_a_command_never_looks_at_is_one_warning(key: str, command: Command
     else:
         (warning,) = warnings
         assert f"no effect on `dynbench {command}`" in warning
+
+
+@pytest.mark.parametrize(
+    "key", ["sync.name", "sync.bucket_mb", "sync.communicate", "compress.name", "compress.error_feedback"]
+)
+def test_a_probe_times_splits_under_the_runs_synchronisation(key: str) -> None:
+    config = with_value(key, (REAL,)) if key != "compress.error_feedback" else with_value(key)
+    if key == "compress.error_feedback":
+        config = config.model_copy(update={"compress": config.compress.model_copy(update={"name": "another"})})
+    assert unread([situation(config, "probe")]) == []
+
+
+def test_a_registered_workload_of_the_users_own_may_read_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, ["workload.weights=pretrained", "workload.size=base", "workload.cache_dir=there"])
+    assert len(unread([situation(config)])) == 2
+    monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    assert unread([situation(config)]) == []
 
 
 def test_settings_beyond_a_command_share_a_line_that_names_its_own_options() -> None:

@@ -22,7 +22,7 @@ from dynbench.engine.failure import (
     root_cause,
 )
 from dynbench.engine.rank.hearsay import exchange_cause
-from dynbench.errors import ConfigError, DataError, NothingFits, UsageError, WorkerFailed
+from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, UsageError, WorkerFailed
 from dynbench.runs.reserve import reserve
 from dynbench.runs.run import Run
 
@@ -155,6 +155,14 @@ def test_memory(run: Run, error: BaseException) -> None:
     record_failure(run, 1, raised(error))
     found = root_cause(run, {1: 1})
     assert isinstance(found, NothingFits) and found.exit_code == 4 and "rank 1" in found.message
+
+
+@pytest.mark.parametrize("kind", [NothingFits, BatchTooLarge])
+def test_a_batch_beyond_the_capacities_is_not_out_of_memory(run: Run, kind: type[NothingFits]) -> None:
+    record_failure(run, 1, raised(kind("step 0: 3 samples do not fit", "Set --global-batch 2.")))
+    found = root_cause(run, {1: 1})
+    assert type(found) is kind
+    assert (found.message, found.hint) == ("rank 1: step 0: 3 samples do not fit", "Set --global-batch 2.")
 
 
 def test_record_has_nanoseconds_and_class(run: Run) -> None:

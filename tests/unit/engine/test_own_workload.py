@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +19,14 @@ from dynbench.engine.failure import record_failure
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
+from dynbench.engine.rank import rank_facts
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.plugins import POLICIES
+from dynbench.plugins import POLICIES, WORKLOADS
 from dynbench.probe.trial import TrialStep
+from dynbench.runs.lengths_file import LENGTHS_FILE
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
@@ -107,6 +110,22 @@ def test_a_probe_of_another_version_of_the_file_is_not_that_of_the_run() -> None
     differing = {key for key, value in measured_settings(settings).items() if value != measured_settings(changed)[key]}
     assert differing == {"code_digest"}
     assert "import_from" not in measured_settings(settings)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_lengths_of_a_registered_workload_are_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    config = load_config(None, ["workload.dataset=lognormal", "launch.launcher=torchrun", "workload.subset=64"])
+    workload, run = build_workload(config), Run(tmp_path / "run")
+    run.ranks_dir.mkdir(parents=True)
+    monkeypatch.setattr(rank_facts, "gather_objects", lambda value: [value])
+    if kept:
+        monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    context = SimpleNamespace(is_first=True, rank=0, world_size=2, device=CPU)
+    rank_facts.write_facts(run, config, context, workload, SimpleNamespace(source="rss"))  # type: ignore[arg-type]
+    assert (run.ranks_dir / LENGTHS_FILE).exists() is kept
+    assert rank_facts.facts_file(run).exists()
 
 
 def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path) -> None:

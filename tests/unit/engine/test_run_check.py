@@ -15,8 +15,8 @@ from dynbench.engine import plan_check, run_check
 from dynbench.engine.known_data import data_at_hand, known_workload
 from dynbench.engine.plan_check import check_plan, check_steps_of_rank
 from dynbench.engine.planning import build_problem
-from dynbench.errors import NothingFits
-from dynbench.plugins import POLICIES
+from dynbench.errors import BatchTooLarge, NothingFits
+from dynbench.plugins import POLICIES, WORKLOADS
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import make_policy, policy_class
 from dynbench.workloads.registry import build_workload
@@ -74,7 +74,7 @@ def test_the_batch_that_is_named_ends_well(policy: str, launcher: str, store: Ru
         if not (stopped(config_of(policy, batch=size), store.root) or "").startswith("step 0:")
     )
     error = refused(config_of(policy, *overrides, batch=batch), store.root)
-    assert error is not None and not error.message.startswith("step 0:")
+    assert isinstance(error, BatchTooLarge) and not error.message.startswith("step 0:")
     assert error.message == stopped(config_of(policy, batch=batch), store.root)
     assert "that fits in all 65 steps" in error.hint
     fitting = int(error.hint.split("--global-batch ")[1].split(",")[0])
@@ -113,7 +113,7 @@ def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
     first = next(seed for seed, message in enumerate(seeds) if message)
     assert refused(config_of(batch=batch), store.root, launches=first) is None
     error = refused(config_of(batch=batch), store.root, launches=first + 1)
-    assert error is not None and error.message == f"launch with train.seed {first}: {seeds[first]}"
+    assert isinstance(error, BatchTooLarge) and error.message == f"launch with train.seed {first}: {seeds[first]}"
 
 
 def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_where_the_data_are_not_at_hand_the_ranks_check_them(store: RunStore, mo
     check_steps_of_rank(config, problem)  # the launcher has done it
     monkeypatch.setattr(plan_check, "data_at_hand", lambda config: False)
     assert refused(config, store.root) is None
-    with pytest.raises(NothingFits, match="step 0") as caught:
+    with pytest.raises(BatchTooLarge, match="step 0") as caught:
         check_steps_of_rank(config, problem)
     assert "that fits in all 65 steps" in caught.value.hint
 
@@ -151,6 +151,14 @@ def test_data_at_hand_cost_no_network_and_no_wait(tmp_path: Path, overrides: tup
     paths = {"path": tmp_path / "data.tsv", "trace": tmp_path / "trace.txt", "long": tmp_path / "long.txt"}
     config = load_config(None, [text.format(**paths) for text in overrides])
     assert data_at_hand(config) is expected
+
+
+def test_a_registered_workload_of_the_users_own_is_not_run_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, ["workload.dataset=lognormal"])
+    assert data_at_hand(config)
+    monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    assert not data_at_hand(config)
+    assert known_workload(config) is None
 
 
 def test_known_data_are_those_of_the_ranks_and_leave_nothing_behind(

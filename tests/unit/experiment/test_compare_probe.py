@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from probes import make_probe
 from recipe_files import load_cells
 
+from dynbench.config.load import load_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
@@ -18,6 +19,7 @@ from dynbench.experiment import compare, launches, probing
 from dynbench.experiment.cells import start_cells
 from dynbench.experiment.compare import RECIPE_FILE, run_comparison, start_comparison
 from dynbench.experiment.training import TrainingResult
+from dynbench.plugins import STRATEGIES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -172,6 +174,43 @@ def test_arms_share_a_probe_that_means_the_same_for_both(
     assert len(probed) == wanted
     assert trained["a"] == trained["c"]
     assert (trained["b"] == trained["a"]) is (wanted == 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "others", "number"),
+    [
+        ("sync.bucket_mb: 5.0", "", 1),
+        ("sync.bucket_mb: 5.0", "schedule.micro_batches: auto", 2),
+        ("compress.error_feedback: false", "schedule.micro_batches: auto", 2),
+    ],
+)
+def test_arms_of_unlike_synchronisation_share_a_probe_unless_an_arm_splits(
+    store: RunStore,
+    tmp_path: Path,
+    device: str,
+    probed: list[Config],
+    training: Training,
+    setting: str,
+    others: str,
+    number: int,
+) -> None:
+    auto = "schedule.mode: dynamic, probe.run: auto"
+    splitting = f"{auto}, {others}" if others else auto
+    run(recipe(tmp_path, device, a=splitting, b=f"{splitting}, {setting}", c=splitting), store, training)
+    assert len(probed) == number
+    assert training.probes["a"] == training.probes["c"]
+    assert (training.probes["b"] == training.probes["a"]) is (number == 1)
+
+
+def test_arms_with_unlike_numbers_of_workers_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "this_machine", lambda: MACHINES["cpu"])
+    config = load_config(
+        None, ["launch.launcher=torchrun", "launch.nproc=3", "launch.device=cpu", "train.global_batch=66"]
+    )
+    alone = probing.probe_identity(config, store, with_splits=False)
+    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
+    served = probing.probe_identity(config, store, with_splits=False)
+    assert (alone[0], served[0]) == (3, 2) and alone != served
 
 
 def test_a_probe_that_was_made_before_another_failed_is_kept(

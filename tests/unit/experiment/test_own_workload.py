@@ -21,6 +21,7 @@ from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace, training_trace
+from dynbench.plugins import WORKLOADS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
@@ -128,6 +129,15 @@ def test_plans_are_made_offline_from_the_lengths_that_the_run_kept(
         assert (len(trace.lengths), trace.positions, trace.name in (NAME, "mine:Mine", arms["static"].label)) == (
             300, None, True
         )  # fmt: skip
+
+
+def test_the_lengths_of_a_registered_workload_of_the_users_own_are_those_that_the_run_kept(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(store, "static", "workload.name=text_classification")
+    monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    trace = trained_trace(run)
+    assert (trace.name, len(trace.lengths), int(trace.lengths.max())) == ("text_classification", 300, 20)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn", b"spoilt"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.virtual import gradient_megabytes
 from dynbench.errors import UsageError
+from dynbench.plugins import STRATEGIES
 from dynbench.probe.prober import Prober, run_probe
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.atomic import write_json
@@ -93,6 +95,18 @@ def test_real_ranks_pay_what_was_measured(store: RunStore) -> None:
     record = probed(store, *REAL)
     assert record.overhead_ms == REDUCE_MS
     assert record.allreduce is not None and record.allreduce.ms == REDUCE_MS
+
+
+def test_under_a_strategy_with_servers_no_split_is_timed(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert probed(store, *REAL).cost_model.further_ms is not None
+    assert "is unknown" not in caplog.text
+    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=1))
+    record = probed(store, *REAL, "train.global_batch=33")
+    assert (record.world_size, record.cost_model.further_ms) == (RANKS - 1, None)
+    (line,) = [line for line in caplog.messages if "a further micro-batch costs is unknown" in line]
+    assert "sync.name" in line and "schedule.further_ms sets the price" in line
 
 
 @pytest.mark.parametrize("comm_model", ["null", "none", "'7,0'", "'1,0.5'"])

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 from own import EXAMPLE, NAME, write_own
 
+from dynbench.config.load import load_config
+from dynbench.config.paths import path_problems
 from dynbench.config.schema import Workload
-from dynbench.errors import UsageError
+from dynbench.engine.launching.model_shape import decide_shape
+from dynbench.errors import ConfigError, UsageError
+from dynbench.plugins import WORKLOADS
+from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.own_code import find_own_code, own_code_settings
 
 METHODS = """\
@@ -133,3 +138,15 @@ def test_finding_it_runs_nothing_and_imports_no_torch(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert (done.stdout.split(), done.returncode) == (["Mine", "False"], 0), done.stderr
+
+
+def test_what_a_registered_workload_takes_its_settings_for_is_its_own_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, ["workload.dataset=tsv", "workload.data_path=gone.tsv", "workload.model=./gone"])
+    with pytest.raises(ConfigError, match="data_path"):
+        check_inputs(config)
+    decisions: dict[str, dict[str, object]] = {}
+    monkeypatch.setattr(WORKLOADS, "ours", frozenset())
+    assert path_problems(config) == []
+    assert check_inputs(config) is None
+    assert load_config(None, ["workload.data_path=lengths.txt"]).workload.runs_own_code
+    assert decide_shape(config, decisions) == {"workload.size": "small"} and decisions == {}

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from probes import capacity_row, make_probe
+from probes import capacity_row, make_probe, probe_record
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.asked import launch_warnings
-from dynbench.engine.launching.probe_use import device_name, probe_warnings
+from dynbench.engine.launching.probe_use import device_name, measured_settings, probe_warnings
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve
 from dynbench.engine.launching.run_launch import create_run, plan_launch
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_capacity
 from dynbench.errors import ConfigError, RunLookupError
-from dynbench.plugins import POLICIES
+from dynbench.plugins import POLICIES, STRATEGIES, WORKLOADS, Section, WorkloadEntry
+from dynbench.plugins.code import content_digest
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
+from dynbench.workloads.text_classification import TextClassification
 
 CPU = ("launch.device=cpu", "train.global_batch=64")
 LAUNCHERS = {
@@ -105,6 +109,40 @@ def test_the_same_model_takes_capacities_cost_and_speeds(
     config = decide(store, machine, *CPU, *settings, *shorter, f"schedule.policy={policy}", "probe.run=probed").config
     assert config.schedule.capacity == (probe.id if POLICIES[policy].capped else None)
     assert (config.schedule.cost_type, config.schedule.speeds) == ("measured", (1.0, 0.5))
+
+
+@pytest.mark.parametrize(("servers", "nproc", "refused"), [(0, 3, "launch.nproc"), (1, 3, None), (1, 4, "workers of")])
+def test_capacities_hold_for_as_many_workers_as_were_probed(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, servers: int, nproc: int, refused: str | None
+) -> None:
+    monkeypatch.setitem(STRATEGIES.entries, "ddp", replace(STRATEGIES["ddp"], servers=servers))
+    probe = make_probe(store, ranks=2)
+    machine, settings = LAUNCHERS["torchrun"][0], (*CPU, "schedule.mode=dynamic", "probe.run=probed")
+    if refused is None:
+        config = decide(store, machine, *settings, f"launch.nproc={nproc}").config
+        assert config.schedule.capacity == probe.id
+    else:
+        with pytest.raises(ConfigError, match=rf"{refused}.*: 3, but .* was made with 2"):
+            decide(store, machine, *settings, f"launch.nproc={nproc}", f"schedule.capacity={probe.id}")
+
+
+class Depth(Section):
+    """Of a workload from outside."""
+
+    shape_of: tuple[int, int] = (2, 3)
+    """Layers and heads."""
+
+
+def test_a_registered_workload_of_the_users_own_has_a_digest_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = load_config(None).workload
+    assert "code_digest" not in measured_settings(ours)
+    monkeypatch.setitem(WORKLOADS.entries, "deep", WorkloadEntry("deep", "", TextClassification, Depth))
+    deep = ours.model_copy(update={"name": "deep", "shape_of": (2, 3)})
+    digest = content_digest(Path(inspect.getfile(TextClassification)).read_bytes())
+    measured = measured_settings(deep)
+    assert (measured["code_digest"], measured["shape_of"], measured["dataset"]) == (digest, [2, 3], "embedded")
+    assert probe_record(workload=measured).workload == measured
+    assert measured_settings(deep.model_copy(update={"shape_of": (4, 3)})) != measured
 
 
 def test_settings_without_effect_may_differ(store: RunStore) -> None:
