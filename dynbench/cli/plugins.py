@@ -59,7 +59,7 @@ def _listed(kind: str) -> list[dict[str, Any]]:
                     "key": f"{registry.section}.{option}" if registry.key else option,
                     "description": info.description,
                     "allowed": describe(info),
-                    "default": jsonable(info.default),
+                    "default": jsonable(info.get_default(call_default_factory=True)),
                 }
                 for option, info in entry.options.model_fields.items()
             ],

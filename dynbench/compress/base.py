@@ -1,19 +1,24 @@
-"""What is asked of a compressor."""
+"""What is asked of a compressor.
+
+Files of plug-ins import this module while the configuration is still being assembled from what they register.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from dynbench.config.schema import Compress
 from dynbench.errors import RecordError
 from dynbench.runs.columns import Column
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
 
 
 def uncompressed(settings: Compress) -> None:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from dynbench.config import describe
 from dynbench.config.yaml_strict import Value
 from dynbench.errors import did_you_mean, nearest
+from dynbench.plugins import KINDS, outside
 
 
 def explain(error: ValidationError, values: Value, where: Callable[[str], str]) -> list[str]:
@@ -53,7 +54,10 @@ def _wrong_value(location: tuple[str, ...], values: Value) -> tuple[str, str]:
         section = location[0]
         known = ", ".join(_section_keys(section))
         return section, f"{shown(_value(values, location[:1]))} is not a section; it holds the keys {known}"
-    return dotted, not_allowed(found[0], _value(values, location[:2]))
+    value = _value(values, location[:2])
+    text = not_allowed(found[0], value)
+    names_plugin = isinstance(value, str) and any(dotted == registry.key for _, registry in KINDS.values())
+    return dotted, f"{text}{outside.or_your_own()}" if names_plugin else text
 
 
 def not_allowed(info: FieldInfo, value: Value) -> str:

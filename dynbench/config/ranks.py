@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from dynbench.config.schema import Config
 from dynbench.plugins import STRATEGIES
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Config
 
 T = TypeVar("T")
 

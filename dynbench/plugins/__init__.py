@@ -9,6 +9,10 @@ A file that is named in `DYNBENCH_PLUGINS` registers its plug-ins with a line ea
         '''How often the batch is turned.'''
 
     register(PolicyEntry("turned", "the batch turned round", "my_policy:Turned", Options))
+
+The class may stand in the same file and be given in place of `"my_policy:Turned"`. The configuration is assembled from
+what the file registers, so that `dynbench.config.schema`, and what imports it, is imported there under `TYPE_CHECKING`
+only.
 """
 
 from __future__ import annotations

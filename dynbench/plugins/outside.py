@@ -42,6 +42,11 @@ def digests() -> dict[str, str]:
     return {} if isinstance(found, UsageError) else {code.module or code.file.name: code.digest for code in found}
 
 
+def or_your_own() -> str:
+    """What follows the names that are known where the variable names no file: how to add one's own."""
+    return "" if os.environ.get(VARIABLE) else f"; a plug-in of your own: name its file in {VARIABLE}"
+
+
 def where(error: BaseException) -> str | None:
     """`file.py:12` of the innermost line of plug-ins from outside that an error passed; None where it passed none."""
     found = () if _loading else _load_once()

@@ -139,7 +139,8 @@ class Registry(Mapping[str, E]):
         if name not in self:
             near = did_you_mean(name, self)
             raise UsageError(
-                f"{self.key or self.kind}: {name!r} is not a {self.kind}. {near}".rstrip(), f"Known: {', '.join(self)}."
+                f"{self.key or self.kind}: {name!r} is not a {self.kind}. {near}".rstrip(),
+                f"Known: {', '.join(self)}{outside.or_your_own()}.",
             )
         return self[name]
 
@@ -173,7 +174,8 @@ class Registry(Mapping[str, E]):
         """One more plug-in.
 
         Raises:
-            UsageError: a name that is taken or none, or an option that another plug-in declares otherwise.
+            UsageError: a name that is taken or none, an option without a default, or one that another plug-in declares
+                otherwise.
         """
         if _NAME.fullmatch(entry.name) is None:
             raise UsageError(f"{self.kind} {entry.name!r}: no name", "Use lower-case letters, digits and _.")
@@ -184,6 +186,12 @@ class Registry(Mapping[str, E]):
                 f"{self.kind} {entry.name!r}: registered after the configuration was first read",
                 f"Name its file in {outside.VARIABLE}.",
             )
+        for option, info in entry.options.model_fields.items():
+            if info.is_required():
+                raise UsageError(
+                    f"{self.kind} {entry.name!r}: option {option} has no default",
+                    "Give it one: the option is there too where another plug-in is chosen.",
+                )
         others = {name: other.options for name, other in self.entries.items()} | {f"every {self.kind}": self.shared}
         for name, options in others.items():
             for option in entry.options.model_fields:

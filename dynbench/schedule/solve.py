@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError, did_you_mean
-from dynbench.plugins import POLICIES
+from dynbench.plugins import POLICIES, outside
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.measure import (
@@ -108,7 +108,7 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
         if name not in POLICIES:
             raise UsageError(
                 f"--policy: {name!r} is not a policy. {did_you_mean(name, POLICIES)}".rstrip(),
-                f"Known: {', '.join(POLICIES)}; or all.",
+                f"Known: {', '.join(POLICIES)}; or all{outside.or_your_own()}.",
             )
     places = [_place(request, trace, size) for trace in request.traces for size in request.world_sizes]
     refusals = [refusal for _, _, refusal in places if refusal is not None]

@@ -1,21 +1,26 @@
-"""What the training loop asks of a strategy that synchronises gradients: a session with one model."""
+"""What the training loop asks of a strategy that synchronises gradients: a session with one model.
+
+Files of plug-ins import this module while the configuration is still being assembled from what they register.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.config.ranks import Ranks, ranks_under
-from dynbench.config.schema import Sync
 from dynbench.runs.columns import Column
 from dynbench.wire.base import Wire
 from dynbench.wire.plain import PlainWire
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Sync
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 """Builds an optimizer over the parameters that it is given."""
@@ -64,7 +69,11 @@ class Strategy(ABC):
     """What forward is called on."""
 
     def __init__(self, settings: Sync | None = None, wire: Wire | None = None) -> None:
-        self.settings = Sync() if settings is None else settings
+        if settings is None:
+            from dynbench.config.schema import Sync
+
+            settings = Sync()
+        self.settings = settings
         self.wire: Wire = PlainWire() if wire is None else wire
 
     @property

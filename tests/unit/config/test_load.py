@@ -9,6 +9,11 @@ from dynbench.config.load import load_config, load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, UsageError
 
+WORKLOADS = (
+    "MODULE:CLASS or FILE.py:CLASS of your own or text_classification; a plug-in of your own: name its file in "
+    "DYNBENCH_PLUGINS"
+)
+
 
 def write(folder: Path, text: str) -> Path:
     path = folder / "c.yaml"
@@ -160,9 +165,9 @@ def test_a_repaired_value_is_no_mistake(tmp_path: Path) -> None:
         ("schedule.speeds", "[1, 0]", "a list of numbers > 0, auto or null"),
         ("launch.slowdown", "1:0.5", "a mapping from a whole number >= 0 to a number >= 1"),
         ("launch.slowdown", "x", "a mapping from a whole number >= 0 to a number >= 1"),
-        ("workload.name", "vision", "MODULE:CLASS or FILE.py:CLASS of your own or text_classification"),
-        ("workload.name", "a.b.py", "MODULE:CLASS or FILE.py:CLASS of your own or text_classification"),
-        ("workload.name", "mine:Class.method", "MODULE:CLASS or FILE.py:CLASS of your own or text_classification"),
+        ("workload.name", "vision", WORKLOADS),
+        ("workload.name", "a.b.py", WORKLOADS),
+        ("workload.name", "mine:Class.method", WORKLOADS),
         ("schedule.capacity", "[]", None),
     ],
 )

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from dynbench import plugins
+from dynbench.config.load import load_config
 from dynbench.config.schema import Config, Schedule, Sync
-from dynbench.errors import UsageError
+from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import KINDS, POLICIES, PolicyEntry, Section, options_of
 from dynbench.plugins.policies import PrefixOptions, WindowOptions
 from dynbench.plugins.registry import Registry, with_options
@@ -57,6 +58,42 @@ def Means(config):
         def loss(self, model, batch): return super().loss(model, batch) / len(batch['labels'])
     return Mean(config)
 """
+TOGETHER = """
+from __future__ import annotations
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, ClassVar
+from pydantic import Field
+from dynbench.sync.base import Strategy
+from dynbench.compress.base import Compressor
+from dynbench.plugins import *
+from dynbench.schedule.policy import BatchPolicy
+from dynbench.workloads.base import Workload
+from dynbench.workloads.datasets.base import Splits
+if TYPE_CHECKING:
+    from dynbench.config.schema import Config
+class Turns(Section):
+    turns: tuple[int, ...] = Field(default_factory=lambda: (1, 2))
+    '''How far.'''
+class Turned(BatchPolicy):
+    def deal(self, batches, first_step): return []
+class Late(Strategy):
+    equal_gradients: ClassVar[bool] = True
+    def _wrapped(self, model): return model
+    def accumulating(self): return nullcontext()
+    def finish(self): pass
+class Halved(Compressor):
+    def mean(self, channel, flat, segments): pass
+class Task(Workload):
+    def __init__(self, config: Config): pass
+def no_samples(settings): return Splits(None)
+register(PolicyEntry("mine", "", Turned, Turns))
+register(StrategyEntry("mine", "", Late))
+register(CompressorEntry("mine", "", Halved))
+register(WorkloadEntry("mine", "", Task))
+register(DatasetEntry("mine", "", no_samples))
+"""
+BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "workloads.datasets.base")
+"""Modules with what plug-ins are made of."""
 DIGESTS = """
 from dynbench.config.load import load_config
 from dynbench.config.digest import config_digest
@@ -72,6 +109,11 @@ print(*digests().values())
 class Window(Section):
     window: int = 2
     """Another meaning of the same name."""
+
+
+class Bare(Section):
+    turns: int
+    """Without a default."""
 
 
 class More(WindowOptions):
@@ -118,6 +160,7 @@ def test_plugins_share_an_option_that_they_inherit(registry: Registry[PolicyEntr
         (PolicyEntry("window", "", "there:Other"), "the name is taken"),
         (PolicyEntry("a:b", "", "there:Other"), "no name"),
         (PolicyEntry("other", "", "there:Other", Window), "option window is one of window too"),
+        (PolicyEntry("other", "", "there:Other", Bare), "policy 'other': option turns has no default"),
     ],
 )
 def test_what_is_refused(registry: Registry[PolicyEntry], entry: PolicyEntry, says: str) -> None:
@@ -142,6 +185,23 @@ def test_what_comes_too_late_is_refused() -> None:
 def test_an_unknown_name_is_told_with_the_nearest(registry: Registry[PolicyEntry]) -> None:
     with pytest.raises(UsageError, match=r"schedule.policy: 'windw' is not a policy. Did you mean 'window'\?"):
         registry.find("windw")
+
+
+@pytest.mark.parametrize("key", ["schedule.policy", "sync.name", "compress.name", "workload.name", "workload.dataset"])
+def test_an_unknown_name_may_be_one_of_ones_own(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = next(registry for _, registry in KINDS.values() if registry.key == key)
+
+    def told() -> tuple[bool, bool]:
+        with pytest.raises(UsageError) as found:
+            registry.find("mine")
+        with pytest.raises(ConfigError) as loaded:
+            load_config(None, [f"{key}=mine"])
+        return "DYNBENCH_PLUGINS" in found.value.hint, "DYNBENCH_PLUGINS" in loaded.value.message
+
+    monkeypatch.delenv("DYNBENCH_PLUGINS", raising=False)
+    assert told() == (True, True)
+    monkeypatch.setenv("DYNBENCH_PLUGINS", "mine.py")
+    assert told() == (False, False)
 
 
 def test_wrong_options_of_several_plugins_are_reported_together(tmp_path: Path) -> None:
@@ -198,6 +258,30 @@ def test_a_class_that_is_not_there_is_told_when_it_is_used(tmp_path: Path) -> No
     done = command(tmp_path, "solve", "--policy", "gone", "--steps", "1", DYNBENCH_PLUGINS="mine")
     assert done.returncode == 2
     assert "plug-in gone: mine:Gone" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_what_plugins_are_made_of_does_not_read_the_configuration(tmp_path: Path) -> None:
+    imports = "".join(f"import dynbench.{name}\n" for name in BASES)
+    done = run(tmp_path, f"{imports}import sys\nprint('dynbench.config.schema' in sys.modules)")
+    assert done.stdout.split() == ["False"], done.stderr
+
+
+@pytest.mark.parametrize("first", ["", "import dynbench.sync.base"])
+def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path, first: str) -> None:
+    (tmp_path / "mine.py").write_text(TOGETHER, encoding="utf-8")
+    code = f"""
+{first}
+from dynbench.cli.plugins import command
+command(["--json"], standalone_mode=False)
+from dynbench.plugins import KINDS, STRATEGIES
+assert all(registry["mine"].load() for _, registry in KINDS.values() if registry.key)
+assert STRATEGIES["mine"].load()(None, object()).settings.name == "ddp"
+"""
+    done = run(tmp_path, code, DYNBENCH_PLUGINS="mine.py")
+    assert done.returncode == 0, done.stderr
+    mine = {line["kind"]: line["options"] for line in json.loads(done.stdout)["plugins"] if line["name"] == "mine"}
+    assert list(mine) == ["policies", "strategies", "compressors", "workloads", "datasets"]
+    assert [option["default"] for option in mine["policies"]] == [[1, 2]]
 
 
 def test_every_toy_is_listed_and_its_benchmark_is_called_with_its_options(tmp_path: Path) -> None:
