@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_value
+from dynbench.experiment.subject import Subject
 
 NBSP = "\N{NO-BREAK SPACE}"
 HOURS = 1000
@@ -23,14 +24,17 @@ def interval(comparison: ComparisonRecord) -> str | None:
     return f"[{low:.3f},{NBSP}{high:.3f}]"
 
 
-def saved_hours(comparison: ComparisonRecord) -> str | None:
-    """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s); None for equal arms."""
-    return None if comparison.aa else f"{_saved(comparison.speedup):.0f}"
+def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
+    """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s).
+
+    None for equal arms, and for arms on different numbers of ranks: an hour of theirs is not as many GPU-hours.
+    """
+    return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, subject) else None
 
 
-def saved_interval(comparison: ComparisonRecord) -> str | None:
+def saved_interval(comparison: ComparisonRecord, subject: Subject) -> str | None:
     """The same for both ends of the interval."""
-    if comparison.aa or comparison.ci95 is None:
+    if comparison.ci95 is None or not _saves(comparison, subject):
         return None
     low, high = comparison.ci95
     return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
@@ -48,6 +52,10 @@ def number(value: float | None) -> str | None:
 def percent(fraction: float | None) -> str | None:
     """`12.3 %`."""
     return None if fraction is None else f"{100 * fraction:.1f}{NBSP}%"
+
+
+def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
+    return not comparison.aa and subject.same_ranks(comparison)
 
 
 def _saved(speed: float) -> float:

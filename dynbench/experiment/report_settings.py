@@ -25,7 +25,7 @@ def arms_table(subject: Subject, template: Template) -> str:
     """One line per setting in which the arms differ, each with its reason where the program chose; empty without."""
     arms = list(subject.arms.values())
     rows = []
-    for key in (COST_ROW, *all_keys()):
+    for key in (COST_ROW, *_keys(subject)):
         if key in NOT_IDENTITY:
             continue
         cells = [_arm_value(members, key, subject, template) for members in arms]
@@ -43,7 +43,7 @@ def common_table(subject: Subject, template: Template) -> str:
     if all(member.config is None for member in subject.members):
         return ""
     rows = []
-    for key in (COST_ROW, *all_keys(), *_decided_elsewhere(subject)):
+    for key in (COST_ROW, *_keys(subject), *_decided_elsewhere(subject)):
         cells = [_arm_value(members, key, subject, template) for members in arms]
         if len({value for value, _ in cells}) == 1 or key in NOT_IDENTITY:
             reasons = dict.fromkeys(reason for _, reason in cells if reason is not None)
@@ -159,6 +159,12 @@ def _decided_value(member: Member, key: str) -> object:
     return decided.get("value") if isinstance(decided, Mapping) else None
 
 
+def _keys(subject: Subject) -> dict[str, None]:
+    """The keys of the configuration in order: those of the schema, then of plug-ins not loaded here."""
+    recorded = (key for member in subject.members for key in member.config or ())
+    return dict.fromkeys((*all_keys(), *recorded))
+
+
 def _decided_elsewhere(subject: Subject) -> list[str]:
     """Decisions that are no key of the configuration, as how memory is measured."""
     found: dict[str, None] = {}
@@ -166,7 +172,7 @@ def _decided_elsewhere(subject: Subject) -> list[str]:
         decisions = member.env.get("decisions")
         if isinstance(decisions, Mapping):
             found |= dict.fromkeys(str(key) for key in decisions)
-    return [key for key in found if key not in all_keys()]
+    return [key for key in found if key not in _keys(subject)]
 
 
 def _seeds(subject: Subject, key: str) -> str:

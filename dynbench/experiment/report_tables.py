@@ -63,10 +63,10 @@ def ranks_kind(subject: Subject, template: Template) -> str | None:
     return template.label("words.virtual" if launcher == "virtual" else "words.real")
 
 
-COLUMNS: Mapping[str, Callable[[ComparisonRecord], str | None]] = {
-    "recovered": lambda item: percent(item.recovered_share),
+COLUMNS: Mapping[str, Callable[[ComparisonRecord, Subject], str | None]] = {
+    "recovered": lambda item, _: percent(item.recovered_share),
     "saved": saved_hours,
-    "efficiency": lambda item: percent(item.efficiency),
+    "efficiency": lambda item, _: percent(item.efficiency),
 }
 """Columns of the table of comparisons that a question chooses from."""
 
@@ -85,7 +85,7 @@ def comparisons_table(subject: Subject, template: Template) -> str:
                 template.label(f"levels.{item.level}"),
                 ratio(item.speedup) or missing,
                 interval(item) or template.label("words.none"),
-                *(COLUMNS[column](item) or missing for column in chosen),
+                *(COLUMNS[column](item, subject) or missing for column in chosen),
                 str(item.launches),
                 (loss_drift(item) if told else loss_difference(item)) or template.label("words.not_compared"),
             ]

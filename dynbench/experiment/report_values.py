@@ -84,8 +84,8 @@ def _arms(subject: Subject, template: Template) -> Values:
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
         "baseline.padding_ratio": _decimals(mean_of(members, "padding_ratio")),
         **_compared("best", best),
-        "best.saved": saved_hours(best) if best else None,
-        "best.saved_interval": saved_interval(best) if best else None,
+        "best.saved": saved_hours(best, subject) if best else None,
+        "best.saved_interval": saved_interval(best, subject) if best else None,
         "best.efficiency": percent(best.efficiency) if best else None,
         "best.launches": str(best.launches) if best else None,
         "best.reason": texts.reason(template, best) if best else None,
@@ -160,7 +160,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     claim, checks = _claim(subject), "none" if subject.checks is None else "found" if subject.checks else "clean"
     chosen = {
         "say.abstract": f"abstract.{claim}",
-        "say.recommendation": f"recommendation.{claim}",
+        "say.recommendation": f"recommendation.{_recommended(subject, claim)}",
         "say.alike": "alike.note" if subject.best_alike else None,
         "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
         "say.virtual": "ranks.note" if subject.virtual else None,
@@ -185,6 +185,14 @@ def _claim(subject: Subject) -> str:
     if subject.comparisons:
         return "alike"
     return "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
+
+
+def _recommended(subject: Subject, claim: str) -> str:
+    """Which text says what to do: that of the claim, unless it tells GPU-hours of arms on unequal numbers of ranks."""
+    best = subject.best
+    if best is None or claim == Verdict.INCOMPARABLE or "saved" not in subject.question.columns:
+        return claim
+    return claim if subject.same_ranks(best) else "ranks"
 
 
 def _solve(solved: Solved | None) -> str:

@@ -113,6 +113,11 @@ class Subject:
         alike = [item for item in self.comparisons if item.same_work and item.verdict is Verdict.FASTER]
         return max(alike, key=_merit, default=None)
 
+    def same_ranks(self, comparison: ComparisonRecord) -> bool:
+        """Whether both arms ran on as many ranks, those that serve included, as far as that was recorded."""
+        arms = (self.arms.get(name, ()) for name in (comparison.baseline, comparison.candidate))
+        return len({mean_of(members, "world_size") for members in arms} - {None}) <= 1
+
 
 def _merit(comparison: ComparisonRecord) -> tuple[bool, bool, float]:
     verdict = comparison.verdict

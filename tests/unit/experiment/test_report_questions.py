@@ -126,3 +126,20 @@ def test_the_setting_names_all_ranks_and_no_planner_where_nothing_is_planned(
     assert f"| {planner} |" not in report(store, language).partition("## Appendix")[0].partition("## 附录")[0]
     make_comparison(ARM, summary=MEASURED, question="levers")
     assert f"| {planner} |" in report(store, language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("verdict", Verdict)
+def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
+    store: RunStore, make_comparison: MakeComparison, verdict: Verdict, language: str
+) -> None:
+    unequal = load_template(language).labels["recommendation.ranks"].partition("{{")[0].strip()
+    found: dict[str, object] = {**ARM, "verdict": verdict.value}
+
+    def told(ranks: int) -> tuple[bool, bool]:
+        make_comparison(found, summary=MEASURED, summaries={"arm": {"world_size": ranks}}, question="sync")
+        text = report(store, language)
+        return "| 333 |" in text, "".join(unequal.split()) in "".join(text.split())
+
+    assert told(2) == (True, False)
+    assert told(4) == (False, verdict is not Verdict.INCOMPARABLE)

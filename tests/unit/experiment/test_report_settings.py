@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynbench.analysis.kept import RUNS_FILE
 from dynbench.config.describe import all_keys
+from dynbench.config.digest import flatten
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.errors import UsageError
@@ -336,3 +338,20 @@ def test_ranks_that_train_nothing_are_told_apart(
     plain = report(store, language)
     assert label not in plain
     assert "of which … train" not in plain
+
+
+def test_options_of_plugins_that_are_not_loaded_are_told(store: RunStore, make_comparison: MakeComparison) -> None:
+    folder = make_comparison({})
+    trained = [run for run in store.list() if run != folder]
+    own = [{"schedule.turns": turns, "sync.late": True} for turns in (3, 5)]
+    kept = {
+        run.id: {"status": "completed", "config": flatten(run.config()) | more}
+        for run, more in zip(trained, own, strict=True)
+    }
+    write_json(folder.path / RUNS_FILE, {"runs": kept})
+
+    text = report(store)
+
+    assert unwrapped(load_template("en").labels["arms.same"]) not in unwrapped(text)
+    assert {"| `schedule.turns` | 3 | 5 |", "| `schedule.turns` | 5 | 3 |"} & set(text.splitlines())
+    assert "| `sync.late` | true |" in text
