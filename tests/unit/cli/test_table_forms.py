@@ -235,7 +235,9 @@ def test_a_sweep_has_a_line_per_comparison_and_arm(
         write_json(folder.path / "comparison.json", content)
         cells.append(Cell({"train.global_batch": batch, "schedule.capacity": [6, 5]}, folder.id))
     with output.stdout_holds(form, tells=True):
-        show_cells(SimpleNamespace(run=store.create("compare", "all"), cells=cells, comparisons=[found, found]))
+        show_cells(
+            SimpleNamespace(run=store.create("compare", "all"), cells=cells, comparisons=[found, found], figures=[])
+        )
 
     said = Said(*capsys.readouterr())
     if form == "table":
