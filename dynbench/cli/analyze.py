@@ -117,8 +117,8 @@ def _reports_anew(report: Report, store: RunStore) -> list[Path]:
 
 def _analysis_settings(settings: Settings, again: Run | None) -> Analysis:
     """As given; without any, those that a comparison was made with."""
-    from dynbench.config.effects import unread
     from dynbench.config.situation import Situation
+    from dynbench.config.unread import unread
 
     given = settings.config_path is not None or settings.overrides or settings.flags
     if again is None or given or not again.config_file.is_file():

@@ -184,8 +184,8 @@ def _unread(
     settings: Settings, config: Config, specs: Sequence[str], from_run: str | None, policies: Sequence[str] | None
 ) -> list[str]:
     """A line for every setting that was changed and that nothing here reads."""
-    from dynbench.config.effects import unread
     from dynbench.config.situation import Situation
+    from dynbench.config.unread import unread
     from dynbench.plugins import POLICIES
 
     built_in = [spec for spec in specs if spec in DATASETS]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.effects import unread
 from dynbench.config.rank_rules import buffer_size, rank_problems
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
+from dynbench.config.unread import unread
 from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, options_of
 from dynbench.plugins.datasets import FileOptions, TextFileOptions
 from dynbench.plugins.policies import PrefixOptions

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.config.digest import config_digest
-from dynbench.config.effects import unread
 from dynbench.config.recipes import Recipe
 from dynbench.config.rules import rule_warnings
+from dynbench.config.unread import unread
 from dynbench.engine.launching.asked import situation
 from dynbench.engine.launching.probe_use import probe_warnings
 from dynbench.engine.launching.resolve import resolve, this_machine

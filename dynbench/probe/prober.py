@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Unpack
 
 from dynbench.config.change import changed
-from dynbench.config.effects import unread
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
+from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.launching.asked import situation
 from dynbench.engine.launching.probe_use import measured_settings

@@ -7,11 +7,12 @@ from typing import get_args
 import pytest
 
 from dynbench.config.describe import all_keys
-from dynbench.config.effects import EFFECTS, INSTEAD, unread
+from dynbench.config.effects import EFFECTS
 from dynbench.config.load import load_config
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.config.situation import Command, Situation
+from dynbench.config.unread import INSTEAD, unread
 from dynbench.plugins import WORKLOADS
 
 TEXTS = "workload.dataset=sst2"

@@ -218,7 +218,7 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
     code = (
         "import json, sys\n"
         "from dynbench.config.load import load_config\n"
-        "from dynbench.config.effects import unread\n"
+        "from dynbench.config.unread import unread\n"
         "from dynbench.config.situation import Situation\n"
         "def lines(*given):\n"
         "    config = load_config(None, given)\n"

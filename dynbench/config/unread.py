@@ -1,0 +1,80 @@
+"""A warning for a setting that was changed and that nothing reads, by the table of effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynbench.config.describe import default_of
+from dynbench.config.effects import EFFECTS
+from dynbench.config.schema import Config
+from dynbench.config.situation import Situation
+
+INSTEAD = {
+    "solve": {
+        "schedule.mode": "--policy",
+        "schedule.policy": "--policy",
+        "train.steps": "--steps",
+        "train.global_batch": "--global-batch or --batch-per-rank",
+        "launch.world_size": "--world-size",
+    }
+}
+"""Options of a command that say what a setting says elsewhere."""
+
+
+def unread(situations: Sequence[Situation]) -> list[str]:
+    """A line for every setting that was changed and that decides nothing; those beyond a command's scope share one.
+
+    Args:
+        situations: of one command. A value counts as read where it is read in any situation that has it, so that arms
+            may share what only some of them need.
+    """
+    lines, beyond = [], []
+    for key, effect in EFFECTS.items():
+        default = default_of(key)
+        for value in _distinct([_value(s.given, key) for s in situations]):
+            having = [s for s in situations if _value(s.given, key) == value]
+            if value == default or any(effect.is_read(s) for s in having):
+                continue
+            first = having[0]
+            if effect.in_scope(first):
+                facts = {"ranks": first.ranks, **_choices(having)}
+                lines.append(f"{key}: {value!r} has no effect: {effect.otherwise.format_map(facts)}")
+            else:
+                beyond.append(f"{key}{_instead(first, key)}")
+    if beyond:
+        lines.append(f"{', '.join(beyond)}: no effect on `dynbench {situations[0].command}`, which does not read this")
+    return lines
+
+
+def _choices(situations: Sequence[Situation]) -> dict[str, str]:
+    """Kind of plug-in to the names of those that run; of the policies, those of all situations."""
+    config = situations[0].config
+    policies = dict.fromkeys(entry.name for situation in situations for entry in situation.planned)
+    return {
+        "policy": ", ".join(policies),
+        "workload": config.workload.name,
+        "dataset": config.workload.dataset,
+        "strategy": config.sync.name,
+        "compressor": config.compress.name,
+        "of_virtual_ranks": "" if situations[0].real_ranks else " of virtual ranks, which send no gradients,",
+    }
+
+
+def _instead(situation: Situation, key: str) -> str:
+    option = INSTEAD.get(situation.command, {}).get(key)
+    if option is None and situation.command == "solve" and "data" in EFFECTS[key].commands.split():
+        option = "name a data set, --dataset"
+    return f" ({option})" if option else ""
+
+
+def _value(config: Config, key: str) -> object:
+    """What was asked for; a mode that only follows from a policy was not."""
+    if key == "schedule.mode" and config.schedule.policy is not None:
+        return default_of(key)
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _distinct(values: Sequence[object]) -> list[object]:
+    """The values, each once; mappings are among them, which no set holds."""
+    return [value for index, value in enumerate(values) if value not in values[:index]]
