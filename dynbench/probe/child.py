@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,6 +53,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     torch.set_num_threads(spec["threads"])
     device = torch.device(f"cuda:{spec['first_gpu'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
     workload = build_workload(config)
+    import_module("transformers.models.distilbert.modeling_distilbert")  # and what all models share: no part of a trial
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=spec["rendezvous"],
