@@ -45,6 +45,19 @@ from dynbench.workloads.micro_batch import evened_out
 
 CPU = torch.device("cpu")
 TRIALS = 6
+STEPS = 4
+SETTINGS = (
+    "workload.dropout=0",
+    "workload.subset=64",
+    "train.global_batch=12",
+    "train.warmup_steps=1",
+    f"train.steps={STEPS - 1}",
+    "train.eval_samples=9",
+    "train.eval_every=2",
+    "launch.threads=1",
+    "launch.device=cpu",
+)
+"""A run of a few uneven steps with evaluations; how many ranks take part is the test's own."""
 
 
 def entries(form: Any, made: dict[str, Any], **properties: Any) -> dict[str, Any]:

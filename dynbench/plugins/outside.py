@@ -71,7 +71,7 @@ def _load(named: str) -> Code:
         code.load()
     except DynbenchError as error:
         raise UsageError(f"{VARIABLE}: {code.where(error) or code.file.name}: {error.message}", error.hint) from error
-    except Exception as error:
+    except Exception as error:  # the user's own code, which may raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"{VARIABLE}: {code.where(error) or code.file.name}: {type(error).__name__}: {reason}",

@@ -27,6 +27,7 @@ from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.units import mb
+from dynbench.workloads.random_model import MODEL_CODE
 from dynbench.workloads.registry import build_workload
 
 
@@ -53,7 +54,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     torch.set_num_threads(spec["threads"])
     device = torch.device(f"cuda:{spec['first_gpu'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
     workload = build_workload(config)
-    import_module("transformers.models.distilbert.modeling_distilbert")  # and what all models share: no part of a trial
+    import_module(MODEL_CODE)  # else at its first use, under the limit, where an import fails in ways of its own
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=spec["rendezvous"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from strategy_jobs import named, overflow, profiled, public, train_run, watched_steps
+from strategy_jobs import SETTINGS, STEPS, named, overflow, profiled, public, train_run, watched_steps
 from toys import BROKEN_STRATEGIES, STRATEGIES, TiedModel
 from warm import RankError, WarmRanks
 
@@ -30,19 +30,6 @@ ALL = {**{name: entry.load() for name, entry in REGISTERED.items()}, **STRATEGIE
 EXACT, ROUNDED = 1e-9, 0.02
 COMPRESSED = {"none": EXACT, "two_stages": EXACT, "bf16": ROUNDED}
 """Compressor to the largest relative error of a gradient."""
-STEPS = 4
-SETTINGS = (
-    "workload.dropout=0",
-    "workload.subset=64",
-    "train.global_batch=12",
-    "train.warmup_steps=1",
-    f"train.steps={STEPS - 1}",
-    "train.eval_samples=9",
-    "train.eval_every=2",
-    "launch.nproc=2",
-    "launch.threads=1",
-    "launch.device=cpu",
-)
 
 
 def judge(steps: list[list[dict]], tolerance: float) -> None:
@@ -164,7 +151,7 @@ def test_a_gradient_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRank
 def new_run(tmp_path: Path):
     def make(sync: str, compress: str, null: bool = False) -> tuple[Run, object]:
         store = RunStore(tmp_path / "results")
-        resolved = resolve(load_config(None, [*SETTINGS]), this_machine(), store)
+        resolved = resolve(load_config(None, [*SETTINGS, "launch.nproc=2"]), this_machine(), store)
         run = create_run(resolved, store, ())
         return run, named(resolved.config, sync, compress, null)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from strategy_jobs import named, train_run, trained, watched_steps
+from strategy_jobs import SETTINGS, STEPS, named, train_run, trained, watched_steps
 from toys import SERVING, STRATEGIES
 from warm import RankError, WarmRanks
 
@@ -25,19 +25,6 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
-
-STEPS = 4
-SETTINGS = (
-    "workload.dropout=0",
-    "workload.subset=64",
-    "train.global_batch=12",
-    "train.warmup_steps=1",
-    f"train.steps={STEPS - 1}",
-    "train.eval_samples=9",
-    "train.eval_every=2",
-    "launch.threads=1",
-    "launch.device=cpu",
-)
 
 
 @pytest.fixture(scope="module")

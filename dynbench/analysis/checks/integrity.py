@@ -63,7 +63,7 @@ def nan_loss(evidence: Evidence) -> Iterator[Seen]:
 def skipped_steps(evidence: Evidence) -> Iterator[Seen]:
     """Runs in which the fp16 loss scaler skipped more than `SKIPPED_LIMIT` of the measured steps."""
     for run in evidence.measured_runs:
-        share = float(run.measured["skipped"].mean() or 0.0)  # type: ignore[arg-type]  # the mean of booleans
+        share = float(run.measured.select(pl.col("skipped").mean()).item() or 0.0)
         if share > SKIPPED_LIMIT:
             yield Seen("warn", {"run": run.label, "share": share, "limit": SKIPPED_LIMIT})
 
