@@ -101,6 +101,7 @@ def analyze_runs(
     into: Run | None = None,
     question: str | None = None,
     force: bool = False,
+    first: int | None = None,
     csv: bool | None = None,
     on_progress: Progress = lambda _: None,
 ) -> Report:
@@ -117,6 +118,7 @@ def analyze_runs(
         into: entry that receives the results; None makes one when there are several runs, or stored ones.
         question: name of what is asked of the arms; None finds it from what differs.
         force: compare what cannot be compared.
+        first: launches per arm of the first stage, where it said how many follow (`two_stage`).
         csv: as for `merge_run`.
         on_progress: told what is being done, in a few words.
 
@@ -144,7 +146,7 @@ def analyze_runs(
     if baseline is not None:
         label, launches = baseline
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
-    comparisons = compare_arms(grouped, settings, question=question, force=force, summaries=summaries)
+    comparisons = compare_arms(grouped, settings, question=question, force=force, summaries=summaries, first=first)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
     made = into is None and (len(chosen) > 1 or export is not None)
     entry = store.create("analyze", "comparison", argv=sys.argv) if made else into or chosen[0]

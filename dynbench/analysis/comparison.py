@@ -10,14 +10,15 @@ from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe
 from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import METRICS, improvement_percent, means
+from dynbench.analysis.metrics import improvements
 from dynbench.analysis.pairing import Pair, Pairing, pair_launches
 from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.questions import find_question, not_comparable
-from dynbench.analysis.questions.base import TOKENS, Differences, Question, Unit
+from dynbench.analysis.questions.base import Differences, Question, Unit
 from dynbench.analysis.record import ComparisonRecord, Level
 from dynbench.analysis.recovery import Recovery, recovery
-from dynbench.analysis.stats import Ratio, paired_ratio
+from dynbench.analysis.speedup import speedup_of
+from dynbench.analysis.stats import Ratio
 from dynbench.analysis.summary import Summary, summary_of
 from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
 from dynbench.config.schema import Analysis
@@ -99,6 +100,7 @@ class Comparison:
             efficiency=self.efficiency,
             noise_threshold=self.noise,
             launches=self.speedup.pairs,
+            first_stage=self.speedup.first,
             same_work=self.level in ("step", "window"),
             loss_max_rel_diff=self.loss_max_rel_diff,
             loss_drift=self.loss_drift,
@@ -116,8 +118,28 @@ def compare_arms(
     question: str | None = None,
     force: bool = False,
     summaries: Mapping[str, Summary] | None = None,
+    first: int | None = None,
 ) -> list[Comparison]:
-    """Compares every further arm with the first.
+    """Compares every further arm with the first, on the terms of `terms_of`.
+
+    Raises:
+        NotComparable: keys differ that may not, or no whole launches are left to pair.
+        UsageError: no question has that name.
+    """
+    terms = terms_of(arms, settings, question=question, force=force, summaries=summaries, first=first)
+    return [compare_two(terms, arms[0], arm) for arm in arms[1:]]
+
+
+def terms_of(
+    arms: Sequence[Arm],
+    settings: Analysis,
+    *,
+    question: str | None = None,
+    force: bool = False,
+    summaries: Mapping[str, Summary] | None = None,
+    first: int | None = None,
+) -> Terms:
+    """What all comparisons of some arms share.
 
     Two arms of one configuration, neither or both of them stored, are A/A: what they differ by, and the half-width of
     their interval, raise the noise threshold of the other comparisons.
@@ -128,31 +150,30 @@ def compare_arms(
         question: name of what is asked; None finds it from what differs.
         force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
         summaries: id of each run to its summary; None makes them.
+        first: launches per arm of the first stage, whose spread intervals keep, where it said how many follow.
 
     Raises:
-        NotComparable: keys differ that may not, or no whole launches are left to pair.
         UsageError: no question has that name.
     """
-    baseline, candidates = arms[0], arms[1:]
-    differences = [all_differences(baseline.runs[0], arm.runs[0]) for arm in candidates]
+    differences = [all_differences(arms[0].runs[0], arm.runs[0]) for arm in arms[1:]]
     asked = find_question(differences, question)
-    measured = [_noise(one, other, settings.confidence, asked.unit) for one, other in combinations(arms, 2)]
+    measured = [_noise(one, other, settings.confidence, asked.unit, first) for one, other in combinations(arms, 2)]
     noise = max([settings.noise_threshold, *measured])
     if summaries is None:
         summaries = {run.run.id: summary_of(run) for arm in arms for run in arm.runs}
-    shared = _Shared(asked, differences, arms, settings, noise, force, summaries)
-    return [_compare(shared, baseline, arm) for arm in candidates]
+    return Terms(asked, differences, arms, settings, noise, force, summaries, first)
 
 
 @dataclass(frozen=True)
-class _Shared:
+class Terms:
     """What all comparisons of one analysis share.
 
     Attributes:
         question: what is asked.
         differences: of every candidate, how it differs from the baseline.
         arms: all of them.
-        settings, noise, force, summaries: as `compare_arms` has them.
+        settings, force, summaries, first: as `terms_of` has them.
+        noise: the threshold, raised by arms configured alike.
     """
 
     question: Question
@@ -162,48 +183,48 @@ class _Shared:
     noise: float
     force: bool
     summaries: Mapping[str, Summary]
+    first: int | None = None
+
+    def speedup(self, pairs: Sequence[Pair]) -> Ratio:
+        """What pairs of launches of two of the arms show."""
+        return speedup_of(pairs, self.question.unit, self.settings.confidence, self.first)
 
 
-def _noise(one: Arm, other: Arm, confidence: float, unit: Unit) -> float:
+def _noise(one: Arm, other: Arm, confidence: float, unit: Unit, first: int | None) -> float:
     """What two arms of one configuration differ by; 0 for any others."""
     if one.stored != other.stored:
         return 0.0
     pairs = pair_launches(one, other).pairs
-    return _speedup(pairs, confidence, unit).noise if pairs and alike(pairs) else 0.0
+    return speedup_of(pairs, unit, confidence, first).noise if pairs and alike(pairs) else 0.0
 
 
-def _speedup(pairs: Sequence[Pair], confidence: float, unit: Unit) -> Ratio:
-    before, after = ([seconds_per_unit(pair[side], unit) for pair in pairs] for side in (0, 1))
-    return paired_ratio(before, after, confidence)
-
-
-def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:
-    """Time of the measured steps over their work, seconds."""
-    return merged.time_ms / 1000 / float(merged.measured[unit.column].sum())
-
-
-def _efficiency(arms: Sequence[Arm], candidate: Arm, confidence: float, unit: Unit) -> float | None:
+def _efficiency(terms: Terms, candidate: Arm) -> float | None:
     """What each of the candidate's ranks gives, as part of what each of the fewest does; None where nothing pairs."""
-    smallest = min(arms, key=lambda arm: arm.runs[0].world_size)
+    smallest = min(terms.arms, key=lambda arm: arm.runs[0].world_size)
     pairs = pair_launches(smallest, candidate).pairs
     if not pairs:
         return None
     few, many = (run.world_size for run in pairs[0])
-    return _speedup(pairs, confidence, unit).estimate * few / many
+    return terms.speedup(pairs).estimate * few / many
 
 
-def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
-    question, settings = shared.question, shared.settings
+def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
+    """Compares two of the arms.
+
+    Raises:
+        NotComparable: as `compare_arms`.
+    """
+    question, settings = terms.question, terms.settings
     pairing = pair_launches(baseline, candidate)
-    if shared.force and not pairing.pairs:
+    if terms.force and not pairing.pairs:
         pairing = pair_launches(baseline, candidate, partial=True)
-    forbidden = _forbidden(shared, baseline, candidate, pairing)
+    forbidden = _forbidden(terms, baseline, candidate, pairing)
     pairs, unit, confidence = pairing.pairs, question.unit, settings.confidence
     level = comparison_level(pairs)
-    speedup = _speedup(pairs, confidence, unit)
+    speedup = terms.speedup(pairs)
     same = not forbidden and alike(pairs)
     aa = same and baseline.stored == candidate.stored
-    noise = settings.noise_threshold if aa else shared.noise
+    noise = settings.noise_threshold if aa else terms.noise
     if aa:
         verdict = decide_alike(speedup, noise)
         reason = sentence_alike(baseline.label, candidate.label, speedup, confidence, unit)
@@ -211,13 +232,11 @@ def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
         verdict = decide(speedup, noise)
         reason = sentence(verdict, baseline.label, candidate.label, speedup, noise, confidence, unit)
     if forbidden:
-        verdict, reason = (
-            Verdict.INCOMPARABLE,
-            Phrase.of("reason.INCOMPARABLE", differences=describe(forbidden)),
-        )
+        verdict, reason = Verdict.INCOMPARABLE, Phrase.of("reason.INCOMPARABLE", differences=describe(forbidden))
     else:
         reason = _with_virtual_note(reason, pairs[0][0])
     scales = question.raised_by(("world_size",)) and not forbidden
+    before, after = ([terms.summaries[pair[side].run.id] for pair in pairs] for side in (0, 1))
     trained = all(run.facts.trains for pair in pairs for run in pair)
     return Comparison(
         question=question,
@@ -233,8 +252,8 @@ def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
         confidence=confidence,
         loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
         loss_drift=loss_drift(pairs) if trained else None,
-        efficiency=_efficiency(shared.arms, candidate, confidence, unit) if scales else None,
-        improvement_percent=_improvements(pairs, shared.summaries),
+        efficiency=_efficiency(terms, candidate) if scales else None,
+        improvement_percent=improvements(before, after),
         predicted=predicted_speedup(*pairs[0]) if question.plans else None,
         recovery=recovery(pairs, level) if question.plans and not (same or forbidden) else None,
         compared=compared_settings(all_differences(*pairs[0]), question),
@@ -242,7 +261,7 @@ def _compare(shared: _Shared, baseline: Arm, candidate: Arm) -> Comparison:
     )
 
 
-def _forbidden(shared: _Shared, baseline: Arm, candidate: Arm, pairing: Pairing) -> Differences:
+def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) -> Differences:
     """Keys that forbid the comparison, which only a forced one survives.
 
     Raises:
@@ -250,15 +269,15 @@ def _forbidden(shared: _Shared, baseline: Arm, candidate: Arm, pairing: Pairing)
     """
     found: dict[str, tuple[object, object]] = {}
     for base, other in pairing.pairs or ((baseline.runs[0], candidate.runs[0]),):
-        found |= shared.question.forbidden(all_differences(base, other))
+        found |= terms.question.forbidden(all_differences(base, other))
         if pairing.pairs and (base.partial or other.partial):
             found["rows"] = (_lacks(base), _lacks(other))
-    if found and not (shared.force and pairing.pairs):
+    if found and not (terms.force and pairing.pairs):
         raise not_comparable(
             f"{baseline.label} and {candidate.label}",
             describe(found),
-            shared.question,
-            [*shared.differences, found],
+            terms.question,
+            [*terms.differences, found],
             "Train both with the same values, or add --force to see the numbers without a verdict.",
         )
     if not pairing.pairs:
@@ -276,13 +295,3 @@ def _lacks(merged: MergedRun) -> Phrase:
 def _with_virtual_note(reason: Phrase, merged: MergedRun) -> Phrase:
     comm_model = merged.facts.comm_model
     return reason if comm_model is None else Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)
-
-
-def _improvements(pairs: Sequence[Pair], summaries: Mapping[str, Summary]) -> dict[str, float]:
-    """Improvement of every metric that both arms have, means over the paired launches."""
-    before = means([summaries[base.run.id] for base, _ in pairs])
-    after = means([summaries[other.run.id] for _, other in pairs])
-    gains = {
-        metric.key: improvement_percent(metric, before.get(metric.key), after.get(metric.key)) for metric in METRICS
-    }
-    return {key: gain for key, gain in gains.items() if gain is not None}

@@ -84,5 +84,17 @@ def improvement_percent(metric: Metric, baseline: float | None, candidate: float
     return -change if metric.better == "less" else change
 
 
+def improvements(before: Sequence[Mapping[str, object]], after: Sequence[Mapping[str, object]]) -> dict[str, float]:
+    """Improvement in percent of every metric that both arms have, by metric key; means over paired launches.
+
+    Args:
+        before: summaries of the baseline's launches.
+        after: those of the candidate's.
+    """
+    old, new = means(before), means(after)
+    gains = {metric.key: improvement_percent(metric, old.get(metric.key), new.get(metric.key)) for metric in METRICS}
+    return {key: gain for key, gain in gains.items() if gain is not None}
+
+
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

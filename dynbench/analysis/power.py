@@ -17,10 +17,10 @@ def pair_spread(speedup: Ratio, confidence: float) -> float | None:
     """Standard deviation of the pairs' log ratios, from the interval they gave; None without one."""
     if speedup.half_width is None:
         return None
-    return speedup.half_width * math.sqrt(speedup.pairs) / student_t_quantile(0.5 + confidence / 2, speedup.pairs - 1)
+    return speedup.half_width * math.sqrt(speedup.pairs) / student_t_quantile(0.5 + confidence / 2, speedup.df)
 
 
-def smallest_shown(spread: float, pairs: int, confidence: float = 0.95) -> float:
+def smallest_shown(spread: float, pairs: int, confidence: float = 0.95, df: int | None = None) -> float:
     """Smallest difference whose interval leaves none out with probability `POWER`, on the log scale.
 
     The sample size of one mean, two-sided (Chow, Shao and Wang, Sample Size Calculations in Clinical Research, section
@@ -31,8 +31,10 @@ def smallest_shown(spread: float, pairs: int, confidence: float = 0.95) -> float
         spread: standard deviation of the pairs' log ratios.
         pairs: paired launches, at least 2.
         confidence: level of the interval.
+        df: degrees of freedom of the spread, where it is not that of all pairs.
     """
-    quantiles = student_t_quantile(0.5 + confidence / 2, pairs - 1) + student_t_quantile(POWER, pairs - 1)
+    df = pairs - 1 if df is None else df
+    quantiles = student_t_quantile(0.5 + confidence / 2, df) + student_t_quantile(POWER, df)
     return quantiles * spread / math.sqrt(pairs)
 
 

@@ -78,6 +78,8 @@ class ComparisonRecord(Record):
     """Differences below it are none."""
     launches: int
     """Paired launches."""
+    first_stage: int | None = None
+    """Launches of the first stage, whose spread the interval keeps; null where their number was set beforehand."""
     same_work: bool
     """Whether both ran the same samples, at level step or window."""
     loss_max_rel_diff: float | None = None

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynbench.analysis.analyze import Baseline, run_folders
@@ -36,6 +36,7 @@ class Selection:
         into: the comparison that is analyzed again; None for a new analysis.
         export: the file that some of the runs come from.
         question: what that comparison, or the one that was exported, asks.
+        first: launches of its first stage, where that said how many follow.
     """
 
     runs: Sequence[Run] = ()
@@ -44,6 +45,7 @@ class Selection:
     into: Run | None = None
     export: Export | None = None
     question: str | None = None
+    first: int | None = None
 
     @property
     def live(self) -> list[Run]:
@@ -81,7 +83,7 @@ def select_runs(
             arms = dict(export.arms or {})
             several = len(arms) > 1 and export.stored in arms
             baseline = (export.stored, arms.pop(export.stored)) if several and export.stored else None
-            yield Selection(export.runs, arms or None, baseline, export=export, question=export.question)
+            yield Selection(export.runs, arms or None, baseline, None, export, export.question, export.first_stage)
             return
         entries = [store.resolve(ref) for ref in refs]
         again = entries[0] if len(entries) == 1 and is_comparison(entries[0]) else None
@@ -93,7 +95,7 @@ def select_runs(
                 )
             export = opened.enter_context(open_export(against))
             baseline = _baseline(export, chosen.live, arm)
-            chosen = Selection(chosen.runs, chosen.arms, baseline, export=export, question=chosen.question)
+            chosen = replace(chosen, baseline=baseline, into=None, export=export)
         yield chosen
 
 
@@ -136,7 +138,8 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
         }
         labels = None if arms is None else {name: [run.id for run in launches] for name, launches in arms.items()}
         stored = chosen.baseline[0] if chosen.baseline else None
-        write_export(path, files, probes, labels, stored, chosen.question if arm is None else None)
+        asked = (chosen.question, chosen.first) if arm is None else (None, None)
+        write_export(path, files, probes, labels, stored, *asked)
         return [run for run, *_ in folders]
 
 
@@ -168,7 +171,8 @@ def _of_comparison(entry: Run, store: RunStore) -> Iterator[Selection]:
                 baseline = arm.name, runs
             else:
                 arms[arm.name] = runs
-        yield Selection(arms=arms, baseline=baseline, into=entry, export=export, question=record.question)
+        first = next((item.first_stage for item in record.comparisons), None)
+        yield Selection((), arms, baseline, entry, export, record.question, first)
 
 
 def _still_there(store: RunStore, entry: Run, run_id: str) -> Run:

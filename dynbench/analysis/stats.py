@@ -23,12 +23,19 @@ class Ratio:
         estimate: geometric mean of the pairs' ratios.
         low, high: ends of the interval, None with a single pair.
         pairs: number of pairs.
+        first: number of those whose spread the interval has, of a comparison in two stages; None is all.
     """
 
     estimate: float
     low: float | None
     high: float | None
     pairs: int
+    first: int | None = None
+
+    @property
+    def df(self) -> int:
+        """Degrees of freedom of the spread that the interval has."""
+        return min(self.first or self.pairs, self.pairs) - 1
 
     @property
     def half_width(self) -> float | None:
@@ -43,7 +50,9 @@ class Ratio:
         return math.expm1(max(abs(math.log(self.estimate)), self.half_width or 0.0))
 
 
-def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], confidence: float = 0.95) -> Ratio:
+def paired_ratio(
+    numerator: Sequence[float], denominator: Sequence[float], confidence: float = 0.95, first: int | None = None
+) -> Ratio:
     """Ratio of paired totals with a t interval on the mean of their logarithms.
 
     Launches in ABBA order are paired as they ran, so a linear drift enters neighbouring pairs with opposite signs and
@@ -53,22 +62,27 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], confi
         numerator: one positive total per launch.
         denominator: the same of the other arm, paired by position.
         confidence: level of the interval.
+        first: launches of the first stage, 2 or more, whose spread the interval keeps (`two_stage`); None has that of
+            all.
 
     Raises:
-        ValueError: lengths differ, nothing to pair, or a total that is not positive and finite.
+        ValueError: lengths differ, nothing to pair, a total that is not positive and finite, or no first stage.
     """
     top, bottom = np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)
     if top.shape != bottom.shape or top.size == 0:
         raise ValueError(f"pairs need as many totals on both sides, not {top.size} and {bottom.size}")
     if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (top > 0).all() and (bottom > 0).all()):
         raise ValueError("totals must be positive and finite")
+    if first is not None and first < 2:
+        raise ValueError(f"a first stage of {first} launches has no spread")
     logs = np.log(top) - np.log(bottom)
     mean = float(logs.mean())
     if logs.size == 1:
-        return Ratio(math.exp(mean), None, None, 1)
-    standard_error = float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    half = student_t_quantile(0.5 + confidence / 2, logs.size - 1) * standard_error
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), logs.size)
+        return Ratio(math.exp(mean), None, None, 1, first)
+    spread = logs[:first]
+    standard_error = float(spread.std(ddof=1)) / math.sqrt(logs.size)
+    half = student_t_quantile(0.5 + confidence / 2, spread.size - 1) * standard_error
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), logs.size, first)
 
 
 def student_t_quantile(p: float, df: float) -> float:

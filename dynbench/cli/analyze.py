@@ -89,6 +89,7 @@ def command(
                 into=chosen.into,
                 question=question or chosen.question,
                 force=force,
+                first=chosen.first,
                 csv=True if csv else None,
                 on_progress=show,
             )

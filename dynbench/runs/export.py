@@ -47,6 +47,7 @@ class Export:
         arms: label to launches, the baseline first; None where the runs were named one by one.
         stored: the arm that was a stored baseline already where the file was made.
         question: what the exported comparison asks of its arms; None of runs that were named one by one.
+        first_stage: launches of its first stage, where that said how many follow.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class Export:
     arms: Mapping[str, Sequence[Run]] | None
     stored: str | None
     question: str | None = None
+    first_stage: int | None = None
 
     def holds(self, run: Run) -> bool:
         """Whether a run folder is one of the unpacked."""
@@ -68,6 +70,7 @@ def write_export(
     arms: Mapping[str, Sequence[str]] | None,
     stored: str | None = None,
     question: str | None = None,
+    first_stage: int | None = None,
 ) -> None:
     """Writes the file, which appears under its name only when whole.
 
@@ -78,6 +81,7 @@ def write_export(
         arms: label to run ids; None where the runs were named one by one.
         stored: the arm that is a stored baseline.
         question: what the comparison asks; None of runs.
+        first_stage: launches of its first stage, where that said how many follow.
 
     Raises:
         UsageError: it cannot be written, or a file of a run cannot be read.
@@ -90,6 +94,7 @@ def write_export(
         "arms": arms,
         "stored": stored,
         "question": question,
+        "first_stage": first_stage,
     }
     try:
         with replacing(path) as target, ZipFile(target, "w") as file:

@@ -47,6 +47,7 @@ class _Manifest(BaseModel):
     arms: dict[str, list[str]] | None
     stored: str | None
     question: str | None = None
+    first_stage: int | None = None
 
 
 @contextmanager
@@ -82,7 +83,7 @@ def _unpack(path: Path, folder: Path) -> Export:
     if not runs:
         raise _refused(path, "it holds no run")
     arms = None if manifest.arms is None else {name: [runs[i] for i in ids] for name, ids in manifest.arms.items()}
-    return Export(path, root, tuple(runs.values()), arms, manifest.stored, manifest.question)
+    return Export(path, root, tuple(runs.values()), arms, manifest.stored, manifest.question, manifest.first_stage)
 
 
 def _manifest(path: Path, file: ZipFile) -> _Manifest:

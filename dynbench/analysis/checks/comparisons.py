@@ -8,12 +8,14 @@ from datetime import datetime
 
 from dynbench.analysis.checks.finding import Evidence, Seen
 from dynbench.analysis.comparability import describe, environment_differences
-from dynbench.analysis.comparison import Comparison, seconds_per_unit
+from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.levels import windows_agree
 from dynbench.analysis.pairing import Pair
 from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
 from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.speedup import log_ratios, seconds_per_unit
 from dynbench.analysis.stats import coefficient_of_variation
+from dynbench.analysis.two_stage import CONTRADICTION, later_spread
 from dynbench.analysis.verdict import Verdict
 
 FEWEST = 4
@@ -111,6 +113,22 @@ def launch_spread(evidence: Evidence) -> Iterator[Seen]:
             yield Seen("warn", {"arm": arm.label, "spread": spread, "launches": len(times), "limit": SPREAD_LIMIT})
 
 
+def first_stage(evidence: Evidence) -> Iterator[Seen]:
+    """Comparisons whose later launches spread more than the first stage, by which their number was chosen, let expect.
+
+    The interval keeps the first stage's spread: then it is narrower than the launches bear out.
+    """
+    for comparison in evidence.comparisons:
+        first = comparison.speedup.first
+        if first is None or comparison.forbidden:
+            continue
+        found = later_spread(log_ratios(comparison.pairing.pairs, comparison.question.unit), first)
+        if found is not None and found.contradicts:
+            spreads = {"first_spread": _percent(found.first), "later_spread": _percent(found.later)}
+            counts = {"first": first, "later": comparison.speedup.pairs - first, "p": found.p}
+            yield Seen("warn", {**_arms(comparison), **spreads, **counts, "limit": CONTRADICTION, "longer": 2 * first})
+
+
 def resolution(evidence: Evidence) -> Iterator[Seen]:
     """AMBIGUOUS comparisons: what their launches could have shown, and how many would show what they estimate.
 
@@ -134,7 +152,7 @@ def resolution(evidence: Evidence) -> Iterator[Seen]:
                 **_arms(comparison),
                 "pairs": pairs,
                 "spread": _percent(spread),
-                "shown": _percent(smallest_shown(spread, pairs, confidence)),
+                "shown": _percent(smallest_shown(spread, pairs, confidence, comparison.speedup.df)),
                 "power": POWER,
                 "aim": _percent(aim),
                 "launches": launches,

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 from matplotlib.ticker import MaxNLocator
 
-from dynbench.analysis.comparison import seconds_per_unit
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.analysis.speedup import seconds_per_unit
 
 HEADROOM = 1.1
 """The axes end this much above what they must show."""

@@ -196,6 +196,17 @@ def test_an_exported_comparison_keeps_its_question(cli, store, make_run, tmp_pat
     assert (code, json.loads(out)["question"]) == (0, "levers")
 
 
+def test_the_first_stage_of_a_comparison_stays_when_it_is_analyzed_again_or_exported(cli, store, make_run, tmp_path):
+    entry, path = store.create("compare", "recipe", name="cmp"), tmp_path / "cmp.zip"
+    arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in range(4)] for name in ARMS}
+    report = analyze_runs((), store, Analysis(), arms=arms, into=entry, first=2)
+    assert cli("runs", "export", "cmp", "-o", path)[0] == 0
+    for source, results in ((entry.id, None), (path, tmp_path / "elsewhere")):
+        (found,) = json.loads(cli("analyze", source, "--json", results=results)[1])["comparisons"]
+        assert (found["first_stage"], found["launches"]) == (2, 4)
+        assert tuple(found["ci95"]) == report.record().comparisons[0].ci95
+
+
 def test_a_misspelt_question_is_refused_before_anything_is_merged(cli, launches, store):
     runs = launches("a", 2)
     code, _, err = cli("analyze", *runs, "--question", "sychn")

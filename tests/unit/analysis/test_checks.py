@@ -37,10 +37,10 @@ def merged(make_run):
     return lambda *args, **kwargs: merge_run(make_run(*args, **kwargs))
 
 
-def found(arms, *, force=False):
+def found(arms, *, force=False, first=None):
     """Findings by check for arms given as label to merged runs."""
     grouped = named_arms(arms)
-    comparisons = compare_arms(grouped, Analysis(), force=force) if len(grouped) > 1 else []
+    comparisons = compare_arms(grouped, Analysis(), force=force, first=first) if len(grouped) > 1 else []
     return {finding.id: finding for finding in run_checks(Evidence(grouped, comparisons, Analysis()))}
 
 
@@ -58,7 +58,7 @@ def test_every_check_has_its_wordings_and_none_is_left_over():
     }
     assert set(CHECKS) == set(wordings()) == written
     assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
-    assert len(CHECKS) == 26
+    assert len(CHECKS) == 27
 
 
 def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():
@@ -323,6 +323,21 @@ def test_resolution_knows_when_launches_do_not_help(merged):
 
 def test_resolution_says_nothing_of_decided_comparisons(merged):
     assert "resolution" not in undecided(merged, (1.5, 1.5, 1.52, 1.5))
+
+
+def test_first_stage_is_contradicted_by_launches_that_spread_more(merged):
+    factors = (1, 1.001, 1.002, 1.001, 2, 0.5, 1.5)
+    arms = {
+        "static": [merged("static", seed=seed, noise=0.0) for seed in range(7)],
+        "other": [merged("static", seed=seed, noise=0.0, slowdown=factor) for seed, factor in enumerate(factors)],
+    }
+    finding = found(arms, first=4)["first_stage"]
+    assert finding.severity == "warn"
+    assert "3 launches after the first stage" in finding.seen
+    assert "those of its 4 by 0.1 %" in finding.seen
+    assert "a first stage of 8 launches" in finding.hint
+    assert "first_stage" not in found(arms)
+    assert "first_stage" not in found({name: runs[:4] for name, runs in arms.items()}, first=4)
 
 
 def test_short_warmup(merged):

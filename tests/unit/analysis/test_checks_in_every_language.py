@@ -32,9 +32,11 @@ OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 NAMES = ("static", "partition", "prefix", "window", "other", "elsewhere", "testhost", "data-1", "data-2")
 
 
-def findings(arms: dict[str, list[MergedRun]], *, force: bool = False, recipe: str | None = None) -> list[Finding]:
+def findings(
+    arms: dict[str, list[MergedRun]], *, force: bool = False, recipe: str | None = None, first: int | None = None
+) -> list[Finding]:
     grouped = named_arms(arms)
-    comparisons = compare_arms(grouped, Analysis(), force=force) if len(grouped) > 1 else []
+    comparisons = compare_arms(grouped, Analysis(), force=force, first=first) if len(grouped) > 1 else []
     return run_checks(Evidence(grouped, comparisons, Analysis(), recipe))
 
 
@@ -80,6 +82,8 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield undecided(1.25, 0.95, 1.2, 0.95)
     yield undecided(1.15, 0.87, 1.15, 0.87)
     yield undecided(3.0, 0.34, 2.8, 0.35)
+    slowed = [merged("partition", seed=seed, slowdown=factor) for seed, factor in enumerate((1, 1, 1, 1, 2, 0.5))]
+    yield findings({"static": [merged("static", seed=seed) for seed in range(6)], "partition": slowed}, first=4)
     late = [merged("partition") for _ in range(2)]
     for run in late:
         started = datetime.fromisoformat(run.facts.started) + timedelta(hours=52)

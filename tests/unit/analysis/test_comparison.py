@@ -1,8 +1,9 @@
 import pytest
 
 from dynbench.analysis.arms import group_runs, named_arms
-from dynbench.analysis.comparison import compare_arms, seconds_per_unit
+from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.speedup import seconds_per_unit
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
@@ -44,6 +45,21 @@ def test_the_speedup_is_baseline_seconds_per_token_over_candidates(launch):
     expected = seconds_per_unit(runs["static"][0]) / seconds_per_unit(runs["partition"][0])
     assert found.speedup.estimate == pytest.approx(expected)
     assert (found.verdict, found.record().model_dump()["ci95"]) == (Verdict.ESTIMATE, None)
+
+
+def test_the_interval_of_two_stages_keeps_the_spread_of_the_first(launch):
+    runs = launch(6, static={}, partition={})
+    (plain,), (staged,) = compare(runs), compare(runs, first=4)
+    (early,) = compare({name: arm[:4] for name, arm in runs.items()})
+    assert (staged.speedup.estimate, staged.speedup.pairs) == (plain.speedup.estimate, 6)
+    assert staged.speedup.half_width == pytest.approx(early.speedup.half_width * (4 / 6) ** 0.5)
+    assert (staged.record().first_stage, plain.record().first_stage) == (4, None)
+
+
+def test_the_threshold_is_raised_by_what_two_stages_say_of_equal_arms(launch):
+    runs = launch(6, one=STATIC, two=STATIC, partition={})
+    noise = compare({name: runs[name] for name in ("one", "two")}, first=4)[0].speedup.noise
+    assert compare(runs, Analysis(noise_threshold=1e-6), first=4)[1].noise == pytest.approx(noise)
 
 
 def test_prefix_compares_at_level_stream_without_loss_parity(launch):

@@ -9,12 +9,12 @@ import pytest
 from matplotlib.image import imread
 
 import dynbench.analysis.figures as registry
-from dynbench.analysis.comparison import seconds_per_unit
 from dynbench.analysis.figures import FIGURES, draw_figures, style, timeline
 from dynbench.analysis.figures.over_steps import draw_lines
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.merge import PARQUET, merge_run
+from dynbench.analysis.speedup import seconds_per_unit
 
 
 @pytest.fixture

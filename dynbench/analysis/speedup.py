@@ -1,0 +1,28 @@
+"""The speed-up that paired launches show: seconds per unit of work of one arm over those of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.pairing import Pair
+from dynbench.analysis.questions.base import TOKENS, Unit
+from dynbench.analysis.stats import Ratio, paired_ratio
+
+
+def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:
+    """Time of the measured steps over their work, seconds."""
+    return merged.time_ms / 1000 / float(merged.measured[unit.column].sum())
+
+
+def speedup_of(pairs: Sequence[Pair], unit: Unit, confidence: float, first: int | None = None) -> Ratio:
+    """The ratio of the arms of the pairs, with its interval; `first` as `paired_ratio` has it."""
+    before, after = ([seconds_per_unit(pair[side], unit) for pair in pairs] for side in (0, 1))
+    return paired_ratio(before, after, confidence, first)
+
+
+def log_ratios(pairs: Sequence[Pair], unit: Unit) -> list[float]:
+    """Logarithm of every pair's ratio, in their order."""
+    return [float(np.log(seconds_per_unit(one, unit) / seconds_per_unit(other, unit))) for one, other in pairs]
