@@ -6,9 +6,82 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dynbench.runs.atomic import jsonable
+
+MARKDOWN_WIDTH = 100
+"""Characters of a line of Markdown that is read as it stands."""
+
+_NUMBER = r"(?:[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
+_NUMBERS = re.compile(rf"-?|{_NUMBER}|\[{_NUMBER},\s{_NUMBER}\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people.
+
+    Attributes:
+        columns: the header, of one line or more; the first column tells the rows apart.
+        rows: cells.
+        title: a line above; empty for none.
+        beside: positions of columns that never stand in another table than the one before them.
+        width: characters that a line of Markdown has at most; columns beyond follow as a further table of the same
+            rows. None keeps all in one.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    beside: Collection[int] = ()
+    width: int | None = None
+
+    def markdown(self, *, whole: bool = False) -> str:
+        """The table under its title, numbers to the right; a whole one is as wide as it is."""
+
+        def lines(chosen: Sequence[int]) -> str:
+            rule = ["---:" if index and numeric[index] else "---" for index in chosen]
+            header, *rows = ([line[index] for index in chosen] for line in (self.columns, *self.rows))
+            return pipes([header, rule, *rows])
+
+        def fits(chosen: Sequence[int]) -> bool:
+            return whole or self.width is None or max(map(len, lines(chosen).splitlines())) <= self.width
+
+        numeric = numeric_columns(len(self.columns), self.rows)
+        parts = split_columns(len(self.columns), 1, fits, self.beside)
+        title = [f"**{self.title[0].upper()}{self.title[1:]}**"] if self.title else []
+        return "\n\n".join([*title, *map(lines, parts)])
+
+
+def split_columns(
+    columns: int, keys: int, fits: Callable[[Sequence[int]], bool], beside: Collection[int] = ()
+) -> list[list[int]]:
+    """Positions of the columns of each table: as many as fit beside the keys, at least one, with those beside it.
+
+    Args:
+        columns: how many there are.
+        keys: how many of the first columns every table opens with.
+        fits: whether a table of such columns can be shown.
+        beside: positions that stay with the one before them.
+    """
+    parts = [list(range(min(keys, columns)))]
+    index = keys
+    while index < columns:
+        end = index + 1
+        while end in beside:
+            end += 1
+        block = list(range(index, end))
+        if len(parts[-1]) > keys and not fits([*parts[-1], *block]):
+            parts.append(list(range(keys)))
+        parts[-1] += block
+        index = end
+    return parts
+
+
+def numeric_columns(columns: int, rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns hold numbers and intervals only."""
+    return [bool(rows) and all(_NUMBERS.fullmatch(row[index]) for row in rows) for index in range(columns)]
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:

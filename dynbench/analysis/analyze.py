@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynbench.analysis import tables
 from dynbench.analysis.arms import Arm, group_runs, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence
@@ -19,7 +18,7 @@ from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
-from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
+from dynbench.analysis.page import metric_rows, summary_markdown
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
@@ -179,71 +178,18 @@ def _recipe_of(entry: Run | None) -> str | None:
     return f"{shlex.quote(str(entry.path / RECIPE_FILE))}{results_option(entry.path.parent)}"
 
 
-def arm_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the metrics per arm (means over launches) and the improvements, for people."""
-    return tables.readable(_arm_rows(report, _shown(report)), len(report.comparisons))
-
-
-def arm_records(report: Report) -> list[dict[str, object]]:
-    """The same in full precision: `metric`, `title` and `unit`, a column per arm, and its improvements in percent."""
-    return [
-        {f"{name}_percent" if name in gains else name: value for name, value in row.items()}
-        for gains in [{f"{item.candidate.label} gains" for item in report.comparisons}]
-        for row in _arm_rows(report).iter_rows(named=True)
-    ]
-
-
-def virtual_note(report: Report) -> str:
-    """What the numbers of virtual ranks rest on; empty for real ones."""
-    virtual = next((run.facts for run in report.runs if run.facts.virtual), None)
-    return tables.virtual_note(virtual.comm_model) if virtual else ""
-
-
-def _shown(report: Report) -> Sequence[Metric]:
-    return chosen_metrics(report.question.metrics if report.question else ())
-
-
-def _arm_rows(report: Report, metrics: Sequence[Metric] = METRICS) -> tables.Rows:
-    columns = {arm.label: means([report.summaries[run.run.id] for run in arm.whole]) for arm in report.arms}
-    gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
-    return tables.summary_rows(columns, gains, metrics)
-
-
 def _write(report: Report) -> None:
     """Tables over all runs, for several runs; a single run has its own already."""
     folder = report.folder.path
     if _overall_files(report.folder, [run.run for run in report.runs]):
-        write_text(folder / "summary.csv", _arm_rows(report).write_csv())
-        write_text(folder / "summary.md", _summary_markdown(report))
+        write_text(folder / "summary.csv", metric_rows(report).write_csv())
+        write_text(folder / "summary.md", summary_markdown(report))
         write_json(folder / COMPARISON_FILE, report.record().as_dict())
         keep_runs(folder, report.runs)
     else:
         (merged,) = report.runs
         write_json(folder / CHECKS_FILE, {"checks": [finding.as_dict() for finding in report.findings]})
         write_page(merged, report.summaries[merged.run.id])
-
-
-def _summary_markdown(report: Report) -> str:
-    verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
-    return "\n\n".join(
-        [
-            f"# {' against '.join(arm.label for arm in report.arms)}",
-            *verdicts,
-            tables.markdown(_arm_rows(report, _shown(report)), len(report.comparisons)),
-            f"Means over launches. {tables.LEGEND}",
-            *([note] if (note := virtual_note(report)) else []),
-            "## Checks",
-            tables.findings_markdown(report.findings) + "\n",
-        ]
-    )
-
-
-def _recovered(comparison: Comparison) -> str:
-    found = comparison.recovery
-    if found is None:
-        return ""
-    sentence = found.sentence(comparison.baseline.label)
-    return f" {sentence[0].upper()}{sentence[1:]}."
 
 
 def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:

@@ -1,6 +1,7 @@
 """The metrics of a summary that people read and compare: where they stand, how they are called, which way is better.
 
-Adding one: a key in `summary.summary_of` and one line in `metrics.yaml`; tables, comparisons and reports pick it up.
+Adding one: a key in `summary.summary_of` and one line in `metrics.yaml`; tables, comparisons and reports pick it up. A
+line in `families.yaml` gives it a heading of its own where metrics are columns.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -31,12 +32,15 @@ class Metric:
     better: Literal["less", "more"] | None = "less"
 
 
-def _read() -> tuple[Metric, ...]:
-    rows = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
-    return tuple(Metric(key, **row) for key, row in rows.items())
+def _read(name: str) -> Any:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-METRICS = _read()
+METRICS = tuple(Metric(key, **row) for key, row in _read("metrics.yaml").items())
+FAMILIES: Mapping[str, Mapping[str, str]] = _read("families.yaml")
+"""Name of the family to key of the metric to its heading as a column."""
+NO_FAMILY = "further"
+HEADINGS = {key: heading for family in FAMILIES.values() for key, heading in family.items()}
 
 
 def workers_of(summary: Mapping[str, object]) -> int | None:
@@ -49,6 +53,13 @@ def chosen_metrics(keys: Sequence[str]) -> Sequence[Metric]:
     """The metrics of the keys, in their order; all for none."""
     by_key = {metric.key: metric for metric in METRICS}
     return [by_key[key] for key in keys] or METRICS
+
+
+def by_family(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
+    """The metrics by name of their family, in the order of families; those of none come last."""
+    chosen = {metric.key: metric for metric in metrics}
+    found = {name: [chosen.pop(key) for key in keys if key in chosen] for name, keys in FAMILIES.items()}
+    return {name: members for name, members in {**found, NO_FAMILY: list(chosen.values())}.items() if members}
 
 
 def lookup(summary: Mapping[str, object], key: str) -> float | None:

@@ -8,7 +8,7 @@ import polars as pl
 
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.metrics import METRICS, Metric, lookup
-from dynbench.table_text import pipes
+from dynbench.table_text import Table, pipes
 
 Rows = pl.DataFrame
 
@@ -71,6 +71,16 @@ def format_gain(percent: float | None) -> str:
     return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
 
 
+def format_ratio(value: float | None) -> str:
+    """`1.314`; an empty cell for nothing."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def format_interval(ends: tuple[float, float] | None) -> str:
+    """`[1.251, 1.380]`; an empty cell for an estimate."""
+    return "" if ends is None else f"[{ends[0]:.3f}, {ends[1]:.3f}]"
+
+
 def readable(rows: Rows, improvements: int = 0) -> tuple[list[str], list[list[str]]]:
     """Header and cells of `summary_rows` for people; the last `improvements` columns are percentages."""
     titles = rows.columns[3:]
@@ -88,9 +98,7 @@ def readable(rows: Rows, improvements: int = 0) -> tuple[list[str], list[list[st
 
 def markdown(rows: Rows, improvements: int = 0) -> str:
     """`summary_rows` as a Markdown table, numbers to the right."""
-    header, cells = readable(rows, improvements)
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return pipes([header, rule, *cells])
+    return Table(*readable(rows, improvements)).markdown()
 
 
 def virtual_note(comm_model: object) -> str:

@@ -11,12 +11,12 @@ import click
 from dynbench.cli.gate import gate_options, question_option
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
-from dynbench.cli.output import print_json, print_line, print_result, show_warnings
+from dynbench.cli.output import fits, print_json, print_line, print_results, show_warnings
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
-    from dynbench.analysis.comparison import Comparison
+    from dynbench.analysis.questions.base import Question
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
@@ -136,25 +136,17 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
-    from dynbench.analysis.analyze import arm_records, arm_table, virtual_note
+    from dynbench.analysis.page import arm_records, metric_tables, overview_table, virtual_note
 
-    header, cells = arm_table(report)
-    print_result(header, cells, arm_records(report))
+    first = overview_table(report)
+    print_results([*([first] if first else []), *metric_tables(report, fits)], arm_records(report))
     if note := virtual_note(report):
         print_line(f"\n{note}")
     for run in report.runs:
         if run.partial:
             print_line(f"\npartial: {run.label}: {'; '.join(run.lacks)}")
     if report.question is not None:
-        print_line(f"\nquestion: {report.question.name}, {report.question.description}")
-    for comparison in report.comparisons:
-        print_line(f"\n{_verdict(comparison)}")
-        if comparison.predicted is not None:
-            print_line(f"  predicted by the probe: {comparison.predicted:.3f}")
-        if comparison.recovery is not None:
-            print_line(f"  {comparison.recovery.sentence(comparison.baseline.label)}")
-        for reason in comparison.pairing.left_out:
-            print_line(f"  left out: {reason}")
+        _show_comparisons(report, report.question)
     if len(report.runs) > 1 and not report.comparisons:
         print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
     print_line("")
@@ -169,16 +161,31 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         print_line(f"next     {next_command('report', report.folder.label, root=report.folder.path.parent)}")
 
 
+def _show_comparisons(report: Report, question: Question) -> None:
+    """A line per verdict, with what no table says of it below; then what the numbers mean."""
+    from dynbench.analysis.overview import SIDE_BY_SIDE
+    from dynbench.analysis.page import verdict_legend, verdict_lines
+
+    print_line(f"\nquestion: {question.name}, {question.description}\n")
+    for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
+        print_line(line)
+        if comparison.forbidden:
+            print_line(f"  {comparison.reason}")
+        if len(report.arms) <= SIDE_BY_SIDE and comparison.predicted is not None:
+            print_line(f"  predicted by the probe: {comparison.predicted:.3f}")
+        if len(report.arms) <= SIDE_BY_SIDE and comparison.recovery is not None:
+            print_line(f"  {comparison.recovery.sentence(comparison.baseline.label)}")
+        for reason in comparison.pairing.left_out:
+            print_line(f"  left out: {reason}")
+    print_line(f"({verdict_legend(report)})")
+
+
 def show_verdicts(report: Report) -> None:
     """A line per comparison; without any, the folder."""
-    for comparison in report.comparisons:
-        print_line(_verdict(comparison))
-    if not report.comparisons:
-        print_line(str(report.folder.path))
+    from dynbench.analysis.page import verdict_lines
 
-
-def _verdict(comparison: Comparison) -> str:
-    return f"{comparison.verdict} (level {comparison.level}): {comparison.reason}."
+    for line in verdict_lines(report.comparisons) or [str(report.folder.path)]:
+        print_line(line)
 
 
 def show_findings(report: Report) -> None:

@@ -14,6 +14,8 @@ from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from dynbench.table_text import split_columns
+
 PIPE_WIDTH = 200
 """Columns of a table that goes into a file or a pipe."""
 MOST_WIDTH = 10_000
@@ -102,16 +104,18 @@ def drawn(
     numeric: Sequence[bool],
     keys: int,
     bold: Collection[int],
+    beside: Collection[int] = (),
 ) -> Iterator[str]:
     """A table as text for a console, see `output.print_table`; several below each other where it is too wide.
 
     Args:
         target: the console.
-        columns: the header.
+        columns: the header, of one line or more.
         cells: row by row.
         numeric: which columns hold numbers only.
         keys: how many of the first columns tell the rows apart.
         bold: positions of rows that stand out.
+        beside: positions of columns that never stand in another table than the one before them.
     """
 
     def draw(chosen: Sequence[int]) -> Table:
@@ -119,7 +123,7 @@ def drawn(
         for index in chosen:
             column = [row[index] for row in cells]
             wrapped = any(map(_is_long, column))
-            whole = max(Text(text).cell_len for text in (columns[index], *column))
+            whole = max(Text(line).cell_len for text in (columns[index], *column) for line in text.split("\n"))
             table.add_column(
                 Text(columns[index]),
                 justify="right" if numeric[index] else "left",
@@ -136,22 +140,12 @@ def drawn(
     def fits(chosen: Sequence[int]) -> bool:
         return not target.is_terminal or least(chosen) <= target.width
 
-    for number, chosen in enumerate(_parts(len(columns), keys, fits)):
+    for number, chosen in enumerate(split_columns(len(columns), keys, fits, beside)):
         wide = least(chosen) > target.width
         console = _console(to_stderr=target.stderr, width=least(chosen)) if wide else target
         with console.capture() as captured:
             console.print(draw(chosen))
         yield ("\n" if number else "") + "\n".join(line.rstrip() for line in captured.get().splitlines())
-
-
-def _parts(columns: int, keys: int, fits: Callable[[Sequence[int]], bool]) -> list[list[int]]:
-    """Positions of the columns of each table: as many as fit beside the keys, at least one; all of them in a pipe."""
-    parts = [list(range(min(keys, columns)))]
-    for index in range(keys, columns):
-        if len(parts[-1]) > keys and not fits([*parts[-1], index]):
-            parts.append(list(range(keys)))
-        parts[-1].append(index)
-    return parts
 
 
 def _is_long(cell: str) -> bool:

@@ -14,7 +14,7 @@ import click
 
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import jsonable
-from dynbench.table_text import csv_text, pipes
+from dynbench.table_text import Table, csv_text, numeric_columns
 
 if TYPE_CHECKING:
     from dynbench.cli.options import Settings
@@ -114,13 +114,44 @@ def print_result(
     """
     if _form == "table":
         print_table(columns, rows, keys=keys, bold=bold)
-        return
+    elif _form == "csv":
+        click.echo(csv_text(records), nl=False)
+    else:
+        click.echo(Table(columns, _texts(rows)).markdown())
+
+
+def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object]]) -> None:
+    """Print the tables that together are a command's result, as `print_result` does one.
+
+    Args:
+        tables: for people.
+        records: for programs, as CSV.
+    """
     if _form == "csv":
         click.echo(csv_text(records), nl=False)
-        return
-    cells = _texts(rows)
-    rule = ["---:" if numeric else "---" for numeric in _numeric(len(columns), cells)]
-    click.echo(pipes([columns, rule, *cells]))
+    elif _form == "md":
+        click.echo("\n\n".join(table.markdown() for table in tables))
+    else:
+        for number, table in enumerate(tables):
+            if number:
+                _print("")
+            print_table(table.columns, table.rows, table.title or None, beside=table.beside)
+
+
+def fits(table: Table) -> bool:
+    """Whether the table that is a command's result goes into one on this terminal, its first column wrapped at most.
+
+    In files and pipes nothing is wrapped, and Markdown is as wide as it is.
+    """
+    from rich.cells import cell_len
+
+    from dynbench.cli.console import LONG_CELL, stdout
+
+    if _form == "md":
+        return True
+    first, *others = (max(map(cell_len, column)) for column in zip(table.columns, *table.rows, strict=True))
+    narrowest = min(first, LONG_CELL) if stdout.is_terminal else first
+    return narrowest + sum(2 + width for width in others) <= stdout.width
 
 
 def print_records(
@@ -147,6 +178,7 @@ def print_table(
     *,
     keys: int = 1,
     bold: Collection[int] = (),
+    beside: Collection[int] = (),
 ) -> None:
     """Print a table; columns that hold numbers only are aligned to the right.
 
@@ -159,6 +191,7 @@ def print_table(
         title: a line above.
         keys: how many of the first columns tell the rows apart.
         bold: positions of rows that stand out.
+        beside: positions of columns that stay with the one before them.
     """
     from dynbench.cli.console import drawn, stderr, stdout
 
@@ -166,17 +199,12 @@ def print_table(
         _print(title)
     cells = _texts(rows)
     target = stdout if _form == "table" else stderr
-    for text in drawn(target, columns, cells, _numeric(len(columns), cells), keys, bold):
+    for text in drawn(target, columns, cells, numeric_columns(len(columns), cells), keys, bold, beside):
         _print(text)
 
 
 def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
     return [["" if cell is None else str(cell) for cell in row] for row in rows]
-
-
-def _numeric(columns: int, cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns hold numbers only."""
-    return [bool(cells) and all(_is_number(row[index]) for row in cells) for index in range(columns)]
 
 
 def print_pairs(title: str, pairs: Mapping[str, object]) -> None:
@@ -207,10 +235,6 @@ def brief(value: object) -> str:
 
 def _nested(value: object) -> str:
     return f"({brief(value)})" if isinstance(value, dict) and value else brief(value)
-
-
-def _is_number(text: str) -> bool:
-    return text in ("", "-") or text.replace(",", "").lstrip("+-").replace(".", "", 1).rstrip("%x ").isdigit()
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the stream is looked up at every record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_value
+from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.experiment.subject import Subject
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -13,15 +13,12 @@ HOURS = 1000
 
 def ratio(value: float | None) -> str | None:
     """`1.314`; None where nothing was measured."""
-    return None if value is None else f"{value:.3f}"
+    return format_ratio(value) or None
 
 
 def interval(comparison: ComparisonRecord) -> str | None:
     """`[1.251, 1.380]`; None for an estimate."""
-    if comparison.ci95 is None:
-        return None
-    low, high = comparison.ci95
-    return f"[{low:.3f},{NBSP}{high:.3f}]"
+    return format_interval(comparison.ci95).replace(" ", NBSP) or None
 
 
 def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:

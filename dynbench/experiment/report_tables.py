@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.metrics import Metric, chosen_metrics, lookup, workers_of
+from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_gain, format_value
+from dynbench.analysis.tables import format_value
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.formats import NBSP, interval, number, percent, ratio, saved_hours
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
@@ -103,23 +103,6 @@ def loss_difference(item: ComparisonRecord) -> str | None:
 def loss_drift(item: ComparisonRecord) -> str | None:
     """How far the mean training loss is above the baseline's; None where it is not finite."""
     return None if item.loss_drift is None else f"{100 * item.loss_drift:+.2f}{NBSP}%"
-
-
-def metrics_table(subject: Subject, template: Template) -> str:
-    """One line per metric: the mean over each arm's launches, then every candidate's improvement in percent."""
-    gains = [(item.candidate, item.improvement_percent) for item in subject.comparisons]
-    headings = [
-        template.label("headings.metric"),
-        *subject.arms,
-        *(template.label("headings.improvement").replace("…", name) for name, _ in gains),
-    ]
-    rows = []
-    for metric in chosen_metrics(subject.question.metrics):
-        means = [mean_of(arm, metric.key) for arm in subject.arms.values()]
-        if any(mean is not None for mean in means):
-            values = [format_value(mean, metric.unit) for mean in means]
-            rows.append([_title(metric, template), *values, *(format_gain(gain.get(metric.key)) for _, gain in gains)])
-    return table(headings, rows)
 
 
 def scaling_table(subject: Subject, template: Template) -> str:
@@ -232,11 +215,6 @@ def _gap(result: Json, objective: str, template: Template) -> str:
     if mean is None or worst is None:
         return template.label("words.not_measured")
     return f"{100 * mean:.2f} / {100 * worst:.2f} %".replace(" ", NBSP)
-
-
-def _title(metric: Metric, template: Template) -> str:
-    unit = f" ({template.label(f'units.{metric.unit}', metric.unit)})" if metric.unit not in ("", "%") else ""
-    return template.label(f"metrics.{metric.key}", metric.title) + unit
 
 
 def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:

@@ -21,6 +21,7 @@ from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
 from dynbench.experiment.offline_plans import Solved
+from dynbench.experiment.report_metrics import metrics_table, overview_table
 from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
@@ -111,7 +112,8 @@ def _tables(sources: Sources) -> Values:
         "setting.comm_model": texts.comm_model(template, subject),
         "table.setting": tables.settings_table(subject, template),
         "table.comparisons": tables.comparisons_table(subject, template) if subject.comparisons else None,
-        "table.metrics": tables.metrics_table(subject, template),
+        "table.overview": overview_table(subject, template),
+        "table.metrics": metrics_table(subject, template),
         "table.checks": tables.checks_table(subject.checks or (), template),
         "table.arms": arms_table(subject, template),
         "table.common": common_table(subject, template),

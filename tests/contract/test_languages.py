@@ -17,7 +17,7 @@ import dynbench
 from dynbench.analysis.checks.finding import Severity
 from dynbench.analysis.comparability import describe
 from dynbench.analysis.figures import FIGURES
-from dynbench.analysis.metrics import METRICS
+from dynbench.analysis.metrics import FAMILIES, HEADINGS, METRICS, NO_FAMILY
 from dynbench.analysis.record import LEVELS
 from dynbench.analysis.recovery import Recovery
 from dynbench.analysis.stats import Ratio
@@ -147,6 +147,9 @@ def test_words_of_tables(language: str) -> None:
         *(f"units.{unit}" for unit in units),
         *(f"severities.{severity}" for severity in get_args(Severity)),
         *(f"metrics.{metric.key}" for metric in METRICS),
+        *(f"columns.{key}" for key in HEADINGS),
+        *(f"families.{family}" for family in (*FAMILIES, NO_FAMILY)),
+        *(f"overview.{word}" for word in ("baseline", "stored", "alike", "gain")),
         *(f"levels.{level}" for level in LEVELS),
         *(f"verdicts.{verdict}" for verdict in Verdict),
     ]

@@ -29,6 +29,9 @@ plan was prepared."""
 NEVER = ("sync.communicate",)
 """Keys in which arms may not differ whatever is asked: one that trains nothing is no faster way to train."""
 
+EVALUATION = ("eval.loss", "eval.accuracy", "eval.perplexity")
+"""Keys of the metrics of a trained model; a run has some of them."""
+
 COUNTS = ("world_size", "workers", "launch.nproc", "launch.world_size", "launch.nnodes")
 """Keys that say how many ranks there are, and how many of them train."""
 
@@ -67,6 +70,7 @@ class Question:
             promise the same training, so that every step's loss has to agree (`analysis.loss_tolerance`).
         plans: the arms differ in plans, so that the bound on plans, predictions and plans made offline say something.
         metrics: keys of the metrics shown, in order; empty shows all.
+        overview: keys of the metrics that are columns beside the verdicts, where there are many arms.
         figures: figures of training runs that are drawn, in order; empty draws all.
         columns: columns of the report's table of comparisons between the interval and the number of launches.
         template: name of the report's template, `report/<template>.<language>.md`.
@@ -82,6 +86,7 @@ class Question:
     loss_drift: float | None = None
     plans: bool = False
     metrics: tuple[str, ...] = ()
+    overview: tuple[str, ...]
     figures: tuple[str, ...] = ("time_breakdown", "step_time_distribution", "timeline", "step_time")
     columns: tuple[str, ...] = ("saved",)
     template: str = "arms"

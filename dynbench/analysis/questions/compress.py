@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynbench.analysis.questions import sync
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.questions.base import EVALUATION, Question
 
 QUESTION = Question(
     name="compress",
@@ -11,5 +11,6 @@ QUESTION = Question(
     asks=("compress",),
     loss_drift=0.05,
     metrics=("compression_ratio", *sync.QUESTION.metrics),
+    overview=("compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
     chapters=("time", "traffic", "loss", "memory"),
 )

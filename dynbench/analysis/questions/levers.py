@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynbench.analysis.questions import compress, precision, schedule, sync
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.questions.base import EVALUATION, Question
 
 QUESTION = Question(
     name="levers",
@@ -11,5 +11,6 @@ QUESTION = Question(
     asks=tuple(key for part in (schedule, sync, compress, precision) for key in part.QUESTION.asks),
     named_only=True,
     loss_drift=compress.QUESTION.loss_drift,
+    overview=("padding_ratio", "wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", *EVALUATION),
     chapters=("time", "traffic", "loss", "memory"),
 )

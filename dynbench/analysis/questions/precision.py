@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.questions.base import EVALUATION, Question
 
 QUESTION = Question(
     name="precision",
@@ -17,12 +17,11 @@ QUESTION = Question(
         "step_time_ms.p95",
         "peak_mem_mb.max",
         "loss.last",
-        "eval.loss",
-        "eval.accuracy",
-        "eval.perplexity",
+        *EVALUATION,
         "exposed_comm_ms.mean",
         "bytes_wire.mean",
         "wait_fraction",
     ),
+    overview=("peak_mem_mb.max", "exposed_comm_ms.mean", *EVALUATION),
     chapters=("time", "loss", "memory"),
 )

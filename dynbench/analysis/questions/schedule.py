@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.questions.base import EVALUATION, Question
 
 QUESTION = Question(
     name="schedule",
     description="which policy, cost or window makes the slowest rank wait least",
     asks=("schedule", "launch.slowdown"),
     plans=True,
+    overview=(
+        "padding_ratio",
+        "wait_fraction",
+        "exposed_comm_ms.mean",
+        "plan_fraction",
+        "step_length_tokens.std",
+        *EVALUATION,
+    ),
     figures=(),
     columns=("recovered", "saved"),
     template="template",

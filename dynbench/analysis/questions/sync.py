@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.questions.base import EVALUATION, Question
 
 QUESTION = Question(
     name="sync",
@@ -19,9 +19,8 @@ QUESTION = Question(
         "wait_fraction",
         "peak_mem_mb.max",
         "loss.last",
-        "eval.loss",
-        "eval.accuracy",
-        "eval.perplexity",
+        *EVALUATION,
     ),
+    overview=("exposed_comm_ms.mean", "bytes_wire.mean", "wait_fraction", "peak_mem_mb.max", *EVALUATION),
     chapters=("time", "traffic", "memory"),
 )

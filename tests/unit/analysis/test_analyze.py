@@ -102,7 +102,7 @@ def test_the_lines_work_a_second_time(cli, store, pair):
 def test_the_terminal_shows_table_verdict_checks_and_the_next_command(cli, pair):
     _, out, _ = cli("analyze", "runA", "runB")
     assert "partition gains" in out
-    assert "ESTIMATE (level step): partition is" in out
+    assert "ESTIMATE  partition 1." in out and "x static, no interval, level step, 1 launch\n" in out
     assert "warn: few_launches: static and partition: 1 paired launch (limit: at least 4)" in out
     assert "next     dynbench report" in out
 

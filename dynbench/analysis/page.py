@@ -1,0 +1,124 @@
+"""What people read of an analysis over several runs: its tables, a line per verdict, and summary.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dynbench.analysis import tables
+from dynbench.analysis.comparison import Comparison
+from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
+from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
+from dynbench.analysis.verdict import Verdict
+from dynbench.table_text import Table
+
+if TYPE_CHECKING:
+    from dynbench.analysis.analyze import Report
+
+
+def overview_table(report: Report) -> Table | None:
+    """The table of many arms to read first; None of a few, which one table shows whole."""
+    if report.question is None or len(report.arms) <= SIDE_BY_SIDE:
+        return None
+    stored = [arm.label for arm in report.arms if arm.stored]
+    found = [item.record() for item in report.comparisons]
+    return overview(_values(report), found, report.question, stored=stored)
+
+
+def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True) -> list[Table]:
+    """The metrics, means over launches, with the improvements: a few arms are columns; many, or what is too wide, rows.
+
+    Args:
+        report: the analysis.
+        fits: whether a table can be shown as it is.
+    """
+    columns = Table(*tables.readable(metric_rows(report, _shown(report)), len(report.comparisons)))
+    if len(report.arms) == 1 or (len(report.arms) <= SIDE_BY_SIDE and fits(columns)):
+        return [columns]
+    gains = {item.candidate.label: item.improvement_percent for item in report.comparisons}
+    return by_arm(_values(report), gains, _shown(report))
+
+
+def arm_records(report: Report) -> list[dict[str, object]]:
+    """The metrics in full precision: `metric`, `title`, `unit`, a column per arm, and its improvements in percent."""
+    return [
+        {f"{name}_percent" if name in gains else name: value for name, value in row.items()}
+        for gains in [{f"{item.candidate.label} gains" for item in report.comparisons}]
+        for row in metric_rows(report).iter_rows(named=True)
+    ]
+
+
+def metric_rows(report: Report, metrics: Sequence[Metric] = METRICS) -> tables.Rows:
+    """The same as a data frame."""
+    gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
+    return tables.summary_rows(_values(report), gains, metrics)
+
+
+def virtual_note(report: Report) -> str:
+    """What the numbers of virtual ranks rest on; empty for real ones."""
+    virtual = next((run.facts for run in report.runs if run.facts.virtual), None)
+    return tables.virtual_note(virtual.comm_model) if virtual else ""
+
+
+def verdict_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """A line per comparison: `FASTER  partition 1.631x static [1.502, 1.771], level step, 4 launches`."""
+    width = max((len(item.verdict) for item in comparisons), default=0)
+    return [f"{item.verdict:<{width}}  {', '.join(_facts(item))}" for item in comparisons]
+
+
+def verdict_legend(report: Report) -> str:
+    """What the numbers of `verdict_lines` are."""
+    first, noise = report.comparisons[0], max(item.noise for item in report.comparisons)
+    bound = len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons)
+    return (
+        f"1.5x: 1.5 times as many {first.question.unit.rate}; {100 * first.confidence:g} % intervals over paired "
+        f"launches; noise threshold {100 * noise:.1f} %{'; bound: the speed-up of perfect balance' if bound else ''}"
+    )
+
+
+def summary_markdown(report: Report) -> str:
+    """The page of the analysis: verdicts in sentences, tables, and what the checks found."""
+    first = overview_table(report)
+    verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
+    return "\n\n".join(
+        [
+            f"# {' against '.join(arm.label for arm in report.arms)}",
+            *([first.markdown()] if first else []),
+            *verdicts,
+            *(table.markdown() for table in metric_tables(report)),
+            f"Means over launches. {tables.LEGEND}",
+            *([note] if (note := virtual_note(report)) else []),
+            "## Checks",
+            tables.findings_markdown(report.findings) + "\n",
+        ]
+    )
+
+
+def _values(report: Report) -> Mapping[str, Mapping[str, object]]:
+    return {arm.label: means([report.summaries[run.run.id] for run in arm.whole]) for arm in report.arms}
+
+
+def _shown(report: Report) -> Sequence[Metric]:
+    return chosen_metrics(report.question.metrics if report.question else ())
+
+
+def _facts(item: Comparison) -> list[str]:
+    found, pairs = item.speedup, item.speedup.pairs
+    ends = None if found.low is None or found.high is None else (found.low, found.high)
+    interval = f" {tables.format_interval(ends)}" if ends else ", no interval"
+    ratio = f"{item.candidate.label} {tables.format_ratio(found.estimate)}x {item.baseline.label}{interval}"
+    notes = {
+        "configured alike": item.aa,
+        "virtual ranks": item.pairing.pairs[0][0].facts.virtual,
+        f"differs in {', '.join(item.forbidden)}": item.verdict is Verdict.INCOMPARABLE,
+    }
+    launches = f"{pairs} launch{'es' if pairs > 1 else ''}"
+    return [ratio, f"level {item.level}", launches, *(note for note, holds in notes.items() if holds)]
+
+
+def _recovered(comparison: Comparison) -> str:
+    found = comparison.recovery
+    if found is None:
+        return ""
+    sentence = found.sentence(comparison.baseline.label)
+    return f" {sentence[0].upper()}{sentence[1:]}."
