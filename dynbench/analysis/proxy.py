@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.compute_fit import FloatArray, relative_speeds
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.recovery import FloatArray, relative_speeds
 from dynbench.errors import RecordError
 from dynbench.runs.probe_record import read_probe
 from dynbench.schedule.cost import CostModel

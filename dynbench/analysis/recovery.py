@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
-from numpy.typing import NDArray
 
+from dynbench.analysis.compute_fit import compute_rows, fit_compute, relative_speeds
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
 from dynbench.analysis.record import Level
 from dynbench.runs.phrase import Phrase
-
-FloatArray = NDArray[np.float64]
-
-SPEEDS = "speeds.csv"
-"""Estimates of a run with `schedule.speeds=auto`, in its folder: step, rank, speed."""
 
 LEAST_LOSS = 0.01
 """A loss below this part of the baseline's time is within its noise; no share of it is stated."""
@@ -93,10 +87,11 @@ def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float
     if base.facts.config.launch.slowdown != other.facts.config.launch.slowdown:
         return None
     speeds = relative_speeds(base, other)
-    fit = _fit(base, speeds)
+    rows = compute_rows(base, speeds)
+    fit = fit_compute(rows)
     if fit is None:
         return None
-    alpha, beta, micro_batches = fit
+    alpha, beta, micro_batches = fit.alpha, fit.beta, float(rows.micro_batches.mean())
     steps = base.measured
     tokens, longest = (steps[name].to_numpy().astype(np.float64) for name in ("real_tokens", "longest"))
     ranks = len(speeds)
@@ -108,48 +103,3 @@ def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float
     else:
         bound_ms = base.time_ms - max(float((slowest - least).sum()), 0.0)
     return bound_ms, float(min(1.0, alpha * micro_batches / slowest.mean()))
-
-
-def relative_speeds(*runs: MergedRun) -> FloatArray:
-    """Speed of each worker, 1 for the fastest, shape [G], as the first source that knows tells.
-
-    That is the stretching asked for in `launch.slowdown`, then `schedule.speeds`, then the last estimate of a run; else
-    ranks count as equal.
-    """
-    workers = runs[0].workers
-    found = next((speeds for run in runs for speeds in _known_speeds(run, workers)), np.ones(workers))
-    relative: FloatArray = found / found.max()
-    return relative
-
-
-def _known_speeds(run: MergedRun, workers: int) -> Iterator[FloatArray]:
-    slowdown, speeds = run.facts.config.launch.slowdown, run.facts.config.schedule.speeds
-    if slowdown:
-        first = run.facts.servers
-        yield 1 / np.array([slowdown.get(first + worker, 1.0) for worker in range(workers)])
-    if isinstance(speeds, tuple) and len(speeds) == workers:
-        yield np.array(speeds, dtype=np.float64)
-    file = run.run.path / SPEEDS
-    if file.is_file():
-        estimates = pl.read_csv(file).group_by("rank").agg(pl.col("speed").last()).sort("rank")
-        if estimates.height == workers:
-            yield estimates["speed"].to_numpy().astype(np.float64)
-
-
-def _fit(run: MergedRun, speeds: FloatArray) -> tuple[float, float, float] | None:
-    """Compute time as alpha per micro-batch and beta per padded token of the fastest rank, ms; least squares.
-
-    Third, the mean number of micro-batches per rank and step.
-    """
-    rows = (
-        run.worker_rows()
-        .filter(pl.col("warmup") == 0)
-        .select("worker", "compute_ms", "micro_batches", "padded_tokens")
-        .collect()
-    )
-    full_speed_ms = rows["compute_ms"].to_numpy().astype(np.float64) * speeds[rows["worker"].to_numpy()]
-    batches, tokens = (rows[name].to_numpy().astype(np.float64) for name in ("micro_batches", "padded_tokens"))
-    alpha, beta = np.linalg.lstsq(np.stack([batches, tokens], axis=1), full_speed_ms, rcond=None)[0].tolist()
-    if alpha < 0:
-        alpha, beta = 0.0, float((tokens @ full_speed_ms) / (tokens @ tokens))
-    return (alpha, beta, float(batches.mean())) if beta > 0 else None

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 
-_CONSISTENCY = 1.4826
+CONSISTENCY = 1.4826
 """Median absolute deviation to standard deviation, for normal data."""
 
 
@@ -108,7 +108,7 @@ def robust_z(value: float, others: ArrayLike) -> float:
     """Distance of a value from the others' median, in standard deviations estimated from their absolute deviations."""
     array = np.asarray(others, dtype=np.float64)
     centre = float(np.median(array))
-    scale = _CONSISTENCY * float(np.median(np.abs(array - centre)))
+    scale = CONSISTENCY * float(np.median(np.abs(array - centre)))
     if scale == 0:
         return 0.0 if value == centre else math.inf
     return (value - centre) / scale

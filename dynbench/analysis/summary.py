@@ -20,7 +20,9 @@ from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.proxy import proxy_error
+from dynbench.analysis.slowest import slowest_ranks
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
+from dynbench.analysis.waste import waste_of
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
@@ -105,6 +107,8 @@ def summary_of(merged: MergedRun) -> Summary:
         "padding_ratio": _ratio(_total(steps, "padded_tokens"), _total(steps, "real_tokens")),
         "wait_fraction": _ratio(_total(steps, "wait_ms_mean"), total_ms),
         "plan_fraction": _ratio(_total(steps, "plan_ms_mean"), total_ms),
+        "waste": waste_of(merged),
+        "slowest_ranks": slowest_ranks(merged),
         "std_over_ranks": {name: _distribution(steps, f"{name}_std", 95) for name in SPREAD_COLUMNS},
         "step_length_tokens": _step_lengths(steps),
         "proxy": proxy_error(merged),

@@ -30,10 +30,13 @@ class Fake:
     """What a synthetic run does.
 
     Args:
-        policy: static, partition, window (as partition over batches swapped within W steps) or prefix.
+        policy: static, partition, window (as partition over batches swapped within W steps), prefix, or
+            sorted_equal, which gives the first rank the longest samples of every step.
         slowdown: factor on every time of the run, like a launch that the machine slowed down.
         compute_ms_per_token, overhead_ms, transfer_ms: the model of a step.
+        attention_ms: of a padded token, per token of its length.
         noise: relative noise of a rank's compute in a step.
+        slow: factor on the compute of a worker, by its number.
         micro_batches: what every row says; the times stay those of the step.
         loss_shift: added to every loss.
         servers: ranks before those of `world_size`, which serve them and train nothing.
@@ -51,8 +54,10 @@ class Fake:
     slowdown: float = 1.0
     compute_ms_per_token: float = 0.05
     overhead_ms: float = 2.0
+    attention_ms: float = 0.0
     transfer_ms: float = 1.5
     noise: float = 0.02
+    slow: dict[int, float] = field(default_factory=dict)
     micro_batches: int = 1
     loss_shift: float = 0.0
     servers: int = 0
@@ -81,6 +86,8 @@ def shares(fake: Fake, step: int, lengths: np.ndarray) -> list[np.ndarray]:
     ids = order[place * fake.global_batch : (place + 1) * fake.global_batch]
     if fake.policy == "prefix":
         ids = np.sort(order)[place * fake.global_batch : (place + 1) * fake.global_batch]
+    if fake.policy == "sorted_equal":
+        return np.array_split(ids[np.argsort(-lengths[ids], kind="stable")], fake.world_size)
     if fake.policy in ("static", "prefix"):
         return [ids[rank :: fake.world_size] for rank in range(fake.world_size)]
     ids = ids[np.argsort(-lengths[ids], kind="stable")]
@@ -99,6 +106,8 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
         padded = np.array([len(ids) * int(lengths[ids].max()) for ids in dealt])
         warm = 1.5 if step < 2 else 1.0
         compute = fake.overhead_ms + fake.compute_ms_per_token * padded
+        compute += fake.attention_ms * padded * [int(lengths[ids].max()) for ids in dealt]
+        compute *= [fake.slow.get(rank, 1.0) for rank in range(fake.world_size)]
         compute = compute * fake.slowdown * warm * (1 + fake.noise * rng.standard_normal(fake.world_size))
         transfer = fake.transfer_ms * fake.slowdown
         sync = compute.max() - compute + transfer

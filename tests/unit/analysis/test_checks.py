@@ -16,6 +16,7 @@ from dynbench.analysis.checks import (
     comparisons,
     conditions,
     integrity,
+    ranks,
     require_clean,
     run_checks,
     samples,
@@ -52,13 +53,13 @@ def with_steps(run, **columns):
 def test_every_check_has_its_wordings_and_none_is_left_over():
     written = {
         name
-        for module in (comparisons, conditions, integrity, samples)
+        for module in (comparisons, conditions, integrity, ranks, samples)
         for name, member in vars(module).items()
         if getattr(member, "__annotations__", {}).get("return") == "Iterator[Seen]"
     }
     assert set(CHECKS) == set(wordings()) == written
     assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
-    assert len(CHECKS) == 27
+    assert len(CHECKS) == 28
 
 
 def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():

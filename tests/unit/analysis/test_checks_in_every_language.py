@@ -100,6 +100,8 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
         overrides = (f"schedule.policy={policy}", f"schedule.window={window}")
         yield alone(scaled(merged(policy, overrides=overrides), plan_ms_mean=time * 0.03))
     yield alone(merged("static", transfer_ms=40.0))
+    for overrides in ((), ("launch.slowdown={1: 1.3}",), ("launch.launcher=virtual", "launch.world_size=2")):
+        yield alone(merged("static", slow={1: 1.5}, steps=150, overrides=overrides))
     probed = make_probe(RunStore(make_run("static").path.parent), memory_limit_mb=405.0)
     yield alone(merged("partition", overrides=(f"schedule.capacity={probed.id}",)))
     yield alone(merged("static", overrides=("launch.launcher=virtual", "launch.world_size=2")))

@@ -8,8 +8,9 @@ import pytest
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.compute_fit import relative_speeds
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.recovery import recovery, relative_speeds
+from dynbench.analysis.recovery import recovery
 from dynbench.config.schema import Analysis
 
 SLOWED = ("launch.slowdown={1: 2.0}",)

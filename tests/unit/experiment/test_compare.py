@@ -100,13 +100,13 @@ class FakeTraining:
 
 
 def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:
-    ids = np.arange(4) + 8 * step + 4 * rank
+    ids, longer = np.arange(4) + 8 * step + 4 * rank, step % 3
     return StepRow(
         step=step, rank=rank, warmup=int(step == 0), policy=config.schedule.policy_name, local_batch=4,
-        micro_batches=1, max_seq_len_in_batch=10, real_tokens=30, padded_tokens=40, plan_ms=0.1, data_ms=0.1,
-        forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms, optimizer_ms=1.0,
-        compute_ms=0.6 * step_ms, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0, loss=0.5,
-        work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
+        micro_batches=1, max_seq_len_in_batch=10 + longer, real_tokens=30, padded_tokens=40 + 4 * longer,
+        plan_ms=0.1, data_ms=0.1, forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms,
+        optimizer_ms=1.0, compute_ms=0.6 * step_ms + longer, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0,
+        loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
     )  # fmt: skip
 
 

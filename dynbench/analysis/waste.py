@@ -1,0 +1,82 @@
+"""How much of a run's step time is no needed work, and what it is spent on instead.
+
+S is the measured over the ideal step time, and the waste 1 - 1/S is the part of the step time that is not ideal, as the
+model FLOPs utilization (PaLM, arXiv:2204.02311, section 4.1) is the part that is, with the run's own fitted cost in
+place of the device's peak. A step's measured time is the run's time over its steps. Its ideal time is that of the same
+samples without padding, waiting and exposed communication, planning or loading data, one micro-batch per rank, spread
+over the ranks as their speeds are:
+
+    ideal = (G*alpha + beta*real) / sum(speeds) + optimizer
+
+with alpha per micro-batch and beta per padded token fitted to the run's own compute (`compute_fit`) and the optimizer's
+time as measured, mean over ranks: updating the weights is needed work. Where nothing is padded and every rank ran one
+micro-batch, the needed compute is the measured one, fit or not. The parts, as shares of the step time:
+
+    padding       beta * (padded - real) / sum(speeds)
+    waiting       sync less exposed communication, mean over ranks; and what the compute lasts longer, by the fit, than
+                  if it were dealt in proportion to the ranks' speeds, nothing for equal ranks
+    exposed_comm  sync of the last rank to arrive; of virtual ranks that of their communication model
+    planning      plan, mean over ranks
+    data          data, mean over ranks
+    other         the rest: time in no phase, ranks that end a block before the last one does, launching the
+                  micro-batches beyond one per rank, and the residual of the fit, because of which it may fall below 0
+
+They add up to 1 - 1/S. What a strategy sends within forward and backward counts as compute.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, compute_rows, fit_compute, relative_speeds
+from dynbench.analysis.merge import MergedRun
+from dynbench.runs.phrase import Phrase
+
+PARTS = ("padding", "waiting", "exposed_comm", "planning", "data", "other")
+"""What a step's time is spent on that is not needed work, in the order in which it is shown."""
+
+Waste = dict[str, object]
+
+
+def waste_of(merged: MergedRun) -> Waste:
+    """The `waste` object of a summary.
+
+    Returns:
+        `s` and `PARTS`, and None for `reason` and `reason_said`; where no ideal can be stated, None for the former, and
+        why as a text and as a phrase.
+    """
+    if not merged.measured.height:
+        return _unknown(Phrase.of("waste.no_step"))
+    rows = compute_rows(merged, relative_speeds(merged))
+    fit = _needed(rows)
+    if fit is None:
+        return _unknown(Phrase.of("waste.no_fit"))
+    mean_ms = {
+        name: float(merged.measured[f"{name}_ms_mean"].sum())
+        for name in ("wait", "exposed_comm", "plan", "data", "optimizer")
+    }
+    ranks, speed = len(rows.speeds), float(rows.speeds.sum())
+    real, padded = float(rows.real_tokens.sum()), float(rows.padded_tokens.sum())
+    costs = fit.alpha * rows.micro_batches + fit.beta * rows.padded_tokens
+    ideal = (ranks * merged.measured.height * fit.alpha + fit.beta * real) / speed + mean_ms["optimizer"]
+    ms = {
+        "padding": fit.beta * (padded - real) / speed,
+        "waiting": mean_ms["wait"] + float((costs / rows.speed).sum()) / ranks - float(costs.sum()) / speed,
+        "exposed_comm": mean_ms["exposed_comm"],
+        "planning": mean_ms["plan"],
+        "data": mean_ms["data"],
+    }
+    time_ms = merged.time_ms
+    ms["other"] = time_ms - ideal - sum(ms.values())
+    return {"s": time_ms / ideal, **{name: ms[name] / time_ms for name in PARTS}, "reason": None, "reason_said": None}
+
+
+def _needed(rows: ComputeRows) -> ComputeFit | None:
+    """The cost of needed compute; where it is all that was computed, its mean per row stands for a cost."""
+    fit = fit_compute(rows)
+    whole = bool(np.all(rows.padded_tokens == rows.real_tokens) and np.all(rows.micro_batches == 1))
+    return ComputeFit(float((rows.compute_ms * rows.speed).mean()), 0.0) if fit is None and whole else fit
+
+
+def _unknown(reason: Phrase) -> Waste:
+    return {**dict.fromkeys(("s", *PARTS)), "reason": str(reason), "reason_said": reason.record()}

@@ -1,0 +1,124 @@
+"""The parts of the waste: recomputed from the model behind the rows, adding up, unknown where nothing tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.summary import summary_of
+from dynbench.analysis.waste import PARTS, waste_of
+from dynbench.runs.run import Run
+
+Make = Callable[..., Run]
+
+VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2")
+
+
+def rewritten(run: Run, **columns: pl.Expr) -> MergedRun:
+    for path in run.ranks_dir.glob("rank_*.csv"):
+        pl.read_csv(path).with_columns(**columns).write_csv(path)
+    return merge_run(run)
+
+
+def parts(waste: dict[str, object]) -> np.ndarray:
+    return np.array([waste[name] for name in PARTS], dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"policy": "partition", "world_size": 4},
+        {"policy": "prefix"},
+        {"policy": "partition", "servers": 1},
+        {"micro_batches": 3},
+        {"world_size": 4, "ranks_written": 3},
+        {"steps_written": 30, "status": "interrupted"},
+        {"steps": 1},
+        {"overrides": VIRTUAL},
+        {"slow": {1: 2.0}, "overrides": ("launch.slowdown={1: 2.0}",)},
+        {"policy": "partition", "slow": {0: 2.0}, "overrides": ("schedule.speeds=[1.0, 2.0]",)},
+        {"world_size": 4, "slow": {1: 1.4}},
+    ],
+)
+def test_the_parts_add_up_to_the_waste(make_run: Make, fields: dict[str, object]) -> None:
+    waste = waste_of(merge_run(make_run(**fields)))
+
+    assert waste["reason"] is None
+    assert parts(waste).sum() == pytest.approx(1 - 1 / waste["s"], abs=1e-9)
+    assert waste["s"] > 1
+    assert (parts(waste)[:-1] > -1e-9).all()
+
+
+@pytest.mark.parametrize("servers", [0, 4])
+def test_every_part_is_that_of_the_model_behind_the_rows(make_run: Make, servers: int) -> None:
+    run = merge_run(make_run(world_size=4, noise=0.0, servers=servers))
+    steps, waste = run.measured, waste_of(run)
+    real, padded = (float(steps[name].sum()) for name in ("real_tokens", "padded_tokens"))
+    compute = steps["compute_ms_mean"].sum()
+    expected = {
+        "padding": 0.05 * (padded - real) / 4,
+        "waiting": steps["compute_ms_max"].sum() - compute,
+        "exposed_comm": 1.5 * steps.height,
+        "planning": 0.02 * steps.height,
+        "data": 0.2 * steps.height,
+        "other": 0.1 * steps.height,
+    }
+
+    assert waste["s"] == pytest.approx(run.time_ms / ((2.0 + 0.8) * steps.height + 0.05 * real / 4), rel=1e-4)
+    assert {name: waste[name] * run.time_ms for name in PARTS} == pytest.approx(expected, rel=1e-3, abs=0.05)
+    assert waste["waiting"] == pytest.approx(summary_of(run)["wait_fraction"], rel=1e-6)
+
+
+def test_what_unequal_ranks_lose_is_waiting(make_run: Make) -> None:
+    run = merge_run(make_run(noise=0.0, slow={1: 2.0}, overrides=("launch.slowdown={1: 2.0}",)))
+    waste, steps = waste_of(run), run.measured
+    real, padded = (float(steps[name].sum()) for name in ("real_tokens", "padded_tokens"))
+    ideal = (2 * 2.0 * steps.height + 0.05 * real) / 1.5 + 0.8 * steps.height
+    padding = 0.05 * (padded - real) / 1.5
+    rest = (1.5 + 0.02 + 0.2 + 0.1) * steps.height
+
+    assert waste["s"] == pytest.approx(run.time_ms / ideal, rel=1e-3)
+    assert waste["waiting"] * run.time_ms == pytest.approx(run.time_ms - ideal - padding - rest, rel=1e-3)
+    assert waste["other"] * run.time_ms == pytest.approx(0.1 * steps.height, abs=0.5)
+
+
+def test_micro_batches_beyond_one_per_rank_are_other(make_run: Make) -> None:
+    one, two = (waste_of(merge_run(make_run(noise=0.0, micro_batches=count))) for count in (1, 2))
+    run = merge_run(make_run(noise=0.0))
+
+    launching = (two["other"] - one["other"]) * run.time_ms / run.measured.height
+    assert launching == pytest.approx(1.0, abs=0.05), "half of the overhead of 2 ms"
+    assert two["padding"] == pytest.approx(one["padding"], rel=1e-2)
+
+
+def test_without_padding_the_compute_itself_is_needed_whatever_it_grows_with(make_run: Make) -> None:
+    run = rewritten(make_run(), padded_tokens=pl.lit(64), real_tokens=pl.lit(64))
+    waste = waste_of(run)
+    needed = run.measured["compute_ms_mean"].sum() + run.measured["optimizer_ms_mean"].sum()
+
+    assert waste["padding"] == 0
+    assert waste["s"] == pytest.approx(run.time_ms / needed)
+    assert parts(waste).sum() == pytest.approx(1 - 1 / waste["s"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"compute_ms": 50.0 - pl.col("padded_tokens") / 100}, "do not grow"),
+        ({"padded_tokens": pl.lit(64), "real_tokens": pl.lit(60)}, "do not grow"),
+        ({"warmup": pl.lit(1)}, "no measured step"),
+    ],
+)
+def test_where_no_ideal_can_be_stated_the_reason_stands_there(
+    make_run: Make, columns: dict[str, pl.Expr], reason: str
+) -> None:
+    waste = summary_of(rewritten(make_run(), **columns))["waste"]
+
+    assert {waste[name] for name in ("s", *PARTS)} == {None}
+    assert reason in waste["reason"]
+    assert waste["reason_said"]["text"] == waste["reason"]
