@@ -66,14 +66,14 @@ def verdict_lines(comparisons: Sequence[Comparison]) -> list[str]:
     return [f"{item.verdict:<{width}}  {', '.join(_facts(item))}" for item in comparisons]
 
 
-def verdict_legend(report: Report) -> str:
-    """What the numbers of `verdict_lines` are."""
+def verdict_legend(report: Report) -> list[str]:
+    """What the numbers of `verdict_lines` and of the overview are."""
     first, noise = report.comparisons[0], max(item.noise for item in report.comparisons)
-    bound = len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons)
-    return (
-        f"1.5x: 1.5 times as many {first.question.unit.rate}; {100 * first.confidence:g} % intervals over paired "
-        f"launches; noise threshold {100 * noise:.1f} %{'; bound: the speed-up of perfect balance' if bound else ''}"
-    )
+    numbers = f"{100 * first.confidence:g} % intervals; differences below {100 * noise:.1f} % are noise"
+    lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}; {numbers}"]
+    if len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons):
+        lines.append("bound: the speed-up of perfect balance; recovered: how much of what is lost to it came back")
+    return lines
 
 
 def summary_markdown(report: Report) -> str:

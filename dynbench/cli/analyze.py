@@ -177,7 +177,8 @@ def _show_comparisons(report: Report, question: Question) -> None:
             print_line(f"  {comparison.recovery.sentence(comparison.baseline.label)}")
         for reason in comparison.pairing.left_out:
             print_line(f"  left out: {reason}")
-    print_line(f"({verdict_legend(report)})")
+    for line in verdict_legend(report):
+        print_line(f"({line})")
 
 
 def show_verdicts(report: Report) -> None:
@@ -189,9 +190,14 @@ def show_verdicts(report: Report) -> None:
 
 
 def show_findings(report: Report) -> None:
-    """Every finding of the checks: what was seen, the limit, the next step."""
-    if not report.findings:
+    """Every finding of the checks: what was seen, the limit, the next step; said once where several are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for item in report.findings:
+        alike.setdefault((item.severity, item.id, item.limit, item.hint), []).append(item.seen)
+    for (severity, check, limit, hint), (first, *others) in alike.items():
+        print_line(f"{severity}: {check}: {first} (limit: {limit})")
+        for seen in others:
+            print_line(f"      {seen}")
+        print_line(f"      {hint}")
+    if not alike:
         print_line("checks: nothing found")
-    for finding in report.findings:
-        print_line(f"{finding.severity}: {finding.id}: {finding.seen} (limit: {finding.limit})")
-        print_line(f"      {finding.hint}")

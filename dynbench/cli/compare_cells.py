@@ -47,7 +47,7 @@ def show_cells(outcome: CellsOutcome) -> None:
         )
         numbers = (show(found) for show in columns.values())
         rows.append((cell.label, ranks, found.candidate, found.verdict, *numbers))
-    print_result(("settings", "ranks", "arm", "verdict", *columns), rows, records)
+    print_result(("settings", "ranks", "arm", "verdict", *columns), rows, records, keys=3)
     print_line("")
     for cell in outcome.cells:
         print_line(f"comparison  {results / cell.comparison}  ({cell.label})")

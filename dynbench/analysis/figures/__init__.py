@@ -63,14 +63,15 @@ def draw_figures(kind: Kind, source: Source, folder: Path, names: Sequence[str] 
         names: which; all of the command by default.
 
     Returns:
-        The files written, in the registry's order; figures without data are left out and logged.
+        The files written, in the registry's order; figures without data are left out, and told if asked for by name.
     """
     files: list[Path] = []
     with matplotlib.rc_context(style.RC):
         for name in FIGURES[kind] if names is None else names:
             drawing = draw_figure(kind, name, source)
             if drawing is None:
-                log.info("figure %s left out: the run has no data for it", name)
+                level = logging.DEBUG if names is None else logging.INFO  # nobody asked for this one
+                log.log(level, "figure %s left out: the run has no data for it", name)
                 continue
             files += style.save(drawing, folder / name)
     return files

@@ -94,6 +94,19 @@ def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: S
     number, ends = r"\d\.\d{3}", r"\[\d\.\d{3}, \d\.\d{3}\]"
     whole = rf"[A-Z]+ +\S.* {number}x static {ends}, level step, 2 launches"
     assert len(lines) == 3 and all(re.fullmatch(whole, line) for line in lines)
+    told = [line for line in show(*named, width=100) if line.startswith(("(1.5x", "(bound"))]
+    assert len(told) == 2 and max(map(len, lines + told)) <= 100
+
+
+def test_checks_that_advise_the_same_say_it_once(store: RunStore, show: Show) -> None:
+    named = arms(store, 4)
+    lines = show(*named)
+    checks = json.loads("".join(show(*named, "--json")))["checks"]
+    few = [check for check in checks if check["id"] == "few_launches"]
+    assert len(few) == 3 and len({check["hint"] for check in few}) == 1
+    start = lines.index(f"warn: few_launches: {few[0]['seen']} (limit: {few[0]['limit']})")
+    assert [line.strip() for line in lines[start + 1 : start + 4]] == [few[1]["seen"], few[2]["seen"], few[0]["hint"]]
+    assert [check["seen"] for check in checks if not any(check["seen"] in line for line in lines)] == []
 
 
 def one(store: RunStore, show: Show, *words: str) -> str:
