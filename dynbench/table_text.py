@@ -41,7 +41,7 @@ class Table:
         """The table under its title, numbers to the right; a whole one is as wide as it is."""
 
         def lines(chosen: Sequence[int]) -> str:
-            rule = ["---:" if index and numeric[index] else "---" for index in chosen]
+            rule = ["---:" if numeric[index] else "---" for index in chosen]
             header, *rows = ([line[index] for index in chosen] for line in (self.columns, *self.rows))
             return pipes([header, rule, *rows])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dynbench.analysis.metrics import HEADINGS, METRICS, Metric, by_family, chosen_metrics, lookup
+from dynbench.analysis.metrics import HEADINGS, METRICS, Metric, by_family, lookup
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_gain, format_interval, format_ratio, format_value
@@ -39,21 +39,20 @@ def overview(
 
     Args:
         values: the arms.
-        comparisons: one per candidate.
+        comparisons: one per arm but the baseline.
         question: as asked of them.
         label: texts of a language.
         details: False leaves out what a table of comparisons beside it says of them.
         stored: names of the arms that come from an exported file.
     """
     found = {item.candidate: item for item in comparisons}
-    columns = [[label("headings.arm", "arm"), *values], [label("headings.verdict", "verdict")]]
-    for name in values:
-        item = found.get(name)
-        columns[1].append(_verdict(item, label) if item else _baseline(name in stored, label))
+    baseline = next(iter(values))
+    columns = [[label("headings.arm", "arm"), *values]]
     for heading, cell in _columns(comparisons, question, label, details):
         columns.append([heading, *(cell(found[name]) if name in found else "" for name in values)])
-    known = {metric.key for metric in METRICS}
-    for metric in chosen_metrics([key for key in question.overview if key in known]):
+    columns[1][1] = _baseline(baseline in stored, label)
+    metrics = {metric.key: metric for metric in METRICS}
+    for metric in (metrics[key] for key in question.overview):
         numbers = (lookup(arm, metric.key) for arm in values.values())
         columns.append([heading_of(metric, label), *(format_value(number, metric.unit) for number in numbers)])
     return _table([column for column in columns if any(column[1:])])
@@ -98,12 +97,14 @@ def heading_of(metric: Metric, label: Label = in_english) -> str:
 def _columns(
     comparisons: Sequence[ComparisonRecord], question: Question, label: Label, details: bool
 ) -> list[tuple[str, Callable[[ComparisonRecord], str]]]:
-    """Headings and cells of what is said of a candidate beside its verdict."""
+    """Headings and cells of what is said of a candidate, its verdict first."""
     confidence = max((item.confidence for item in comparisons), default=0.95)
+    verdict = label("headings.verdict", "verdict"), lambda item: _verdict(item, label)
     speedup = label("headings.speedup", "speed-up"), lambda item: format_ratio(item.speedup)
     if not details:
-        return [speedup]
+        return [verdict, speedup]
     columns: list[tuple[str, Callable[[ComparisonRecord], str]]] = [
+        verdict,
         (label("headings.level", "level"), lambda item: label(f"levels.{item.level}", item.level)),
         speedup,
         (f"{100 * confidence:g} % interval", lambda item: format_interval(item.ci95)),
