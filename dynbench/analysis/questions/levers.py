@@ -11,6 +11,6 @@ QUESTION = Question(
     asks=tuple(key for part in (schedule, sync, compress, precision) for key in part.QUESTION.asks),
     named_only=True,
     loss_drift=compress.QUESTION.loss_drift,
-    overview=("padding_ratio", "wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", *EVALUATION),
+    overview=("waste.s", "padding_ratio", "wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", *EVALUATION),
     chapters=("time", "traffic", "loss", "memory"),
 )

@@ -10,6 +10,7 @@ QUESTION = Question(
     asks=("schedule", "launch.slowdown"),
     plans=True,
     overview=(
+        "waste.s",
         "padding_ratio",
         "wait_fraction",
         "exposed_comm_ms.mean",

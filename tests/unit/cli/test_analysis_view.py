@@ -63,7 +63,7 @@ def verdicts(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_many_arms_are_rows_below_an_overview_and_few_are_columns(store: RunStore, show: Show, count: int) -> None:
     named = arms(store, count)
-    lines = show(*named, width=200)
+    lines = show(*named, width=400)
 
     labels = [arm["name"] for arm in json.loads("".join(show(*named, "--json")))["arms"]]
     assert len(labels) == count
