@@ -47,7 +47,7 @@ class MergedRun:
         incomplete_steps: steps for which some of `ranks` has no row.
         torn_lines: lines of rank files that were dropped.
         notes: what was wrong with which file.
-        evaluations: step, loss, accuracy, samples of every evaluation, in order of step.
+        evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
     """
 
     run: Run
@@ -208,7 +208,7 @@ def _no_row(run: Run, facts: RunFacts, files: list[RankFile]) -> RecordError:
 
 
 def _read_evaluations(folders: Sequence[Run]) -> pl.DataFrame:
-    """Rows of eval.csv (step, loss, accuracy or perplexity, samples), which only the first rank writes.
+    """Rows of eval.csv (step, loss, accuracy or perplexity with its tokens, samples), which only the first rank writes.
 
     The accuracy is null where the workload has none. Empty where the run never evaluated.
     """

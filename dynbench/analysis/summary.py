@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis import tables
+from dynbench.analysis.comparability import fact
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
@@ -114,7 +115,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "proxy": proxy_error(merged),
         "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max())},
         "loss": {"first": _end(steps, 0), "last": _end(steps, -1)} if facts.trains else {"first": None, "last": None},
-        "eval": _evaluation(merged.evaluations),
+        "eval": _evaluation(merged.evaluations, fact(facts.env, "data.unigram_perplexity")),
         "samples": int(steps["global_batch"].sum()),
         "real_tokens": int(steps["real_tokens"].sum()),
         **_transport(steps),
@@ -151,11 +152,12 @@ def _transport(steps: pl.DataFrame) -> Summary:
     return found
 
 
-def _evaluation(evaluations: pl.DataFrame) -> dict[str, float] | None:
-    """The last evaluation."""
+def _evaluation(evaluations: pl.DataFrame, unigram: object) -> dict[str, object] | None:
+    """The last evaluation, a perplexity beside that of single tokens."""
     if not evaluations.height:
         return None
-    return dict(evaluations.tail(1).to_dicts()[0])
+    last = evaluations.tail(1).to_dicts()[0]
+    return {**last, "unigram_perplexity": unigram} if "perplexity" in last else last
 
 
 def _end(steps: pl.DataFrame, index: int) -> float | None:

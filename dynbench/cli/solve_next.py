@@ -15,15 +15,13 @@ from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution
 from dynbench.experiment.trace_sources import asked_config
-from dynbench.plugins import DATASETS, options_of
+from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.schedule.traces import Trace
 
 SHORTEST = 2
 """The least that `workload.max_length` takes, tokens."""
-SMALL_POSITIONS = 512
-"""What DistilBERT takes, the model of every `workload.size` but `model`, tokens."""
 PROBED = (
     *("workload.weights", "workload.model", "workload.size", "workload.dropout", "workload.pad_to_multiple_of"),
     *("train.precision", "launch.device", "launch.slowdown"),
@@ -62,8 +60,9 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
 def _positions(trace: Trace, config: Config) -> int | None:
     """Longest sample that the model to train takes, tokens; None for any, and where only loading it would tell."""
     workload = config.workload
-    of_model = workload.runs_own_code or workload.weights == "pretrained" or workload.shape == "model"
-    return trace.positions if trace.positions is not None or of_model else SMALL_POSITIONS
+    if trace.positions is not None or workload.runs_own_code or workload.reads_model:
+        return trace.positions
+    return WORKLOADS[workload.name].sizes[workload.shape].positions
 
 
 def _data(trace: Trace, config: Config, most: int) -> dict[str, object]:

@@ -58,8 +58,8 @@ def _size_is_read(s: Situation) -> bool:
 
 def _model_is_read(s: Situation) -> bool:
     workload = s.config.workload
-    builds = workload.weights == "pretrained" or workload.shape == "model"
-    return workload.runs_own_code or builds or (_has_texts(s) and workload.tokenizer is None)
+    tokenises = _has_texts(s) and workload.tokenizer is None and workload.tokenizer_name == workload.model
+    return workload.runs_own_code or workload.reads_model or tokenises
 
 
 def _splitting_pays(s: Situation) -> bool:

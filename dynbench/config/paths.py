@@ -13,7 +13,11 @@ from dynbench.plugins import DATASETS, options_of
 from dynbench.plugins.datasets import FileOptions
 
 VOCABULARY = ".txt"
-"""Ending of a tokenizer that is a vocabulary file; every other one is a folder or a hub name."""
+"""Ending of a tokenizer that is a WordPiece vocabulary."""
+BPE_VOCABULARY = ".json"
+"""Ending of one of byte pairs, its merges beside it; every other one is a folder or a hub name."""
+BYTES = "bytes"
+"""The tokenizer that reads no file."""
 
 
 def means_path(name: str) -> bool:
@@ -36,7 +40,8 @@ def path_problems(config: Config) -> list[str]:
             problems += [] if value is None else _file(f"workload.{key}", value)
     situation = Situation("train", config, config)
     model_is_read = EFFECTS["workload.model"].is_read(situation)
-    for key, value in (("tokenizer", workload.tokenizer), ("model", workload.model if model_is_read else None)):
+    tokenizer = None if workload.tokenizer == BYTES else workload.tokenizer
+    for key, value in (("tokenizer", tokenizer), ("model", workload.model if model_is_read else None)):
         problems += [] if value is None else _tokenizer_or_model(f"workload.{key}", value)
     return problems
 
@@ -57,7 +62,7 @@ def _file(key: str, value: str) -> Iterator[str]:
 
 
 def _tokenizer_or_model(key: str, value: str) -> Iterator[str]:
-    if Path(value).suffix == VOCABULARY:
+    if Path(value).suffix in (VOCABULARY, BPE_VOCABULARY):
         yield from _file(key, value)
         return
     try:

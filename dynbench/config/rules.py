@@ -13,7 +13,8 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.config.unread import unread
-from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, options_of
+from dynbench.errors import did_you_mean
+from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions, TextFileOptions
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.units import parse_bytes
@@ -102,6 +103,19 @@ def _data_files(config: Config) -> Iterator[str]:
             )
     if files.text_column == files.label_column:
         yield f"workload.label_column: {files.label_column!r} is the text column too; name another"
+
+
+def _size_is_one_of_the_workload(config: Config) -> Iterator[str]:
+    workload = config.workload
+    if workload.runs_own_code or workload.size == "auto":
+        return
+    entry = WORKLOADS[workload.name]
+    sizes = ("auto", *entry.sizes, *entry.aliases)
+    if workload.size not in sizes:
+        begin = [name for name in sizes if workload.size and name.startswith(workload.size)]
+        meant = f"Did you mean {' or '.join(begin)}?" if begin else did_you_mean(workload.size, sizes)
+        known = f"known: {', '.join(sizes)}"
+        yield f"workload.size: {workload.size!r} is not a size of {workload.name}; {known}. {meant}".rstrip()
 
 
 def _subset_holds_a_batch(config: Config) -> Iterator[str]:
@@ -207,6 +221,7 @@ def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     _data_files,
+    _size_is_one_of_the_workload,
     _subset_holds_a_batch,
     _static_has_no_policy,
     _gather_needs_prefix,

@@ -23,6 +23,7 @@ from dynbench.plugins.section import (
     Section,
     options_of,
 )
+from dynbench.plugins.workloads import OF_MODEL
 
 if TYPE_CHECKING:
     WorkloadName: TypeAlias = str
@@ -62,15 +63,17 @@ class Workload(Section):
     dataset: DatasetName = "embedded"
     """Data set of the registry (`dynbench plugins datasets`)."""
     tokenizer: str | None = None
-    """Hub name, local folder, or a `vocab.txt` (WordPiece, lower case). null: the model's own."""
+    """Hub name, local folder, a `vocab.txt` (WordPiece, lower case), a `vocab.json` with its merges beside it
+    (byte-level BPE), or `bytes` (UTF-8). null: the model's own; of a language model of a size of its own, `bytes`."""
     model: str = "distilbert-base-uncased"
     """Hub name or local folder of the model; with `weights: random` its tokenizer is used, and its configuration where
     `size` says so."""
     weights: Literal["pretrained", "random"] = "random"
     """`pretrained` loads them from `model`; `random` initialises from `train.seed`."""
-    size: Auto | Literal["small", "base", "model"] = "auto"
-    """Shape with random weights: `small` runs on a CPU, `base` is distilbert-base-uncased's, `model` is that of the
-    configuration of `model`; auto is `model` where that is a folder with a config.json, else `small`."""
+    size: str = "auto"
+    """Shape with random weights, one of the workload's own: `small` or `base` (distilbert-base-uncased's) of
+    text_classification, `tiny` to `xl-2026` of causal_lm; `model` is that of the configuration of `model`; auto is
+    `model` where that is a folder with a config.json, else `small`, of causal_lm `gpt2-62m`."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
     max_length: Annotated[int, Field(ge=2)] = 256
@@ -83,11 +86,26 @@ class Workload(Section):
     """Folder of tokenised data and lengths; null is `$DYNBENCH_CACHE`, else the user's cache folder."""
 
     @property
-    def shape(self) -> Literal["small", "base", "model"]:
+    def shape(self) -> str:
         """What `size` means; auto looks whether there is such a folder."""
+        entry = WORKLOADS.get(self.name)
         if self.size != "auto":
-            return self.size
-        return "model" if (Path(self.model).expanduser() / "config.json").is_file() else "small"
+            return self.size if entry is None else entry.aliases.get(self.size, self.size)
+        if (Path(self.model).expanduser() / "config.json").is_file():
+            return OF_MODEL
+        return "small" if entry is None else entry.auto_size
+
+    @property
+    def reads_model(self) -> bool:
+        """Whether the model is made from the weights or the configuration of `model`."""
+        return self.weights == "pretrained" or self.shape == OF_MODEL
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tokenises texts: `tokenizer`, the workload's, or the model's own."""
+        entry = WORKLOADS.get(self.name)
+        own = None if entry is None or self.reads_model else entry.tokenizer
+        return self.tokenizer or own or self.model
 
     @property
     def is_own(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dynbench.config import schema
+from dynbench.config.paths import BYTES
 from dynbench.plugins import DATASETS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
@@ -33,8 +34,7 @@ def data_at_hand(config: schema.Config) -> bool:
         DataError: a trace of lengths that cannot be used.
     """
     workload = config.workload
-    reads_model = workload.weights == "pretrained" or workload.shape == "model"
-    if workload.runs_own_code or (reads_model and not _is_local(workload.model)):
+    if workload.runs_own_code or (workload.reads_model and not _is_local(workload.model)):
         return False
     generated = DATASETS[workload.dataset].generated
     paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
@@ -43,7 +43,7 @@ def data_at_hand(config: schema.Config) -> bool:
     small = sum(path.stat().st_size for path in paths if path.is_file()) <= _SMALL_MB * BYTES_PER_MB
     if not paths or not small:
         return False
-    return _few_tokens(workload) if generated else _is_local(workload.tokenizer or workload.model)
+    return _few_tokens(workload) if generated else _is_local(workload.tokenizer_name)
 
 
 def known_workload(config: schema.Config) -> Workload | None:
@@ -75,7 +75,7 @@ def _few_tokens(settings: schema.Workload) -> bool:
 
 
 def _is_local(name: str) -> bool:
-    return Path(name).expanduser().exists()
+    return name == BYTES or Path(name).expanduser().exists()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.formats import number, percent
 from dynbench.experiment.subject import Json, Member, Subject
+from dynbench.plugins.workloads import OF_MODEL
 from dynbench.report import Template, table
 
 Texts = dict[str, str | None]
@@ -74,6 +75,8 @@ def data_texts(subject: Subject) -> Texts:
         "workload.name": _text(config.get("workload.name")),
         "workload.digest": _text(config.get("workload.code_digest")),
         "model.name": f"`{config['workload.model']}`" if "workload.model" in config else None,
+        "model.architecture": _text(_of(env, "data.model.architecture")),
+        "model.size": _text(config.get("workload.size")),
         "model.layers": number(_of(env, "data.model.layers")),
         "model.dim": number(_of(env, "data.model.dim")),
     }
@@ -87,8 +90,9 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
     if ":" in str(config.get("workload.name")):
         noted = _of(subject.first.env, "data.lengths.mean") is not None
         return ["data.own", *(["data.own_lengths_note"] if noted else []), "model.own"]
-    dataset, weights = f"data.{config.get('workload.dataset')}", config.get("workload.weights")
-    keys = [dataset if dataset in template.labels else "data.other"]
+    name, dataset = config.get("workload.name"), f"data.{config.get('workload.dataset')}"
+    known = (key for key in (f"{dataset}_{name}", dataset) if key in template.labels)
+    keys = [next(known, "data.other")]
     if config.get("workload.subset") is not None:
         keys.append("data.subset_note")
     if _of(subject.first.env, "data.lengths.mean") is not None:
@@ -103,7 +107,10 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
     if found.labels:
         keys.append("data.labels_note")
     size = str(config.get("workload.size")).replace("auto", "small")
-    return [*keys, f"model.{weights}_{size}" if weights == "random" else "model.pretrained"]
+    if config.get("workload.weights") != "random":
+        return [*keys, "model.pretrained"]
+    of_workload = size != OF_MODEL and f"model.{name}" in template.labels
+    return [*keys, f"model.{name}" if of_workload else f"model.random_{size}"]
 
 
 def cost_of(member: Member, subject: Subject) -> str | None:

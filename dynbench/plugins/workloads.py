@@ -2,24 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from dynbench.plugins.registry import Entry, Registry
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A shape that a workload's model has with random weights.
+
+    Args:
+        summary: what it is.
+        positions: longest padded sample that it takes, tokens; None where only a configuration tells.
+    """
+
+    summary: str
+    positions: int | None
+
+
+OF_MODEL = "model"
+"""The size of every workload that takes its shape from the configuration of `workload.model`."""
+
+
 @dataclass(frozen=True)
 class WorkloadEntry(Entry):
-    """A class that follows the protocol of `dynbench.workloads.base.Workload`, called with the whole configuration."""
+    """A class that follows the protocol of `dynbench.workloads.base.Workload`, called with the whole configuration.
+
+    Args:
+        sizes: the words of `workload.size` but `auto`, and what they mean; empty where it reads them itself.
+        aliases: other words for some of them.
+        auto_size: what `auto` means where `workload.model` is no folder with a config.json.
+        tokenizer: of texts where neither a tokenizer is named nor a model's configuration read; None: the model's own.
+        lengths: whose shipped lengths the data set `embedded` has.
+        imports: what making a model of random weights imports.
+    """
+
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    auto_size: str = "small"
+    tokenizer: str | None = None
+    lengths: str = "sst2"
+    imports: tuple[str, ...] = ()
+
+
+_CONFIGURED = Size("that of the configuration of workload.model", None)
+_GPT2_POSITIONS, _ROPE_POSITIONS = 1024, 2048
+
+
+def _rope(parameters: str, shape: str) -> Size:
+    return Size(
+        f"RMSNorm, RoPE and SwiGLU, {parameters} parameters: {shape} (width/inner/layers/heads)", _ROPE_POSITIONS
+    )
+
+
+def _ours(name: str, summary: str, target: str, sizes: Mapping[str, Size], **facts: Any) -> WorkloadEntry:
+    listed = ", ".join(sizes)
+    return WorkloadEntry(name, f"{summary}; sizes: {listed}", f"dynbench.workloads.{target}", sizes=sizes, **facts)
 
 
 WORKLOADS: Registry[WorkloadEntry] = Registry(
     "workload",
     "workload.name",
     (
-        WorkloadEntry(
+        _ours(
             "text_classification",
             "one label per text, cross entropy",
-            "dynbench.workloads.text_classification:TextClassification",
+            "text_classification:TextClassification",
+            {
+                "small": Size("runs on a CPU too", 512),
+                "base": Size("that of distilbert-base-uncased", 512),
+                OF_MODEL: _CONFIGURED,
+            },
+            imports=("transformers.models.distilbert.modeling_distilbert",),
+        ),
+        _ours(
+            "causal_lm",
+            "the next token of a text, cross entropy over its target tokens",
+            "causal_lm:CausalLanguageModel",
+            {
+                "tiny": Size("GPT-2's architecture with about 1 M parameters, for a CPU", _GPT2_POSITIONS),
+                "gpt2-62m": Size("GPT-2's architecture with 62.4 M parameters; tiny is for a CPU", _GPT2_POSITIONS),
+                "small": _rope("0.129 B", "768/3072/12/12"),
+                "medium": _rope("0.423 B", "1024/4096/24/16"),
+                "large": _rope("0.969 B", "1280/5120/36/20"),
+                "xl-2025": _rope("1.998 B", "1600/6400/48/25"),
+                "xl-2026": _rope("3.407 B", "2560/10240/32/32"),
+                OF_MODEL: _CONFIGURED,
+            },
+            aliases={"2.7B": "xl-2026"},
+            auto_size="gpt2-62m",
+            tokenizer="bytes",
+            lengths="gsm8k",
+            imports=("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
         ),
     ),
 )

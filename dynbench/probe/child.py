@@ -22,12 +22,12 @@ import torch.distributed as dist
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
+from dynbench.plugins import WORKLOADS
 from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.units import mb
-from dynbench.workloads.random_model import MODEL_CODE
 from dynbench.workloads.registry import build_workload
 
 
@@ -54,7 +54,8 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     torch.set_num_threads(spec["threads"])
     device = torch.device(f"cuda:{spec['first_gpu'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
     workload = build_workload(config)
-    import_module(MODEL_CODE)  # else at its first use, under the limit, where an import fails in ways of its own
+    for module in WORKLOADS[config.workload.name].imports if config.workload.name in WORKLOADS else ():
+        import_module(module)  # else at its first use, under the limit, where an import fails in ways of its own
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=spec["rendezvous"],

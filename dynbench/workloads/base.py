@@ -76,5 +76,6 @@ class Workload(Protocol):
         """Sums that add up over batches and ranks; the caller switches gradients off and knows number and weight.
 
         Returns:
-            `loss_sum`, as `loss`; and `correct`, how many of the samples were right, where that means anything.
+            `loss_sum`, as `loss`; and where that means anything `correct`, how many of the samples were right, or
+            `tokens`, how many tokens the loss is of, which gives a perplexity in place of an accuracy.
         """

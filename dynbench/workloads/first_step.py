@@ -68,10 +68,7 @@ def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
     Raises:
         UsageError: it cannot classify token ids, or which parameters get a gradient depends on the data.
     """
-    if trial.dropout is not None:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = trial.dropout
+    set_dropout(model, trial.dropout)
     long, short = max(2, min(LONG, trial.longest)), max(2, min(LONG, trial.longest) // 2)
     try:
         with torch.no_grad():
@@ -96,7 +93,14 @@ def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
         logger.warning("%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name)
     if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
         logger.warning("%s: padding changes what a sample gives, so that losses depend on who pads how much", name)
-    _freeze_unused(model, name)
+    freeze_unused(model, name)
+
+
+def set_dropout(model: nn.Module, rate: float | None) -> None:
+    """Set every dropout that the model makes itself, unless `rate` is None."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and rate is not None:
+            module.p = rate
 
 
 def _logits(model: nn.Module, trial: Trial, *lengths: int) -> Tensor:
@@ -108,7 +112,12 @@ def _logits(model: nn.Module, trial: Trial, *lengths: int) -> Tensor:
     return logits
 
 
-def _freeze_unused(model: nn.Module, name: str) -> None:
+def freeze_unused(model: nn.Module, name: str) -> None:
+    """Freeze what got no gradient in a backward pass, and clear the gradients.
+
+    Raises:
+        UsageError: which parameters get one depends on the data.
+    """
     unused = {key: part for key, part in model.named_parameters() if part.requires_grad and part.grad is None}
     if any("expert" in key for key in unused):
         raise UsageError(
@@ -119,5 +128,5 @@ def _freeze_unused(model: nn.Module, name: str) -> None:
     for part in unused.values():
         part.requires_grad_(False)
     if unused:
-        logger.info("%s: %d parameters classify nothing and are not trained: %s", name, len(unused), ", ".join(unused))
+        logger.info("%s: %d parameters get no gradient and are not trained: %s", name, len(unused), ", ".join(unused))
     model.zero_grad(set_to_none=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +18,27 @@ logger = logging.getLogger(__name__)
 
 KEY = "workload.model"
 EXPECTED = "a model saved by transformers (config.json, model.safetensors)"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a model is to be.
+
+    Args:
+        name: for messages.
+        auto: the class of transformers that makes it of a configuration.
+    """
+
+    name: str
+    auto: str
+
+    def auto_class(self) -> Any:
+        """That class; importing it takes half a second, and only some models need it."""
+        return getattr(import_module("transformers"), self.auto)
+
+
+CLASSIFIER = Kind("text classifier", "AutoModelForSequenceClassification")
+LANGUAGE_MODEL = Kind("causal language model", "AutoModelForCausalLM")
 
 OTHER_HEADS = "qa_"
 """How the names of settings begin that a classifier does not read."""
@@ -57,6 +81,16 @@ def fit_to_data(
         config.eos_token_id = config.eos_token_id if end_id is None else end_id
         if getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = pad_id
+    set_rates(config, dropout)
+
+
+def set_rates(config: PretrainedConfig, dropout: float | None) -> None:
+    """Set every dropout probability unless `dropout` is None; what is of no use in training is switched off.
+
+    Args:
+        config: changed in place.
+        dropout: `workload.dropout`.
+    """
     if getattr(config, "use_cache", False):
         config.use_cache = False
     for key, rate in _rates(config, layers=True).items():
@@ -72,28 +106,27 @@ def dropouts(config: PretrainedConfig) -> dict[str, float | None]:
     return _rates(config, layers=False)
 
 
-def make_model(config: PretrainedConfig, name: str, ways_out: str) -> nn.Module:
-    """A text classifier of this configuration, with weights from torch's random state, on its default device.
+def make_model(config: PretrainedConfig, name: str, ways_out: str, kind: Kind = CLASSIFIER) -> nn.Module:
+    """A model of this configuration, with weights from torch's random state, on its default device.
 
     Args:
         config: of any architecture.
         name: where it is from, for messages.
         ways_out: the hint of the error.
+        kind: what it is to be.
 
     Raises:
-        UsageError: there is no such classifier, or the configuration contradicts itself.
+        UsageError: there is no such model, or the configuration contradicts itself.
     """
-    from transformers import AutoModelForSequenceClassification  # takes half a second, and only some models need it
-
     try:
-        model: nn.Module = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+        model: nn.Module = kind.auto_class().from_config(config, trust_remote_code=False)
     except MemoryError:
         raise
     except Exception as error:  # each architecture has ways of its own to say that a configuration cannot be built
         if "memory" in str(error).lower():
             raise
         reason = first_line(error).partition(" for this kind of AutoModel")[0]
-        raise UsageError(f"{KEY}: {name} ({config.model_type}) makes no text classifier: {reason}", ways_out) from error
+        raise UsageError(f"{KEY}: {name} ({config.model_type}) makes no {kind.name}: {reason}", ways_out) from error
     return model
 
 

@@ -91,11 +91,11 @@ class OwnWorkload:
         return loss
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
-        """Theirs, refused without `loss_sum`; `correct` is theirs to leave out."""
+        """Theirs, refused without `loss_sum`; `correct` and `tokens` are theirs to leave out."""
         sums = self._theirs.eval_sums(model, batch)
-        if not isinstance(sums, dict) or not {"loss_sum"} <= set(sums) <= {"loss_sum", "correct"}:
+        if not isinstance(sums, dict) or not {"loss_sum"} <= set(sums) <= {"loss_sum", "correct", "tokens"}:
             found = f" of {', '.join(map(str, sums))}" if isinstance(sums, dict) else ""
-            expected = "a dict of loss_sum, and correct where there is an accuracy"
+            expected = "a dict of loss_sum, and correct or tokens where there is an accuracy or a perplexity"
             raise self._wrong("eval_sums", sums, expected, found)
         return {key: float(value) for key, value in sums.items()}
 

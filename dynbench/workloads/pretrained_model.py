@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.hub import cached_revision, load_stored, local_folder
-from dynbench.workloads.model_config import EXPECTED, KEY, fit_to_data, read_config, usable_positions
+from dynbench.workloads.model_config import (
+    CLASSIFIER,
+    EXPECTED,
+    KEY,
+    Kind,
+    fit_to_data,
+    read_config,
+    usable_positions,
+)
 from dynbench.workloads.model_source import ModelSource, facts_of
 
 logger = logging.getLogger(__name__)
@@ -36,29 +46,11 @@ def pretrained_model(settings: Workload, vocab_size: int, pad_id: int, num_label
     name = str(folder or settings.model)
     if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
         raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", WAYS_OUT)
-    if config.vocab_size < vocab_size:
-        raise UsageError(
-            f"{KEY}: {settings.model} knows {config.vocab_size} tokens, the data have {vocab_size}",
-            "Use the model's own tokenizer (workload.tokenizer: null)."
-            if settings.tokenizer is not None
-            else f"Use a model that knows {vocab_size} tokens or more, or --weights random.",
-        )
+    check_vocabulary(settings, config.vocab_size, vocab_size)
     fit_to_data(config, num_labels, pad_id, settings.dropout)
 
-    def load(where: str, local_only: bool) -> tuple[nn.Module, dict[str, set[object]]]:
-        from transformers import AutoModelForSequenceClassification
-
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            where,
-            config=config,
-            local_files_only=local_only,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-        return model, report
-
     def make() -> nn.Module:
-        model, report = load_stored(KEY, name, load, EXPECTED, WAYS_OUT)
+        model, report = load_stored(KEY, name, weights_loader(config, CLASSIFIER), EXPECTED, WAYS_OUT)
         _check_fit(name, report)
         return model
 
@@ -67,16 +59,65 @@ def pretrained_model(settings: Workload, vocab_size: int, pad_id: int, num_label
     return ModelSource(config, usable_positions(config, settings.model, WAYS_OUT), facts, make)
 
 
+def check_vocabulary(settings: Workload, known: int, vocab_size: int) -> None:
+    """Refuse data with token ids that the model has no embedding for.
+
+    Args:
+        settings: the configuration's `workload` section.
+        known: the model's vocabulary.
+        vocab_size: token ids of the data are below it.
+
+    Raises:
+        UsageError: they are more.
+    """
+    if known < vocab_size:
+        raise UsageError(
+            f"{KEY}: {settings.model} knows {known} tokens, the data have {vocab_size}",
+            "Use the model's own tokenizer (workload.tokenizer: null)."
+            if settings.tokenizer is not None
+            else f"Use a model that knows {vocab_size} tokens or more, or --weights random.",
+        )
+
+
+Loaded = tuple[nn.Module, dict[str, set[object]]]
+"""A model, and which of its parameters were missing or did not fit."""
+
+
+def weights_loader(config: PretrainedConfig, kind: Kind) -> Callable[[str, bool], Loaded]:
+    """What loads a model with its stored weights, of a place and whether that has to be local."""
+
+    def load(where: str, local_only: bool) -> Loaded:
+        model, report = kind.auto_class().from_pretrained(
+            where,
+            config=config,
+            local_files_only=local_only,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        return model, report
+
+    return load
+
+
 def _check_fit(name: str, report: dict[str, set[object]]) -> None:
     """Only a classification head may be missing or of another shape."""
+    if check_weights(name, report, HEAD_PREFIXES):
+        logger.info("the classification head of %s starts from random weights", name)
+
+
+def check_weights(name: str, report: dict[str, set[object]], heads: tuple[str, ...] = ()) -> list[str]:
+    """Refuse weights that lack parameters of the model; those whose names begin with `heads` are returned.
+
+    Raises:
+        UsageError: they do.
+    """
     mismatched = (entry[0] if isinstance(entry, tuple) else entry for entry in report["mismatched_keys"])
     fresh = sorted(str(key) for key in {*report["missing_keys"], *mismatched})
-    body = [key for key in fresh if not key.startswith(HEAD_PREFIXES)]
+    body = [key for key in fresh if not key.startswith(heads)] if heads else fresh
     if body:
         raise UsageError(
             f"{KEY}: the weights of {name} do not fit its configuration: {len(body)} parameters are missing "
             f"or of another shape, {body[0]} first",
             WAYS_OUT,
         )
-    if fresh:
-        logger.info("the classification head of %s starts from random weights", name)
+    return fresh

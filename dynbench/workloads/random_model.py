@@ -10,8 +10,6 @@ from dynbench.runs.phrase import Phrase
 from dynbench.workloads.model_config import fit_to_data
 from dynbench.workloads.model_source import ModelSource, facts_of
 
-MODEL_CODE = "transformers.models.distilbert.modeling_distilbert"
-"""What making the model imports; those of a configuration are tried, and so imported, when their source is made."""
 SMALL_SHAPE = {"dim": 256, "hidden_dim": 1024, "n_layers": 2, "n_heads": 4}
 """Forward and backward cost about 0.1 ms per padded token of one CPU core, so that padding shows in the step time."""
 

@@ -13,7 +13,7 @@ from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets.base import LengthSplit, Split, Splits, TextSplit, TokenSplit
 from dynbench.workloads.held_out import held_out_of
-from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
+from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,20 +56,23 @@ class Samples:
         self.eval = None if self.eval is None else self.eval.truncate(max_length)
 
 
-def prepare_samples(splits: Splits, settings: Workload, seed: int) -> Samples:
+def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: bool = True) -> Samples:
     """Tokenise, truncate to `max_length`, hold out evaluation samples where there are none, draw the subset.
 
     Args:
         splits: what the dataset gave.
         settings: the configuration's `workload` section.
         seed: `train.seed`, for the subset.
+        classes: the labels are to be learnt; without, texts end with the tokenizer's end of text, and nothing pads.
 
     Raises:
         DataError: evaluation labels that training never shows; a tokenizer file that cannot be used.
         HubError: a tokenizer that is neither cached nor reachable.
+        UsageError: a tokenizer without the token that pads.
     """
-    samples = _tokenise(splits, settings)
-    _check_labels(samples, splits)
+    samples = _tokenise(splits, settings, classes)
+    if classes:
+        _check_labels(samples, splits)
     if isinstance(splits.train, LengthSplit):
         _tell_cut(splits.train, samples, settings.max_length)
     if samples.eval is None:
@@ -79,22 +82,30 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int) -> Samples:
     return samples
 
 
-def _tokenise(splits: Splits, settings: Workload) -> Samples:
+def _tokenise(splits: Splits, settings: Workload, classes: bool) -> Samples:
     first = splits.train
-    tokenizer = load_tokenizer(settings) if isinstance(first, TextSplit) else None
+    tokenizer = load_tokenizer(settings, ends=not classes) if isinstance(first, TextSplit) else None
     train = _tokens_of(first, tokenizer, settings)
     evaluation = None if splits.eval is None else _tokens_of(splits.eval, tokenizer, settings)
+    names = first.classes if classes and isinstance(first, TextSplit) else ()
     facts: dict[str, object] = {
         "dataset": settings.dataset,
         "train_source": first.source,
         "eval_source": None if splits.eval is None else splits.eval.source,
-        "labels": {name: index for index, name in enumerate(first.classes)} if isinstance(first, TextSplit) else {},
+        "labels": {name: index for index, name in enumerate(names)},
         "tokenizer": None if tokenizer is None else {"source": tokenizer.source, "digest": tokenizer.digest},
     }
-    vocabulary = tokenizer if isinstance(first, TextSplit) else first
-    assert vocabulary is not None
+    vocab_size, pad_id = _vocabulary(first, tokenizer, classes)
     num_labels = max(2, int(train.labels.max()) + 1)
-    return Samples(train, evaluation, vocabulary.vocab_size, vocabulary.pad_id, num_labels, facts)
+    return Samples(train, evaluation, vocab_size, pad_id, num_labels, facts)
+
+
+def _vocabulary(first: Split, tokenizer: TextTokenizer | None, classes: bool) -> tuple[int, int]:
+    """Its size, and the token that pads: any, where nothing of the model or the loss looks at padding."""
+    if not isinstance(first, TextSplit):
+        return first.vocab_size, first.pad_id
+    assert tokenizer is not None
+    return tokenizer.vocab_size, padding_of(tokenizer) if classes else 0
 
 
 def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:

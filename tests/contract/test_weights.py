@@ -33,13 +33,22 @@ from dynbench.plugins import POLICIES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
+from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.datasets.language import generate
 
 CPU = torch.device("cpu")
 RANKS, STEPS = 3, 4
 TRAINABLE = [name for name, entry in POLICIES.items() if entry.in_train]
 SPLITTING = ("static", "partition", "group_by_length", "hf_batch_rebalance")
 CASES = [*((policy, 1) for policy in TRAINABLE), *((policy, parts) for policy in SPLITTING for parts in (2, 3))]
+
+
+class Language(CausalLanguageModel):
+    """A language model in double precision."""
+
+    def build_model(self, seed: int) -> torch.nn.Module:
+        return super().build_model(seed).double()
 
 
 def configured(policy: str, parts: int) -> Config:
@@ -58,7 +67,7 @@ def sgd(parameters, _=None) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
-def trained(folder: Path, config: Config, toy: Toy) -> tuple[list[torch.Tensor], pl.DataFrame]:
+def trained(folder: Path, config: Config, toy: Toy | Language) -> tuple[list[torch.Tensor], pl.DataFrame]:
     """Parameters after all steps of virtual ranks, and the step table of their rows."""
     run = Run(folder)
     run.ranks_dir.mkdir(parents=True)
@@ -73,7 +82,7 @@ def trained(folder: Path, config: Config, toy: Toy) -> tuple[list[torch.Tensor],
     return parameters, step_table(rows, RANKS)[0]
 
 
-def in_one_process(config: Config, toy: Toy) -> tuple[list[torch.Tensor], list[float | None]]:
+def in_one_process(config: Config, toy: Toy | Language) -> tuple[list[torch.Tensor], list[float | None]]:
     """The same samples step by step, all of them at once: parameters, and the mean loss by weight of each step."""
     planner = Planner(config.schedule.policy_name, build_problem(config, toy.train.lengths, RANKS, 1))
     model, losses = toy.build_model(config.train.seed), []
@@ -89,11 +98,11 @@ def in_one_process(config: Config, toy: Toy) -> tuple[list[torch.Tensor], list[f
     return list(model.parameters()), losses
 
 
-def judge(folder: Path, config: Config, toy: Toy, fault=None) -> None:
+def judge(folder: Path, config: Config, toy: Toy | Language, fault=None) -> None:
     """The steps are those of one process, and their rows say so."""
     with fault or nullcontext():
         found, steps = trained(folder, config, toy)
-    wanted, losses = in_one_process(config, Toy.of(toy.train))
+    wanted, losses = in_one_process(config, toy if isinstance(toy, Language) else Toy.of(toy.train))
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     assert steps["loss_global"].to_list() == [
@@ -106,6 +115,30 @@ def test_a_run_is_that_of_one_process(tmp_path: Path, policy: str, parts: int) -
     if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")
     judge(tmp_path, configured(policy, parts), Toy())
+
+
+@pytest.fixture(scope="module")
+def language() -> Language:
+    settings = ("name=causal_lm", "size=tiny", "dropout=0", "max_length=24", "subset=80", "dataset=lognormal")
+    workload = Language(load_config(None, [f"workload.{setting}" for setting in settings]))
+    lengths = np.random.default_rng(0).integers(1, 25, size=len(workload.train))
+    data = generate(lengths, 9)
+    workload.train = TokenisedData.from_arrays(data.tokens, data.offsets, data.labels, weights=lengths - 1)
+    return workload
+
+
+@pytest.mark.parametrize(("policy", "parts"), CASES)
+def test_a_language_model_is_trained_as_in_one_process(
+    tmp_path: Path, language: Language, policy: str, parts: int
+) -> None:
+    if reason := POLICIES[policy].missing:
+        pytest.skip(f"{policy} {reason}")
+    judge(tmp_path, configured(policy, parts), language)
+
+
+def test_samples_in_place_of_target_tokens_are_caught(tmp_path: Path, language: Language) -> None:
+    with pytest.raises(AssertionError):
+        judge(tmp_path, configured("partition", 2), language, FAULTS["counts in place of weights"]())
 
 
 @pytest.mark.parametrize("parts", [1, 2])

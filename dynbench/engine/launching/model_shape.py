@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from dynbench.config.schema import Config
+from dynbench.plugins import WORKLOADS
+from dynbench.plugins.workloads import OF_MODEL
 
 KEY = "workload.size"
-REASONS = {"model": "workload.model is a folder with a config.json", "small": "runs on a CPU too"}
 
 
 def decide_shape(config: Config, decisions: MutableMapping[str, dict[str, object]]) -> dict[str, object]:
     """`workload.size`; what `auto` means joins the decisions where a shape is read."""
-    if config.workload.size != "auto":
-        return {}
     shape = config.workload.shape
+    if config.workload.size != "auto":
+        return {} if config.workload.size == shape else {KEY: shape}
     if config.workload.weights == "random" and not config.workload.runs_own_code:
-        decisions[KEY] = {"value": shape, "reason": REASONS[shape]}
+        found = "workload.model is a folder with a config.json"
+        reason = found if shape == OF_MODEL else WORKLOADS[config.workload.name].sizes[shape].summary
+        decisions[KEY] = {"value": shape, "reason": reason}
     return {KEY: shape}

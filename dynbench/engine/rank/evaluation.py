@@ -19,7 +19,8 @@ from dynbench.workloads.micro_batch import make_micro_batch
 
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
-_COLUMNS = "step,loss,accuracy,samples\n"
+EVAL_SEED = 0
+"""Not `train.seed`: runs of different seeds are evaluated on the same samples."""
 
 
 class Evaluator:
@@ -73,25 +74,32 @@ class Evaluator:
         return True
 
     def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> None:
-        """Weighted mean loss and, where the workload counts it, accuracy over all ranks' samples, appended to the file.
+        """Weighted mean loss, and accuracy or perplexity where the workload counts it, appended to the file.
 
-        Samples that weigh nothing together have no mean, and nothing is written.
+        They are over all ranks' samples; those that weigh nothing together have no mean, and nothing is written.
         """
         with strategy.evaluating() as model:
             sums = self._local_sums(model, precision)
-        loss_sum, weight, samples, correct = self._sum_over_ranks(sums)
-        if self._file is not None and weight > 0:
-            with self._file.open("a", encoding="utf-8") as file:
-                if file.tell() == 0:
-                    file.write(_COLUMNS)
-                accuracy = "" if math.isnan(correct) else repr(correct / samples)
-                file.write(f"{step},{loss_sum / weight!r},{accuracy},{samples:.0f}\n")
+        loss_sum, weight, samples, correct, tokens = self._sum_over_ranks(sums)
+        if self._file is None or weight <= 0:
+            return
+        row = {"step": str(step), "loss": repr(loss_sum / weight)}
+        if math.isnan(tokens):
+            row["accuracy"] = "" if math.isnan(correct) else repr(correct / samples)
+        else:
+            with np.errstate(over="ignore"):
+                row |= {"perplexity": repr(float(np.exp(loss_sum / tokens))), "tokens": f"{tokens:.0f}"}
+        row["samples"] = f"{samples:.0f}"
+        with self._file.open("a", encoding="utf-8") as file:
+            if file.tell() == 0:
+                file.write(",".join(row) + "\n")
+            file.write(",".join(row.values()) + "\n")
 
     def _choose(self, config: Config, shard: tuple[int, int] | None) -> list[IntArray] | None:
         data = self._workload.eval
         if data is None or len(data) == 0 or config.train.eval_samples == 0 or not config.sync.communicate:
             return None
-        chosen = np.random.default_rng(config.train.seed).permutation(len(data))[: config.train.eval_samples]
+        chosen = np.random.default_rng(EVAL_SEED).permutation(len(data))[: config.train.eval_samples]
         if shard is None:
             return []
         place, number = shard
@@ -106,7 +114,7 @@ class Evaluator:
     def _local_sums(self, model: nn.Module, precision: Precision) -> list[float]:
         data = self._workload.eval
         assert data is not None and self._batches is not None
-        sums = np.zeros(4)
+        sums = np.zeros(5)
         model.eval()
         # Not in inference mode: what a strategy gathers in a forward pass would stay of no use to the next step.
         with torch.no_grad(), precision.autocast():
@@ -114,6 +122,7 @@ class Evaluator:
                 batch = make_micro_batch(self._workload, data, ids, self._pad_to_multiple_of, self._device)
                 part = self._workload.eval_sums(model, batch.inputs)
                 if number < len(self._batches):
-                    sums += (part["loss_sum"], batch.weight, batch.n, part.get("correct", math.nan))
+                    counted = (part.get(key, math.nan) for key in ("correct", "tokens"))
+                    sums += (part["loss_sum"], batch.weight, batch.n, *counted)
         model.train()
         return [float(value) for value in sums]

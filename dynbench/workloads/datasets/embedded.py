@@ -1,4 +1,4 @@
-"""Generated data that needs no network: SST-2's lengths, words that tell the class.
+"""Generated data that needs no network: lengths of SST-2, of GSM8K for language models, and words that tell the class.
 
 Every sample is [CLS], words, [SEP]. A word is one of its class's own words with probability `SIGNAL`, else a word
 of the common vocabulary under Zipf's law. Short samples may carry no signal, so the best accuracy is about 0.93.
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynbench.config.schema import Workload
-from dynbench.lengths import SST2
+from dynbench.lengths import SHIPPED
+from dynbench.plugins import WORKLOADS
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.base import Splits, TokenSplit
 
@@ -35,8 +36,9 @@ DrawLengths = Callable[[int, np.random.Generator], IntArray]
 
 
 def load(settings: Workload) -> Splits:
-    """8,192 training and 1,024 evaluation samples of two classes; no setting changes them."""
-    return generate(SST2.sample)
+    """8,192 training and 1,024 evaluation samples of two classes, as long as the workload's usual texts."""
+    name = settings.name if settings.name in WORKLOADS else "text_classification"
+    return generate(SHIPPED[WORKLOADS[name].lengths].sample)
 
 
 def generate(draw_lengths: DrawLengths) -> Splits:

@@ -1,0 +1,106 @@
+"""Language modelling: the next token of every text, cross entropy over the target tokens, perplexity."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dynbench.config.schema import Config
+from dynbench.errors import DataError
+from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets.language import language_of
+from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.language_model import language_model, logits_of
+from dynbench.workloads.samples import prepare_samples
+
+logger = logging.getLogger(__name__)
+
+NO_TARGET = -100
+"""Label of a position whose logits tell nothing: that of a text's last token, and padding."""
+
+
+class CausalLanguageModel:
+    """The texts of `workload.dataset`, or generated tokens, and the model of `workload.model` or `.size`.
+
+    A sample weighs its target tokens: all but its first one. What pads is told by position alone, behind a sample's
+    last token, where causal attention never looks back from a target; so no token has to stand for padding.
+
+    Raises:
+        DataError: a data file, vocabulary or model folder that cannot be used, or data without a target.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: a tokenizer and a model that do not fit.
+    """
+
+    def __init__(self, config: Config) -> None:
+        asked = config.workload
+        model = language_model(asked)
+        self.positions: int | None = model.positions
+        settings = asked.model_copy(update={"max_length": min(asked.max_length, self.positions or asked.max_length)})
+        samples = prepare_samples(language_of(load_dataset(settings)), settings, config.train.seed, classes=False)
+        if settings.max_length < asked.max_length:
+            reason = f"the model has {self.positions} positions"
+            logger.warning(
+                "workload.max_length: %d asked for, but %s; samples are cut to %d",
+                *(asked.max_length, reason, settings.max_length),
+            )
+            samples.decide("workload.max_length", settings.max_length, reason)
+        self.train: TokenisedData = _weighed(samples.train, samples.facts["train_source"])
+        self.eval: TokenisedData | None = None if samples.eval is None else _weighed(samples.eval, "evaluation")
+        self._source = model.source(samples.vocab_size)
+        self.facts: dict[str, object] = {
+            **samples.facts,
+            "fingerprint": self.train.fingerprint,
+            "train": self.train.describe(),
+            "eval": None if self.eval is None else self.eval.describe(),
+            "vocab_size": samples.vocab_size,
+            "unigram_perplexity": None if self.eval is None else unigram_perplexity(self.eval),
+            "model": self._source.facts,
+            "decisions": samples.decisions,
+        }
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
+        return self._source.build(seed)
+
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
+        """`input_ids` and the `labels` that their positions are to tell, both int64 [n, width] on the CPU."""
+        rows, valid = data.padded(ids, width, 0)
+        labels = np.full_like(rows, NO_TARGET)
+        labels[:, :-1][valid[:, 1:]] = rows[:, 1:][valid[:, 1:]]
+        return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(labels)}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Cross entropy summed over the batch's target tokens."""
+        logits = logits_of(model, batch["input_ids"])
+        labels = batch["labels"].flatten()
+        return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum", ignore_index=NO_TARGET)
+
+    def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
+        """Summed cross entropy, and the target tokens that it is of."""
+        return {
+            "loss_sum": self.loss(model, batch).item(),
+            "tokens": float((batch["labels"] != NO_TARGET).sum().item()),
+        }
+
+
+def _weighed(data: TokenisedData, source: object) -> TokenisedData:
+    """The samples with a weight of their target tokens; labels are none of theirs."""
+    targets = data.lengths - 1
+    if not targets.any():
+        raise DataError(f"{source}: no sample has a second token: there is nothing to tell from the first")
+    labels = np.zeros(len(data), dtype=np.int64)
+    return TokenisedData.from_arrays(data.tokens, data.offsets, labels, data.removed, targets)
+
+
+def unigram_perplexity(data: TokenisedData) -> float:
+    """The perplexity of a model that knows how often each target token of `data` comes, and nothing of the text."""
+    is_target = np.ones(len(data.tokens), dtype=bool)
+    is_target[data.offsets[:-1]] = False
+    counts = np.bincount(data.tokens[is_target])
+    shares = counts[counts > 0] / counts.sum()
+    return math.exp(-float((shares * np.log(shares)).sum()))

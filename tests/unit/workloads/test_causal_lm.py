@@ -1,0 +1,204 @@
+"""The language model: shapes, data, losses over target tokens, and what no model of its kind may do."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import write_config
+from batches import batch_of
+
+from dynbench.config.load import load_config
+from dynbench.errors import ConfigError, DataError, UsageError
+from dynbench.plugins import WORKLOADS
+from dynbench.plugins.workloads import OF_MODEL
+from dynbench.workloads import causal_lm
+from dynbench.workloads.causal_lm import CausalLanguageModel, unigram_perplexity
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.datasets import language
+from dynbench.workloads.language_model import language_model
+from dynbench.workloads.loss_sums import check_sums
+from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model
+
+MILLIONS = {
+    "gpt2-62m": 62.4, "small": 129, "medium": 423, "large": 969, "xl-2025": 1998, "xl-2026": 3407, "2.7B": 3407,
+}  # fmt: skip
+BYTES = 259
+
+
+def configured(*settings: str):
+    return load_config(None, ["workload.name=causal_lm", "workload.size=tiny", "workload.dropout=0", *settings])
+
+
+@pytest.fixture(scope="module")
+def made() -> CausalLanguageModel:
+    return CausalLanguageModel(configured("workload.max_length=32", "workload.subset=64"))
+
+
+@pytest.mark.parametrize("size", MILLIONS)
+def test_sizes_have_their_number_of_parameters(size: str) -> None:
+    source = language_model(configured(f"workload.size={size}").workload).source(BYTES)
+    with torch.device("meta"):
+        model = make_model(source.config, size, "", LANGUAGE_MODEL)
+    found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert found == pytest.approx(MILLIONS[size], abs=0.5 if found > 100 else 0.05)
+    assert source.facts["positions"] == (1024 if size == "gpt2-62m" else 2048)
+
+
+def test_tiny_has_about_a_million() -> None:
+    model = language_model(configured().workload).source(BYTES).build(0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1e6, rel=0.1)
+
+
+def test_every_size_of_the_registry_has_a_shape() -> None:
+    sizes = WORKLOADS["causal_lm"].sizes
+    assert {WORKLOADS["causal_lm"].aliases.get(size, size) for size in MILLIONS} | {"tiny", OF_MODEL} == set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "said"),
+    [
+        ("causal_lm", "xl", "Did you mean xl-2025 or xl-2026?"),
+        ("causal_lm", "base", "known: auto, tiny, gpt2-62m, small, medium, large, xl-2025, xl-2026, model, 2.7B"),
+        ("text_classification", "tiny", "'tiny' is not a size of text_classification; known: auto, small, base, model"),
+    ],
+)
+def test_a_size_of_another_workload_is_refused(name: str, size: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [f"workload.name={name}", f"workload.size={size}"])
+    assert said in str(caught.value)
+
+
+def test_samples_weigh_their_targets(made: CausalLanguageModel) -> None:
+    assert made.train.weights is not None and made.eval is not None
+    np.testing.assert_array_equal(made.train.weights, made.train.lengths - 1)
+    assert made.train.weight(np.array([0, 3])) == made.train.lengths[[0, 3]].sum() - 2
+    assert (len(made.train), made.train.lengths.max()) == (64, 32)
+
+
+def test_the_loss_is_the_sum_over_the_next_tokens(made: CausalLanguageModel) -> None:
+    model = made.build_model(0).double().eval()
+    ids = np.arange(5)
+    found = made.loss(model, batch_of(made, ids)).item()
+    wanted = 0.0
+    for i in ids:
+        tokens = torch.from_numpy(made.train.tokens[made.train.offsets[i] : made.train.offsets[i + 1]]).long()
+        logits = model(input_ids=tokens[None]).logits[0, :-1]
+        wanted += F.cross_entropy(logits, tokens[1:], reduction="sum").item()
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_what_pads_counts_nothing_and_changes_nothing(made: CausalLanguageModel) -> None:
+    model, ids = made.build_model(0).double().eval(), np.array([1, 2])
+    short, long = (made.collate(made.train, ids, width) for width in (32, 64))
+    long["input_ids"][:, 32:] = 7
+    assert made.loss(model, long).item() == pytest.approx(made.loss(model, short).item(), rel=1e-12)
+    check_sums(made, model.float(), "causal_lm", torch.device("cpu"))
+
+
+def test_real_ends_of_texts_are_targets(made: CausalLanguageModel) -> None:
+    batch = made.collate(made.train, np.array([0]), 40)
+    last = int(made.train.lengths[0]) - 1
+    assert batch["labels"][0, last - 1] == made.train.tokens[made.train.offsets[1] - 1] == language.END_ID
+    assert (batch["labels"][0, last:] == causal_lm.NO_TARGET).all()
+
+
+def test_a_sample_of_one_token_has_no_target_and_no_gradient_of_its_own(made: CausalLanguageModel) -> None:
+    data = TokenisedData.from_samples([[5], [5, 6]], np.zeros(2, np.int64), weights=[0, 1])
+    model = made.build_model(0)
+    loss = made.loss(model, made.collate(data, np.array([0]), 1))
+    loss.backward()
+    assert loss.item() == 0 and all(not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_evaluation_counts_tokens(made: CausalLanguageModel) -> None:
+    model, ids = made.build_model(0).eval(), np.arange(6)
+    sums = made.eval_sums(model, batch_of(made, ids))
+    assert sums["tokens"] == made.train.weight(ids) and sums["loss_sum"] > 0 and "correct" not in sums
+
+
+def test_unigram_perplexity_is_that_of_the_targets() -> None:
+    data = TokenisedData.from_samples([[9, 1, 2], [8, 1], [7, 3]], np.zeros(3, np.int64))
+    shares = np.array([2, 1, 1]) / 4
+    assert unigram_perplexity(data) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
+
+
+def test_the_held_out_samples_are_those_of_every_seed(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"sentence": f"number {i}", "label": 0}) + "\n" for i in range(60)))
+    settings = ("workload.dataset=jsonl", f"workload.data_path={texts}", f"workload.cache_dir={tmp_path}")
+    first, second = (
+        CausalLanguageModel(configured(*settings, "workload.subset=20", "train.global_batch=4", f"train.seed={seed}"))
+        for seed in (0, 1)
+    )
+    assert first.eval is not None and second.eval is not None
+    assert first.eval.fingerprint == second.eval.fingerprint and first.train.fingerprint != second.train.fingerprint
+    assert first.facts["unigram_perplexity"] == second.facts["unigram_perplexity"]
+
+
+def test_samples_end_where_the_models_positions_end(caplog: pytest.LogCaptureFixture) -> None:
+    workload = CausalLanguageModel(configured("workload.max_length=4000", "workload.dataset=lognormal"))
+    assert workload.positions == 1024 == workload.train.lengths.max()
+    assert "the model has 1024 positions" in caplog.text
+    assert workload.facts["decisions"]["workload.max_length"]["value"] == 1024
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt", "bloom"])
+def test_a_configuration_gives_the_shape(tmp_path: Path, architecture: str) -> None:
+    folder = write_config(tmp_path / "m", architecture)
+    workload = CausalLanguageModel(
+        configured("workload.size=auto", f"workload.model={folder}", "workload.max_length=16")
+    )
+    model = workload.build_model(3).double().eval()
+    assert workload.facts["model"]["vocab_size"] == language.VOCAB_SIZE
+    check_sums(workload, model, architecture, torch.device("cpu"))
+
+
+def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "m", "bert")
+    workload = CausalLanguageModel(configured("workload.size=model", f"workload.model={folder}"))
+    with pytest.raises(UsageError, match="no causal language model"):
+        workload.build_model(0)
+
+
+def test_an_architecture_without_one_is_refused(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "m", "distilbert")
+    workload = CausalLanguageModel(configured("workload.size=model", f"workload.model={folder}"))
+    with pytest.raises(UsageError, match="makes no causal language model"):
+        workload.build_model(0)
+
+
+def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
+    config = language_model(configured().workload).source(language.VOCAB_SIZE).config
+    saved = make_model(config, "saved", "", LANGUAGE_MODEL)
+    saved.save_pretrained(tmp_path)
+    settings = ("workload.weights=pretrained", f"workload.model={tmp_path}", "workload.max_length=16")
+    found = CausalLanguageModel(configured(*settings)).build_model(5)
+    for name, value in saved.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], value)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"sentence": "a b", "label": 0}) + "\n" for _ in range(64)))
+    gpt2 = Path(__file__).parent / "no-such-vocab.json"
+    with pytest.raises(DataError, match=r"no-such-vocab\.json"):
+        CausalLanguageModel(
+            configured(*settings, "workload.dataset=jsonl", f"workload.data_path={texts}", f"workload.tokenizer={gpt2}")
+        )
+
+
+def test_a_tiny_model_learns_the_generated_walk(made: CausalLanguageModel) -> None:
+    model = made.build_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(30):
+        ids = np.arange(16) + 16 * (step % 4)
+        loss = made.loss(model, batch_of(made, ids)) / made.train.weight(ids)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 1
