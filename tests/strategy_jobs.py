@@ -16,6 +16,7 @@ from batches import batch_of
 from torch import Tensor, nn
 from toys import (
     BROKEN_COMPRESSORS,
+    BROKEN_NORMS,
     BROKEN_SERVING,
     BROKEN_STRATEGIES,
     COMPRESSORS,
@@ -45,6 +46,8 @@ from dynbench.workloads.micro_batch import evened_out
 
 CPU = torch.device("cpu")
 TRIALS = 6
+LARGEST_NORM = 0.6
+"""Of gradients that are clipped; some of those of a toy's steps are above it, some below."""
 STEPS = 4
 SETTINGS = (
     "workload.dropout=0",
@@ -68,7 +71,7 @@ def entries(form: Any, made: dict[str, Any], **properties: Any) -> dict[str, Any
 @contextmanager
 def known() -> Iterator[None]:
     """The toys are registered."""
-    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES)
+    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES | BROKEN_NORMS)
     serving = entries(StrategyEntry, SERVING | BROKEN_SERVING, servers=1)
     with (
         patch.dict(plugins.STRATEGIES.entries, strategies | serving),
@@ -128,7 +131,9 @@ class Watch:
             yield
 
 
-def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | None = None) -> list[dict[str, Any]]:
+def watched_steps(
+    rank: int, sync: str, compress: str, null: bool, fault: str | None = None, clips: bool = False
+) -> list[dict[str, Any]]:
     """Steps on random uneven shares, each of which moves the parameters by their gradient.
 
     Planted faults are `counts` (samples in place of weights), `means` (of a batch in place of sums) and `repeats` (what
@@ -139,12 +144,10 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | 
         process, or with `null` of this rank's own share), `events`, `gradients_at_ready`, `expected_gradients`, and
         the traffic.
     """
-    config = named(
-        load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]),
-        sync,
-        compress,
-        null,
-    )
+    settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1.0"]
+    if clips:
+        settings.append(f"train.max_grad_norm={LARGEST_NORM}")
+    config = named(load_config(None, settings), sync, compress, null)
     toy, timer = GivesMeans() if fault == "means" else Toy(), StepTimer(CPU)
     random = np.random.default_rng(1)
     watch, results = Watch(), []
@@ -183,6 +186,8 @@ def watched_steps(rank: int, sync: str, compress: str, null: bool, fault: str | 
             results.append(
                 {
                     "error": None if before is None or after is None else moved(ids, before, after, scale),
+                    "moved": None if before is None or after is None else distance(before, after),
+                    **one.row(),
                     "events": watch.events,
                     "gradients_at_ready": watch.gradients_at_ready,
                     "expected_gradients": trainable * len(batches),
@@ -246,6 +251,12 @@ def moved(ids: np.ndarray, before: dict[str, Tensor], after: dict[str, Tensor], 
     )
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("frozen"))
     return float((found - wanted).norm() / wanted.norm())
+
+
+def distance(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """How far the parameters moved, a tied one once."""
+    names = [name for name, _ in Toy().build_model(0).named_parameters()]
+    return float(torch.cat([(before[name] - after[name]).flatten() for name in names]).norm())
 
 
 def public(rank: int) -> list[float]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from dynbench.compress.base import Compressor
 from dynbench.runs.columns import Column
-from dynbench.sync.base import OptimizerFactory, Stepper, Strategy, state_on_cpu
+from dynbench.sync.base import OptimizerFactory, Stepper, Strategy, gradient_norm, state_on_cpu
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
 from dynbench.wire.channel import Channel
@@ -146,6 +146,9 @@ class Sharding(Strategy):
             parameter.grad = None
         self._release()
 
+    def gradient_norm(self) -> Tensor:
+        return self.norm_over_shards(gradient_norm([self._shard]))
+
     def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
         return factory([self._shard])
 
@@ -159,6 +162,13 @@ class Sharding(Strategy):
         state = state_on_cpu(self.model) if self.wire.rank == 0 else None
         self._release()
         return state
+
+
+class NormOfAShard(Sharding):
+    """Fault: every rank clips by the norm of its own part."""
+
+    def gradient_norm(self) -> Tensor:
+        return gradient_norm([self._shard])
 
 
 class Central(Strategy):
@@ -312,6 +322,7 @@ BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
     "ready_early": ReadyEarly,
     "forgets_micro_batches": ForgetsMicroBatches,
 }
+BROKEN_NORMS: dict[str, type[Strategy]] = {"norm_of_a_shard": NormOfAShard}
 BROKEN_SERVING: dict[str, type[Strategy]] = {"counts_servers": CountsServers}
 COMPRESSORS: dict[str, type[Compressor]] = {"bf16": Bf16, "two_stages": TwoStages}
 BROKEN_COMPRESSORS: dict[str, type[Compressor]] = {"forgets_to_divide": ForgetsToDivide, "fails": Fails}

@@ -167,6 +167,9 @@ _COMMON: dict[str, Effect] = {
     "train.seed": Effect("train probe solve"),
     "train.precision": Effect("train probe"),
     "train.learning_rate": Effect("train"),
+    "train.schedule": Effect("train"),
+    "train.lr_warmup_steps": Effect("train"),
+    "train.max_grad_norm": Effect("train"),
     "train.weight_decay": Effect("train"),
     "train.eval_every": Effect(
         "train", lambda s: s.config.train.eval_samples > 0, "evaluation is off (train.eval_samples is 0)"

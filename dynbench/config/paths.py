@@ -14,7 +14,7 @@ from dynbench.plugins.datasets import FileOptions
 
 VOCABULARY = ".txt"
 """Ending of a tokenizer that is a WordPiece vocabulary."""
-BPE_VOCABULARY = ".json"
+BPE_VOCABULARY = "vocab.json"
 """Ending of one of byte pairs, its merges beside it; every other one is a folder or a hub name."""
 BYTES = "bytes"
 """The tokenizer that reads no file."""
@@ -62,7 +62,7 @@ def _file(key: str, value: str) -> Iterator[str]:
 
 
 def _tokenizer_or_model(key: str, value: str) -> Iterator[str]:
-    if Path(value).suffix in (VOCABULARY, BPE_VOCABULARY):
+    if value.endswith((VOCABULARY, BPE_VOCABULARY)):
         yield from _file(key, value)
         return
     try:

@@ -209,6 +209,16 @@ def _nodes_agree(config: Config) -> Iterator[str]:
             yield f"launch.world_size: {launch.world_size} is not nproc x nnodes = {ranks}; leave it out with torchrun"
 
 
+def _learning_rate_gets_up(config: Config) -> Iterator[str]:
+    train = config.train
+    most = train.warmup_steps + train.steps
+    if train.lr_warmup_steps > most:
+        yield (
+            f"train.lr_warmup_steps: {train.lr_warmup_steps} steps, but there are {most} (train.warmup_steps + "
+            f"train.steps), so that the learning rate never gets to its full value; greatest that works: {most}"
+        )
+
+
 def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
     limit = config.probe.memory_limit
     if limit is None:
@@ -231,5 +241,6 @@ RULES: tuple[Rule, ...] = (
     _measured_cost_has_a_source,
     _cost_tells_plans_apart,
     _nodes_agree,
+    _learning_rate_gets_up,
     _memory_limit_is_a_size,
 )

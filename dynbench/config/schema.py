@@ -206,7 +206,15 @@ class Train(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16, else fp16 with a loss scaler, on GPUs; fp32 on CPU."""
     learning_rate: PositiveFloat | Auto = "auto"
-    """AdamW's step size, constant; auto is 5e-4 for random weights and 2e-5 for pretrained ones."""
+    """AdamW's step size, at its highest; auto is 5e-4 for random weights and 2e-5 for pretrained ones."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What becomes of the learning rate after `lr_warmup_steps`: it stays, or falls to 0 behind the last step, in a
+    line or as half a cosine."""
+    lr_warmup_steps: NonNegativeInt = 0
+    """Optimizer steps, those of `warmup_steps` among them, over which the learning rate rises to its full value."""
+    max_grad_norm: PositiveFloat | None = None
+    """Largest norm of the whole gradient, over all its parameters and shards; a greater one is scaled down to it. null
+    leaves gradients as they are."""
     weight_decay: NonNegativeFloat = 0.01
     """AdamW's decoupled weight decay."""
     eval_every: NonNegativeInt = 0

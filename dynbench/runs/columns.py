@@ -54,6 +54,16 @@ REPEATED = Column(
 """Of strategies whose every forward pass talks."""
 
 
+GRAD_NORM = Column(
+    "grad_norm",
+    "number",
+    "",
+    "2-norm of the whole mean gradient, over all its parameters and shards, before it was clipped.",
+)
+CLIPPED = Column("clipped", "integer", "", "1 when that was above train.max_grad_norm, and scaled down to it, else 0.")
+"""With these, of runs with a `train.max_grad_norm`."""
+
+
 def write_columns(folder: Path, columns: Sequence[Column]) -> None:
     """Declare the columns of the rank files in `folder`.
 

@@ -30,7 +30,10 @@ class Stepper(Protocol):
     """What takes an optimizer's step, with the loss scaler that fp16 needs."""
 
     def step(self, optimizer: Optimizer) -> None:
-        """One step on the unscaled gradients, or none where they overflowed on any rank that has to agree."""
+        """One step on the unscaled gradients, or none where they overflowed on any rank that has to agree.
+
+        Where `train.max_grad_norm` is set it asks for `gradient_norm` and scales what `optimizer` holds.
+        """
         ...
 
 
@@ -122,6 +125,20 @@ class Strategy(ABC):
         """The optimizer's step, and what has to travel after it."""
         precision.step(optimizer)
 
+    def gradient_norm(self) -> Tensor:
+        """The 2-norm of the whole mean gradient, a scalar, the same wherever it is asked for.
+
+        It is asked for in a step, on every rank that calls `Stepper.step`, once gradients are unscaled. Here every rank
+        holds the whole gradient; strategies whose ranks hold shards of it return `norm_over_shards` of their own's.
+        """
+        return gradient_norm(self.model.parameters())
+
+    def norm_over_shards(self, own: Tensor) -> Tensor:
+        """The norm of all ranks' shards together, from the norm of this rank's own, a scalar; a collective."""
+        norms = own.new_empty(self.wire.world_size)
+        self.wire.gather(norms, own.reshape(1)).wait()
+        return nn.utils.get_total_norm([norms])
+
     def evaluators(self) -> Sequence[int]:
         """The ranks that share an evaluation: those that train."""
         return range(self.ranks.servers, self.ranks.world_size)
@@ -142,6 +159,11 @@ class Strategy(ABC):
     def close(self) -> None:
         """Let go of the model and of the wire, which must not outlive the loop."""
         self.wire.close()
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The 2-norm of the gradients that these parameters have, together; a scalar on their device."""
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
 def state_on_cpu(model: nn.Module) -> dict[str, Tensor]:

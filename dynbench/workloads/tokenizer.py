@@ -92,7 +92,7 @@ def _find(settings: Workload) -> tuple[TextTokenizer, int | None]:
         return _wrap(byte_tokenizer(), BYTE_PAD, name), BYTE_END
     if Path(name).suffix == VOCABULARY:
         return _from_vocabulary(Path(name).expanduser()), None
-    if Path(name).suffix == BPE_VOCABULARY:
+    if name.endswith(BPE_VOCABULARY):
         byte_pairs = read_byte_level(Path(name).expanduser())
         end = byte_pairs.token_to_id(END)
         return _wrap(byte_pairs, end, name), end

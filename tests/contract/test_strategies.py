@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from strategy_jobs import SETTINGS, STEPS, named, overflow, profiled, public, train_run, watched_steps
+from strategy_jobs import LARGEST_NORM, SETTINGS, STEPS, named, overflow, profiled, public, train_run, watched_steps
 from toys import BROKEN_STRATEGIES, STRATEGIES, TiedModel
 from warm import RankError, WarmRanks
 
@@ -48,6 +48,26 @@ def judge(steps: list[list[dict]], tolerance: float) -> None:
 @pytest.mark.parametrize("sync", ALL)
 def test_gradients_are_those_of_the_whole_batch_in_one_process(ranks: WarmRanks, sync: str, compress: str) -> None:
     judge(ranks(watched_steps, sync, compress, False), COMPRESSED[compress])
+
+
+def judge_norms(steps: list[list[dict]]) -> None:
+    """The norm is that of the whole gradient on all ranks alike, and one that is too great is cut back to the most."""
+    for step, *others in zip(*steps, strict=True):
+        assert [other["grad_norm"] for other in others] == [pytest.approx(step["grad_norm"], rel=1e-12)] * len(others)
+        assert step["clipped"] == (step["grad_norm"] > LARGEST_NORM)
+        assert step["moved"] == pytest.approx(min(step["grad_norm"], LARGEST_NORM), rel=1e-4)
+        assert step["error"] == pytest.approx(1 - min(1, LARGEST_NORM / step["grad_norm"]), abs=1e-4)
+    assert {step["clipped"] for step in steps[0]} == {0, 1}
+
+
+@pytest.mark.parametrize("sync", ALL)
+def test_gradients_are_clipped_by_the_norm_over_all_shards(ranks: WarmRanks, sync: str) -> None:
+    judge_norms(ranks(watched_steps, sync, "none", False, None, True))
+
+
+def test_the_norm_of_a_shard_is_caught(ranks: WarmRanks) -> None:
+    with pytest.raises(AssertionError):
+        judge_norms(ranks(watched_steps, "norm_of_a_shard", "none", False, None, True))
 
 
 CAUGHT_BY = {

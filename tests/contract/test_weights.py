@@ -20,6 +20,7 @@ from toys import GivesMeans, Toy
 
 from dynbench.analysis.rankfiles import read_rank_file
 from dynbench.analysis.steps import step_table
+from dynbench.config.change import changed
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
@@ -33,6 +34,7 @@ from dynbench.plugins import POLICIES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
+from dynbench.sync.base import gradient_norm
 from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets.language import generate
@@ -139,6 +141,20 @@ def test_a_language_model_is_trained_as_in_one_process(
 def test_samples_in_place_of_target_tokens_are_caught(tmp_path: Path, language: Language) -> None:
     with pytest.raises(AssertionError):
         judge(tmp_path, configured("partition", 2), language, FAULTS["counts in place of weights"]())
+
+
+def test_virtual_ranks_write_the_norm_of_the_whole_gradient(tmp_path: Path, language: Language) -> None:
+    config = changed(configured("partition", 2), {"train.max_grad_norm": 2.0})
+    trained(tmp_path, config, language)
+    planner = Planner("partition", build_problem(config, language.train.lengths, RANKS, 2))
+    model = language.build_model(config.train.seed)
+    ids = np.concatenate([ids for share in planner.plan(0).shares for ids in share])
+    (language.loss(model, batch_of(language, ids)) / language.train.weight(ids)).backward()
+    wanted = gradient_norm(model.parameters()).item()
+    for rank in range(RANKS):
+        rows = read_rank_file(rank, Run(tmp_path).rank_file(rank)).rows
+        assert rows["grad_norm"][0] == pytest.approx(wanted, rel=1e-6)
+        assert rows["clipped"].to_list()[0] == int(wanted > 2)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -110,5 +110,5 @@ class Loop:
                 reserved_mem_mb=self.memory.reserved_mb(),
                 skipped=self.replica.precision.take_skipped(),
             ),
-            extra_values(strategy, len(batches) - len(share)),
+            extra_values(self.replica, len(batches) - len(share)),
         )

@@ -20,10 +20,18 @@ class Precision:
         device: where the model is.
         agree: takes the maximum over ranks, in place, of whether gradients overflowed; None where every rank finds
             the same, because all hold the same gradients.
+        clip: scales an optimizer's unscaled gradients down; None leaves them.
     """
 
-    def __init__(self, name: str, device: torch.device, agree: Callable[[Tensor], object] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        agree: Callable[[Tensor], object] | None = None,
+        clip: Callable[[Optimizer], None] | None = None,
+    ) -> None:
         self._agree = agree
+        self._clip = clip
         self._device_type = device.type
         self._dtype = _DTYPES.get(name)
         self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
@@ -41,10 +49,13 @@ class Precision:
 
     def step(self, optimizer: Optimizer) -> None:
         """One optimizer step on unscaled gradients, or none where they overflowed, on any rank that has to agree."""
-        if self._agree is not None and self._scaler.is_enabled():
+        if self._scaler.is_enabled() and (self._agree is not None or self._clip is not None):
             self._scaler.unscale_(optimizer)
-            for found in self._scaler._found_inf_per_device(optimizer).values():
-                self._agree(found)
+            if self._agree is not None:
+                for found in self._scaler._found_inf_per_device(optimizer).values():
+                    self._agree(found)
+        if self._clip is not None:
+            self._clip(optimizer)
         self._scaler.step(optimizer)
         self._scaler.update()
 

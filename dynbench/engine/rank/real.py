@@ -45,7 +45,7 @@ def real_loop(
         replica = Replica(
             config, workload, context.device, timer, strategy, slowdown=config.launch.slowdown.get(context.rank, 1.0)
         )
-        columns = extra_columns(strategy)
+        columns = extra_columns(replica)
         if context.local_rank == 0:
             write_columns(run.ranks_dir, columns)
         writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns])

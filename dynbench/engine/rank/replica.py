@@ -12,9 +12,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Config, Train
+from dynbench.engine.rank.clipping import CLIP_COLUMNS, Clipper
 from dynbench.engine.rank.exchange import max_over_ranks
+from dynbench.engine.rank.learning_rate import LearningRate
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.runs.columns import Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
@@ -52,10 +55,18 @@ class Replica:
         self.model = workload.build_model(config.train.seed).train()
         self.strategy = strategy
         module = strategy.wrap(self.model, device, self._on_ready)
-        self.precision = Precision(config.train.precision, device, None if strategy.equal_gradients else max_over_ranks)
+        limit = config.train.max_grad_norm
+        self.clipper = None if limit is None else Clipper(limit, strategy.gradient_norm)
+        self.precision = Precision(
+            config.train.precision,
+            device,
+            None if strategy.equal_gradients else max_over_ranks,
+            None if self.clipper is None else self.clipper.clip,
+        )
         self.optimizer = strategy.build_optimizer(
             module.parameters(), lambda parameters: build_optimizer(parameters, config.train)
         )
+        self._rate = LearningRate(self.optimizer, config.train)
 
     def load(self, share: Share) -> list[MicroBatch]:
         """The micro-batches of a share, padded and moved to the device."""
@@ -96,9 +107,19 @@ class Replica:
         return parts
 
     def update(self) -> None:
-        """One optimizer step; gradients are cleared."""
+        """One optimizer step with its learning rate; gradients are cleared."""
+        self._rate.advance()
         self.strategy.step(self.optimizer, self.precision)
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that it adds to a rank's rows."""
+        return () if self.clipper is None else CLIP_COLUMNS
+
+    def row(self) -> dict[str, object]:
+        """Their values for the step that ended; waits for the device."""
+        return {} if self.clipper is None else self.clipper.row()
 
     @contextmanager
     def _telling_why(self) -> Iterator[None]:

@@ -7,25 +7,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import Phase
 from dynbench.runs.columns import COMM_COLUMNS, REPEATED, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
-from dynbench.sync.base import Strategy
 from dynbench.workloads.micro_batch import LossPart, mean_loss
 
 
-def extra_columns(strategy: Strategy) -> tuple[Column, ...]:
+def extra_columns(replica: Replica) -> tuple[Column, ...]:
     """The columns of a real rank beyond those of every run."""
+    strategy = replica.strategy
     repeated = (REPEATED,) if strategy.collective_forward else ()
-    return (*COMM_COLUMNS, *repeated, *strategy.columns, *strategy.wire.columns)
+    return (*COMM_COLUMNS, *repeated, *replica.columns, *strategy.columns, *strategy.wire.columns)
 
 
-def extra_values(strategy: Strategy, repeated: int) -> dict[str, object]:
+def extra_values(replica: Replica, repeated: int) -> dict[str, object]:
     """Their values for the step that ended, in which so many micro-batches were run again."""
+    strategy = replica.strategy
     traffic = strategy.wire.take()
     sent = {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
-    return {**sent, REPEATED.name: repeated, **strategy.row(), **strategy.wire.row()}
+    return {**sent, REPEATED.name: repeated, **replica.row(), **strategy.row(), **strategy.wire.row()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import Phase, StepTimer
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.engine.speeds import SPEEDS_FILE, StepPlans, step_plans
+from dynbench.runs.columns import write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
@@ -109,7 +110,7 @@ class VirtualLoop:
 
     def record(self, step: int, turns: Sequence[Turn], plan_ms: float, optimizer_ms: float) -> None:
         """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
-        skipped = self.replica.precision.take_skipped()
+        skipped, extra = self.replica.precision.take_skipped(), self.replica.row()
         slowest_ms = max(turn.busy_ms for turn in turns)
         for turn, rows, writer in zip(turns, self.rows, self.writers, strict=True):
             phases: dict[Phase, float] = {
@@ -128,7 +129,7 @@ class VirtualLoop:
                 reserved_mem_mb=turn.reserved_mem_mb,
                 skipped=skipped,
             )
-            writer.write(row)
+            writer.write(row, extra)
 
 
 @contextmanager
@@ -144,6 +145,9 @@ def virtual_loop(
     timer = StepTimer(context.device)
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
         replica = Replica(config, workload, context.device, timer, strategy)
+        names = [column.name for column in replica.columns]
+        if names:
+            write_columns(run.ranks_dir, replica.columns)
         yield VirtualLoop(
             config=config,
             plans=step_plans(config, problem, paces_in_order, run.path / SPEEDS_FILE),
@@ -151,7 +155,7 @@ def virtual_loop(
             timer=timer,
             memory=memory,
             rows=[RowBuilder(rank, policy, config.train.warmup_steps, lengths) for rank in range(world_size)],
-            writers=[files.enter_context(RowWriter(run.rank_file(rank))) for rank in range(world_size)],
+            writers=[files.enter_context(RowWriter(run.rank_file(rank), names)) for rank in range(world_size)],
             evaluator=Evaluator(
                 config,
                 workload,

@@ -10,8 +10,8 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, UsageError
 
 WORKLOADS = (
-    "MODULE:CLASS or FILE.py:CLASS of your own or text_classification; a plug-in of your own: name its file in "
-    "DYNBENCH_PLUGINS"
+    "MODULE:CLASS or FILE.py:CLASS of your own or text_classification, causal_lm; a plug-in of your own: name its file "
+    "in DYNBENCH_PLUGINS"
 )
 
 

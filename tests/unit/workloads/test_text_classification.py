@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import transformers
 from batches import batch_of
 
-from dynbench.cli.solve_next import SMALL_POSITIONS
 from dynbench.config.schema import Config, Train, Workload
+from dynbench.plugins import WORKLOADS
 from dynbench.workloads.registry import build_workload
 
 
@@ -68,7 +68,8 @@ def test_samples_are_as_long_as_the_model_takes(tmp_path, caplog, table, longest
     assert workload.train.lengths.max() == longest
     assert f"the model has {table} positions" in caplog.text or table > 1000
     workload.loss(workload.build_model(0), batch_of(workload, np.array([np.argmax(workload.train.lengths)])))
-    assert build_workload(Config(workload=Workload(**settings))).train.lengths.max() == SMALL_POSITIONS
+    positions = WORKLOADS["text_classification"].sizes["small"].positions
+    assert build_workload(Config(workload=Workload(**settings))).train.lengths.max() == positions
 
 
 def test_loss_is_a_sum_and_sums_add_up(workload):

@@ -6,7 +6,7 @@ import pytest
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, HubError, UsageError
-from dynbench.workloads.tokenizer import load_tokenizer
+from dynbench.workloads.tokenizer import load_tokenizer, padding_of
 
 TEXTS = ["The GOOD film.", "unlikely xyzzy", "", "very very very very"]
 IDS = [[2, 13, 5, 7, 12, 3], [2, 9, 10, 11, 1, 3], [2, 3], [2, 8, 8, 8, 8, 3]]
@@ -92,7 +92,7 @@ def test_a_tokenizer_without_padding_is_refused(model_folder, tmp_path):
         shutil.copy(model_folder / name, folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UsageError, match="has neither a padding token nor an end token"):
-        load_tokenizer(Workload(tokenizer=str(folder)))
+        padding_of(load_tokenizer(Workload(tokenizer=str(folder))))
 
 
 def test_a_tokenizer_with_an_end_token_only_pads_with_it(model_folder, tmp_path):

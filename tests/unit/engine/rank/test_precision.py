@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from dynbench.engine.rank.clipping import Clipper
 from dynbench.engine.rank.precision import Precision
+from dynbench.sync.base import gradient_norm
 
 
 def stepped(precision: Precision, gradient: float) -> tuple[bool, bool]:
@@ -24,6 +27,28 @@ def test_overflow_is_skipped() -> None:
     precision = Precision("fp16", torch.device("cpu"))
     assert stepped(precision, float("inf")) == (False, True)
     assert stepped(precision, 1.0) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16"])
+@pytest.mark.parametrize(("gradient", "moved"), [(8.0, 2.0), (1.5, 1.5)])
+def test_gradients_are_clipped_once_they_are_unscaled(name: str, gradient: float, moved: float) -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    clipper = Clipper(2.0, lambda: gradient_norm([weight]))
+    precision = Precision(name, torch.device("cpu"), clip=clipper.clip)
+    precision.backward((weight * gradient).sum())
+    precision.step(optimizer)
+    assert 1 - weight.item() == pytest.approx(moved, rel=1e-5)
+    assert clipper.row() == {"grad_norm": pytest.approx(gradient), "clipped": int(gradient > 2)}
+    assert clipper.row() == {"grad_norm": None, "clipped": None}
+
+
+def test_an_overflow_is_skipped_though_it_is_clipped() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    precision = Precision("fp16", torch.device("cpu"), clip=Clipper(2.0, lambda: gradient_norm([weight])).clip)
+    precision.backward((weight * float("inf")).sum())
+    precision.step(torch.optim.SGD([weight], lr=1.0))
+    assert (weight.item(), precision.take_skipped()) == (1.0, True)
 
 
 def test_autocast_only_where_asked() -> None:

@@ -78,6 +78,7 @@ def test_gradients_are_cleared_as_the_strategy_wants(keeps: bool) -> None:
         precision=Precision("fp32", torch.device("cpu")),
         optimizer=torch.optim.SGD(model.parameters()),
         strategy=strategy,
+        _rate=SimpleNamespace(advance=lambda: None),
     )
     model(torch.ones(1, 2)).sum().backward()
     Replica.update(replica)  # type: ignore[arg-type]

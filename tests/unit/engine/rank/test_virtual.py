@@ -18,7 +18,7 @@ class Collected:
     def __init__(self) -> None:
         self.rows: list[StepRow] = []
 
-    def write(self, row: StepRow) -> None:
+    def write(self, row: StepRow, _: object) -> None:
         self.rows.append(row)
 
 
@@ -33,7 +33,7 @@ def test_everyone_waits_for_the_slowest() -> None:
     loop = VirtualLoop(  # type: ignore[arg-type]  # only what `record` uses
         config=None,
         plans=None,
-        replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False)),
+        replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict),
         timer=None,
         memory=None,
         rows=[RowBuilder(rank, "static", 0, lengths) for rank in (0, 1)],
