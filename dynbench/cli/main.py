@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
     "bench": ("dynbench.cli.bench", "Micro-benchmarks: time and bandwidth of an all-reduce by size."),
+    "eval": ("dynbench.cli.eval", "Loss and perplexity, or accuracy, of a saved model."),
+    "generate": ("dynbench.cli.generate", "Text from a saved language model."),
     "data": ("dynbench.cli.data", "The lengths of a data set, to share them without its text."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),

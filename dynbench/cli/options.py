@@ -14,6 +14,7 @@ Option names may be written with underscores for dashes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,6 +71,10 @@ class Settings:
         from dynbench.config.load import load_config
 
         return load_config(self.config_path, self.overrides, self.flags, paths=paths, trains=trains)
+
+    def with_flag(self, key: str, value: object) -> Settings:
+        """The same with one more setting, as if a flag had given it."""
+        return dataclasses.replace(self, flags={**self.flags, key: value})
 
     def store(self) -> RunStore:
         """The run registry."""

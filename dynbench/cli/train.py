@@ -29,11 +29,16 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 )
 @name_options
 @click.option("--dry-run", is_flag=True, help="Print settings, torchrun line and run folder; do nothing.")
+@click.option("--save-model", is_flag=True, help="Keep the best and the last model, with the tokenizer, in the run.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(*_SECTIONS)
 @common_options
-def command(settings: Settings, name: str | None, replace: bool, dry_run: bool, no_figures: bool) -> None:
+def command(
+    settings: Settings, name: str | None, replace: bool, dry_run: bool, no_figures: bool, save_model: bool
+) -> None:
     """Train a model on several ranks and record where every step's time goes."""
+    if save_model:
+        settings = settings.with_flag("train.save_model", True)
     config, store = settings.config(paths=True), settings.store()
     if dry_run:
         from dynbench.engine.launching.run_launch import plan_launch

@@ -177,6 +177,7 @@ _COMMON: dict[str, Effect] = {
     "train.eval_samples": Effect(
         "train", lambda s: s.config.sync.communicate, "ranks that send nothing are not evaluated (sync.communicate)"
     ),
+    "train.save_model": Effect("train"),  # refused where no model can be saved
     "launch.launcher": Effect("train probe"),
     "launch.nproc": Effect("train probe", _nproc_is_read, "{ranks}"),
     "launch.world_size": Effect("train probe", _world_size_is_read, "{ranks}"),

@@ -219,6 +219,15 @@ def _learning_rate_gets_up(config: Config) -> Iterator[str]:
         )
 
 
+def _a_model_can_be_saved(config: Config) -> Iterator[str]:
+    if not config.train.save_model:
+        return
+    if config.workload.runs_own_code:
+        yield f"train.save_model: true, but code of your own makes the model of {config.workload.name}; save it there"
+    if not config.sync.communicate:
+        yield "train.save_model: true, but with sync.communicate false no model is trained; change either"
+
+
 def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
     limit = config.probe.memory_limit
     if limit is None:
@@ -242,5 +251,6 @@ RULES: tuple[Rule, ...] = (
     _cost_tells_plans_apart,
     _nodes_agree,
     _learning_rate_gets_up,
+    _a_model_can_be_saved,
     _memory_limit_is_a_size,
 )

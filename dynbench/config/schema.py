@@ -221,6 +221,9 @@ class Train(Section):
     """Evaluate every this many steps, outside the measured time; 0 evaluates once, at the end."""
     eval_samples: NonNegativeInt = 512
     """Samples of one evaluation over all ranks; 0 switches evaluation off."""
+    save_model: bool = False
+    """Keep the model in the run's folder as transformers saves it, with its tokenizer: `model/best` of the evaluations,
+    and `model/last`."""
 
 
 class Launch(Section):

@@ -21,11 +21,11 @@ _TRIED = "The end of 1 text.\n"
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
     """UTF-8 bytes behind a token that begins every text, 259 ids in all."""
-    specials = {"<begin>": BYTE_BEGIN, "<end>": BYTE_END, "<pad>": BYTE_PAD}
+    specials = {"<|begin|>": BYTE_BEGIN, "<|end|>": BYTE_END, "<|pad|>": BYTE_PAD}
     vocabulary = {letter: byte for byte, letter in _letters().items()} | specials
     backend = _byte_pairs(models.BPE(vocab=vocabulary, merges=[]))
     backend.post_processor = processors.TemplateProcessing(
-        single="<begin> $A", special_tokens=[("<begin>", BYTE_BEGIN)]
+        single="<|begin|> $A", special_tokens=[("<|begin|>", BYTE_BEGIN)]
     )
     return backend
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +18,10 @@ from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.language import language_of
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.language_model import language_model, logits_of
+from dynbench.workloads.model_config import LANGUAGE_MODEL
 from dynbench.workloads.samples import prepare_samples
+from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +57,7 @@ class CausalLanguageModel:
         self.train: TokenisedData = _weighed(samples.train, samples.facts["train_source"])
         self.eval: TokenisedData | None = None if samples.eval is None else _weighed(samples.eval, "evaluation")
         self._source = model.source(samples.vocab_size)
+        self._settings, self._has_texts = asked, samples.facts["tokenizer"] is not None
         self.facts: dict[str, object] = {
             **samples.facts,
             "fingerprint": self.train.fingerprint,
@@ -62,6 +68,11 @@ class CausalLanguageModel:
             "model": self._source.facts,
             "decisions": samples.decisions,
         }
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
+        tokenizer = load_tokenizer(self._settings, ends=True) if self._has_texts else None
+        save_model(folder, self._source, LANGUAGE_MODEL, state, tokenizer)
 
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""

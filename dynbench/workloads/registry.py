@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
 from dynbench.config.schema import Config
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.base import Workload
 from dynbench.workloads.own_code import find_own_code, registered_code
 from dynbench.workloads.own_workload import OwnWorkload
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """What a workload has beside the protocol of `Workload` where its model can be saved."""
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write the model of a state, and its tokenizer, as transformers saves them."""
 
 
 def build_workload(config: Config) -> Workload:

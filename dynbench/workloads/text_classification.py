@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,10 @@ from dynbench.config.schema import Config
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.model import model_source
+from dynbench.workloads.model_config import CLASSIFIER
 from dynbench.workloads.samples import Samples, prepare_samples
+from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,7 @@ class TextClassification:
         self.positions: int | None = self._source.positions
         _fit_to_model(samples, settings.max_length, self._source.positions)
         self._pad_id = samples.pad_id
+        self._settings, self._has_texts = settings, samples.facts["tokenizer"] is not None
         self.train: TokenisedData = samples.train
         self.eval: TokenisedData | None = samples.eval
         self.facts: dict[str, object] = {
@@ -47,6 +53,11 @@ class TextClassification:
             "model": self._source.facts,
             "decisions": samples.decisions,
         }
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
+        tokenizer = load_tokenizer(self._settings) if self._has_texts else None
+        save_model(folder, self._source, CLASSIFIER, state, tokenizer)
 
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""

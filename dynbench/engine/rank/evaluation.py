@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dynbench.config.schema import Config
+from dynbench.engine.rank.keeping import Keeper
 from dynbench.engine.rank.precision import Precision
 from dynbench.schedule.plan import IntArray
 from dynbench.sync.base import Strategy
@@ -33,6 +34,7 @@ class Evaluator:
         shard: this rank's place among those that share the work, and their number; None where it is not among them.
         sum_over_ranks: adds up vectors over those ranks.
         file: where results are appended; None on ranks that do not write.
+        batch: samples that are run at a time.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
             runs for this alone does not count.
     """
@@ -46,6 +48,7 @@ class Evaluator:
         shard: tuple[int, int] | None,
         sum_over_ranks: Callable[[Sequence[float]], list[float]],
         file: Path | None,
+        batch: int = EVAL_BATCH,
         equal_batches: bool = False,
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
@@ -56,7 +59,9 @@ class Evaluator:
         self._last_step = config.train.warmup_steps + config.train.steps - 1
         self._sum_over_ranks = sum_over_ranks
         self._file = file
+        self._batch = batch
         self._equal_batches = equal_batches
+        self._keeper = Keeper(config, workload, None if file is None else file.parent)
         self._idle: list[IntArray] = []
         self._batches = self._choose(config, shard)
 
@@ -67,33 +72,45 @@ class Evaluator:
         return step == self._last_step or (self._every > 0 and (step + 1) % self._every == 0)
 
     def evaluate_if_due(self, step: int, strategy: Strategy, precision: Precision) -> bool:
-        """Evaluate after `step` if that is due, and say whether it was; the same answer on every rank."""
-        if not self.due(step):
-            return False
-        self.evaluate(step, strategy, precision)
-        return True
+        """Evaluate and save after `step` if that is due, and say whether it was; the same answer on every rank."""
+        due = self.due(step)
+        loss = self.evaluate(step, strategy, precision) if due else None
+        return self._keeper.after(step, strategy, loss) or due
 
-    def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> None:
-        """Weighted mean loss, and accuracy or perplexity where the workload counts it, appended to the file.
+    def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> float | None:
+        """What `measure` gives, appended to the file.
 
-        They are over all ranks' samples; those that weigh nothing together have no mean, and nothing is written.
+        Returns:
+            The mean loss, the same on every rank; None where there is none, and nothing is written.
+        """
+        found = self.measure(strategy, precision)
+        if found is None:
+            return None
+        if self._file is not None:
+            row = {"step": step, **found}
+            with self._file.open("a", encoding="utf-8") as file:
+                if file.tell() == 0:
+                    file.write(",".join(row) + "\n")
+                file.write(",".join("" if value is None else repr(value) for value in row.values()) + "\n")
+        return found["loss"]
+
+    def measure(self, strategy: Strategy, precision: Precision) -> dict[str, float | None] | None:
+        """Weighted mean loss, and accuracy or perplexity where the workload counts it, over all ranks' samples.
+
+        Samples that weigh nothing together have no mean, which gives None; an accuracy that is not counted is None.
         """
         with strategy.evaluating() as model:
             sums = self._local_sums(model, precision)
         loss_sum, weight, samples, correct, tokens = self._sum_over_ranks(sums)
-        if self._file is None or weight <= 0:
-            return
-        row = {"step": str(step), "loss": repr(loss_sum / weight)}
+        if weight <= 0:
+            return None
+        found: dict[str, float | None] = {"loss": loss_sum / weight}
         if math.isnan(tokens):
-            row["accuracy"] = "" if math.isnan(correct) else repr(correct / samples)
+            found["accuracy"] = None if math.isnan(correct) else correct / samples
         else:
             with np.errstate(over="ignore"):
-                row |= {"perplexity": repr(float(np.exp(loss_sum / tokens))), "tokens": f"{tokens:.0f}"}
-        row["samples"] = f"{samples:.0f}"
-        with self._file.open("a", encoding="utf-8") as file:
-            if file.tell() == 0:
-                file.write(",".join(row) + "\n")
-            file.write(",".join(row.values()) + "\n")
+                found |= {"perplexity": float(np.exp(loss_sum / tokens)), "tokens": int(tokens)}
+        return {**found, "samples": int(samples)}
 
     def _choose(self, config: Config, shard: tuple[int, int] | None) -> list[IntArray] | None:
         data = self._workload.eval
@@ -105,9 +122,9 @@ class Evaluator:
         place, number = shard
         mine = chosen[place::number].astype(np.int64)
         mine = mine[np.argsort(data.lengths[mine], kind="stable")]
-        batches = [mine[start : start + EVAL_BATCH] for start in range(0, len(mine), EVAL_BATCH)]
+        batches = [mine[start : start + self._batch] for start in range(0, len(mine), self._batch)]
         if self._equal_batches:
-            most = math.ceil(len(chosen[::number]) / EVAL_BATCH)
+            most = math.ceil(len(chosen[::number]) / self._batch)
             self._idle = [chosen[:1].astype(np.int64)] * (most - len(batches))
         return batches
 

@@ -71,6 +71,7 @@ VALUES: dict[str, str] = {
     "train.weight_decay": "0.2",
     "train.eval_every": "9",
     "train.eval_samples": "8",
+    "train.save_model": "true",
     "launch.launcher": "torchrun",
     "launch.nproc": "8",
     "launch.world_size": "8",

@@ -1,0 +1,54 @@
+"""The model of a run kept in its folder: after the best evaluation, and after the last step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from dynbench.config.schema import Config
+from dynbench.sync.base import Strategy
+from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import Saves
+
+_log = logging.getLogger(__name__)
+BEST, LAST = "best", "last"
+FOLDER = "model"
+
+
+class Keeper:
+    """Saves a strategy's model where `train.save_model` asks for it; every rank calls it alike.
+
+    Args:
+        config: resolved configuration.
+        workload: writes the model; rules ask for one that can.
+        folder: the run's folder; None on ranks that do not write.
+    """
+
+    def __init__(self, config: Config, workload: Workload, folder: Path | None) -> None:
+        self._saves = workload if config.train.save_model and isinstance(workload, Saves) else None
+        self._folder = None if folder is None else folder / FOLDER
+        self._last_step = config.train.warmup_steps + config.train.steps - 1
+        self._least = math.inf
+
+    def after(self, step: int, strategy: Strategy, loss: float | None) -> bool:
+        """Save after a step that was evaluated, if it is the best so far, and after the last; whether anything was.
+
+        Args:
+            step: the step that ended.
+            strategy: whose model; asked for its whole state, a collective.
+            loss: of the evaluation, the same on every rank; None where there was none.
+        """
+        names = [LAST] if step == self._last_step else []
+        if loss is not None and loss < self._least:
+            self._least = loss
+            names.append(BEST)
+        if self._saves is None or not names:
+            return False
+        state = strategy.full_state()
+        if state is not None and self._folder is not None:
+            self._folder.mkdir(exist_ok=True)
+            for name in names:
+                self._saves.save(self._folder / name, state)
+            _log.info("step %d: the model is saved as %s", step, " and ".join(names))
+        return True

@@ -1,0 +1,183 @@
+"""Saved models read back: evaluated as in training, and text that they go on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.rank.evaluation import EVAL_BATCH, Evaluator
+from dynbench.engine.rank.keeping import BEST, FOLDER
+from dynbench.engine.rank.precision import Precision
+from dynbench.errors import DataError, UsageError
+from dynbench.plugins import DATASETS
+from dynbench.runs.store import RunStore
+from dynbench.sync.local import Local
+from dynbench.workloads.language_model import language_model
+from dynbench.workloads.registry import build_workload
+from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
+
+SAVE_FIRST = "Train with --save-model, or name a folder that transformers saved."
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A model in a folder.
+
+    Args:
+        folder: config.json, model.safetensors and, where it is of texts, a tokenizer.
+        base: a run's configuration, which its data are read by; None for a folder of another source.
+    """
+
+    folder: Path
+    base: Path | None = None
+
+    def config(self, overrides: tuple[str, ...] = (), flags: Mapping[str, object] | None = None) -> Config:
+        """The settings that read the model back: those of its run, and what was asked for on top.
+
+        Raises:
+            ConfigError: settings that cannot work.
+        """
+        known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
+        if self.base is not None:
+            workload = load_config(self.base, trains=False).workload
+            of_texts = not DATASETS[workload.dataset].generated
+            known = {"workload.tokenizer": workload.tokenizer_name if of_texts else None}
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        read_back = {"workload.weights": "pretrained", "workload.model": str(self.folder), "train.save_model": False}
+        machine = {"launch.device": device, "workload.pad_to_multiple_of": 1, "train.precision": "fp32"}
+        asked = {key: value for key, value in (flags or {}).items() if value is not None}
+        return load_config(self.base, overrides, {**known, **machine, **read_back, **asked}, trains=False)
+
+
+def find_saved(store: RunStore, source: str) -> Saved:
+    """What a run, or a folder, holds.
+
+    Args:
+        store: the registry.
+        source: a folder with a config.json, or whatever means a run, whose best model is taken.
+
+    Raises:
+        RunLookupError: neither a folder nor a run.
+        UsageError: a run that saved no model.
+    """
+    folder = Path(source).expanduser()
+    if (folder / "config.json").is_file():
+        return Saved(folder.resolve())
+    run = store.resolve(source)
+    kept = run.path / FOLDER
+    found = next((kept / name for name in (BEST, "last") if (kept / name / "config.json").is_file()), None)
+    if found is None:
+        raise UsageError(f"{source}: run {run.label} has no saved model in {kept}", SAVE_FIRST)
+    return Saved(found, run.config_file)
+
+
+def evaluate_saved(config: Config, batch: int = EVAL_BATCH) -> dict[str, object]:
+    """The `eval` object of results/FIELDS.md but its source: on the samples that training evaluates.
+
+    Raises:
+        DataError: there is nothing to evaluate on; or as loading the data does.
+        HubError, UsageError: as building the model does.
+    """
+    workload = build_workload(config)
+    if workload.eval is None or config.train.eval_samples == 0:
+        raise DataError(
+            "no samples to evaluate on: too few to hold some out, or train.eval_samples is 0",
+            "Name an evaluation file (--eval-path FILE).",
+        )
+    device, strategy = torch.device(config.launch.device), Local()
+    strategy.wrap(workload.build_model(config.train.seed), device)
+    evaluator = Evaluator(config, workload, device, shard=(0, 1), sum_over_ranks=list, file=None, batch=batch)
+    found = evaluator.measure(strategy, Precision("fp32", device))
+    if found is None:
+        raise DataError("the samples to evaluate on weigh nothing together: no text has a second token")
+    facts = workload.facts
+    data = facts.get("eval_source") or f"held out of {facts.get('train_source')}"
+    unigram = {"unigram_perplexity": facts.get("unigram_perplexity")} if "perplexity" in found else {}
+    return {"data": data, "samples": found.pop("samples"), "tokens": found.pop("tokens", None), **found, **unigram}
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Goes on with texts.
+
+    Args:
+        model: in evaluation mode, on its device.
+        tokenizer: of its texts; adds no end.
+        end_id: what ends a text; None where nothing does.
+        positions: longest text that the model takes, tokens; None for any.
+    """
+
+    model: Any
+    tokenizer: TextTokenizer
+    end_id: int | None
+    positions: int | None
+
+    @classmethod
+    def of(cls, config: Config) -> Writer:
+        """The model of `workload.model`.
+
+        Raises:
+            DataError, HubError: as loading it does.
+            UsageError: a model without a tokenizer, or that is no causal language model.
+        """
+        settings = config.workload
+        if settings.name != "causal_lm":
+            raise UsageError(f"{settings.model} is no causal language model", "Train one: --workload causal_lm.")
+        tokenizer, ending = load_tokenizer(settings), load_tokenizer(settings, ends=True)
+        source = language_model(settings)
+        model = source.source(tokenizer.vocab_size).build(0).eval().to(config.launch.device)
+        return cls(model, tokenizer, ending.end_id, source.positions)
+
+    def go_on(self, prompt: str, *, length: int, temperature: float, top_p: float, seed: int) -> tuple[str, int]:
+        """What comes after `prompt`, and of how many tokens it is.
+
+        Args:
+            prompt: given to the model as it is: a base model knows no template.
+            length: most tokens to write.
+            temperature: of the softmax; 0 always takes the likeliest token.
+            top_p: the least probable tokens beyond this share of all are never drawn.
+            seed: of the draws.
+
+        Raises:
+            UsageError: an empty prompt of a tokenizer that begins no text, or one as long as the model's positions.
+        """
+        [(ids, _)] = self.tokenizer.encode([prompt], 2**30)
+        if not ids:
+            raise UsageError("an empty prompt: this tokenizer has no token that begins a text", "Give a few words.")
+        room = length if self.positions is None else min(length, self.positions - len(ids))
+        if room < 1:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens, and the model {self.positions} positions", "Give a shorter prompt."
+            )
+        device = next(self.model.parameters()).device
+        given = torch.tensor([ids], device=device)
+        draws = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            [written] = self.model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=room,
+                eos_token_id=self.end_id,
+                pad_token_id=self.end_id or 0,
+                **(draws or {"do_sample": False}),
+            ).tolist()
+        new = [token for token in written[len(ids) :] if token != self.end_id]
+        return str(self.tokenizer.backend.decode(new)), len(written) - len(ids)
+
+
+def _workload_of(folder: Path) -> str:
+    """What a folder's model does, by the name of its architecture."""
+    try:
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{folder / 'config.json'}: cannot be read: {error}", SAVE_FIRST) from error
+    classifies = any(str(name).endswith("ForSequenceClassification") for name in named)
+    return "text_classification" if classifies else "causal_lm"

@@ -1,0 +1,196 @@
+"""Saved models: the best and the last, read back with the training's own validation, and going on with texts."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynbench.cli.main import main
+from dynbench.config.change import changed
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.keeping import Keeper
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
+from dynbench.errors import ConfigError, UsageError
+from dynbench.runs.store import RunStore
+from dynbench.sync.local import Local
+from dynbench.workloads.registry import Saves, build_workload
+
+CPU = torch.device("cpu")
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    lines = ({"sentence": f"{'so ' * (i % 5)}number {i} is <|end|> here", "label": i % 2} for i in range(80))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def configured(texts: Path | None, *settings: str) -> Config:
+    of_texts = () if texts is None else ("workload.dataset=jsonl", f"workload.data_path={texts}")
+    return load_config(
+        None,
+        [
+            *("workload.name=causal_lm", "workload.size=tiny", "workload.max_length=24", "workload.dropout=0"),
+            *("workload.pad_to_multiple_of=1", "train.precision=fp32", "train.save_model=true", "launch.device=cpu"),
+            *("train.global_batch=4", "train.warmup_steps=0", f"train.steps={STEPS}", "train.eval_samples=64"),
+            *of_texts,
+            *settings,
+        ],
+    )
+
+
+def kept(folder: Path, config: Config, worsens: bool = False) -> list[dict[str, object]]:
+    """What every evaluation of a run gave, whose model changes at random; its folder is as training leaves it."""
+    workload, strategy, found = build_workload(config), Local(), []
+    strategy.wrap(workload.build_model(0), CPU)
+    evaluator = Evaluator(config, workload, CPU, shard=(0, 1), sum_over_ranks=list, file=folder / EVAL_FILE)
+    for step in range(STEPS):
+        with torch.no_grad():
+            for parameter in strategy.model.parameters():
+                parameter += (0.05 if worsens else 0.01) * torch.randn_like(parameter)
+        if evaluator.evaluate_if_due(step, strategy, Precision("fp32", CPU)) and evaluator.due(step):
+            found.append(evaluator.measure(strategy, Precision("fp32", CPU)))
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    return found
+
+
+@pytest.mark.parametrize("of_texts", [True, False])
+def test_a_saved_model_gives_the_trainings_own_validation(tmp_path: Path, texts: Path, of_texts: bool) -> None:
+    config = configured(texts if of_texts else None, "train.eval_every=1")
+    found = kept(tmp_path, config, worsens=True)
+    least = min(range(STEPS), key=lambda step: found[step]["loss"])
+    for name, step in (("best", least), ("last", STEPS - 1)):
+        saved = Saved(tmp_path / "model" / name, tmp_path / "config.yaml")
+        assert evaluate_saved(saved.config())["loss"] == pytest.approx(found[step]["loss"], rel=1e-6)
+        for batch in (3, 64):
+            again = evaluate_saved(saved.config(), batch)
+            assert again["perplexity"] == pytest.approx(found[step]["perplexity"], rel=1e-6)
+            assert (again["samples"], again["tokens"]) == (found[step]["samples"], found[step]["tokens"])
+    assert found[least]["loss"] < found[-1]["loss"], "or best and last are one"
+
+
+def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> None:
+    [found] = kept(tmp_path, configured(texts))
+    saved = Saved(tmp_path / "model" / "last")
+    overrides = ("workload.dataset=jsonl", f"workload.data_path={texts}", "workload.max_length=24")
+    assert saved.config(overrides).workload.tokenizer_name == str(saved.folder)
+    # A text that spells the end's name is the one thing that transformers reads otherwise than bytes.
+    texts.write_text(texts.read_text(encoding="utf-8").replace("<|end|> ", ""), encoding="utf-8")
+    [plain] = kept(tmp_path, configured(texts))
+    assert evaluate_saved(saved.config(overrides))["loss"] == pytest.approx(plain["loss"], rel=1e-6) != found["loss"]
+
+
+def test_a_classifier_is_read_back_too(tmp_path: Path) -> None:
+    config = changed(configured(None), {"workload.name": "text_classification", "workload.size": "small"})
+    [found] = kept(tmp_path, config)
+    again = evaluate_saved(
+        Saved(tmp_path / "model" / "best").config(("workload.max_length=24", "train.eval_samples=64"))
+    )
+    assert again["accuracy"] == found["accuracy"] and again["loss"] == pytest.approx(found["loss"], rel=1e-6)
+    assert again["tokens"] is None and "unigram_perplexity" not in again
+
+
+def test_without_evaluation_the_last_model_is_kept(tmp_path: Path) -> None:
+    assert kept(tmp_path, configured(None, "train.eval_samples=0")) == []
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["last"]
+
+
+def test_what_is_kept_is_the_same_on_all_ranks_and_written_by_one(tmp_path: Path) -> None:
+    asked = []
+
+    class Counting(Local):
+        def full_state(self):  # type: ignore[no-untyped-def]
+            asked.append(None)
+
+    config, workload = configured(None), build_workload(configured(None))
+    assert isinstance(workload, Saves)
+    for folder in (tmp_path, None):
+        keeper = Keeper(config, workload, folder)
+        saved = [keeper.after(step, Counting(), loss) for step, loss in enumerate([2.0, 3.0, 1.0, 1.5])]
+        assert saved == [True, False, True, True]
+    assert len(asked) == 6 and not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("workload.name=mine:Model",), "code of your own makes the model"),
+        (("sync.communicate=false",), "no model is trained"),
+    ],
+)
+def test_a_model_that_cannot_be_saved_is_refused(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(None, ["train.save_model=true", *settings])
+
+
+@pytest.fixture
+def writer(tmp_path: Path, texts: Path) -> Writer:
+    kept(tmp_path, configured(texts))
+    return Writer.of(Saved(tmp_path / "model" / "best").config())
+
+
+def test_a_text_goes_on_by_its_seed(writer: Writer) -> None:
+    def of(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> str:
+        return writer.go_on("number", length=30, temperature=temperature, top_p=top_p, seed=seed)[0]
+
+    assert of(1) == of(1) != of(2)
+    assert of(1, temperature=0) == of(2, temperature=0) == of(3, top_p=1e-9)
+
+
+def test_the_likeliest_tokens_are_those_of_the_model(writer: Writer) -> None:
+    text, tokens = writer.go_on("number", length=5, temperature=0, top_p=1, seed=0)
+    ids = [256, *b"number"]
+    for _ in range(tokens):
+        with torch.no_grad():
+            ids.append(int(writer.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    assert text == writer.tokenizer.backend.decode([token for token in ids[7:] if token != writer.end_id])
+
+
+def test_a_prompt_beyond_the_positions_is_refused(writer: Writer) -> None:
+    with pytest.raises(UsageError, match="the prompt has 1025 tokens, and the model 1024 positions"):
+        writer.go_on("x" * 1024, length=5, temperature=1, top_p=1, seed=0)
+    assert writer.go_on("x" * 1020, length=5, temperature=1, top_p=1, seed=0)[1] <= 3
+
+
+def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no saved model"):
+        find_saved(RunStore(tmp_path), str(_run(tmp_path)))
+
+
+def _run(root: Path) -> Path:
+    from dynbench.runs.recorder import new_run
+
+    return new_run(RunStore(root), "train", "static", load_config(), decisions={}, data={}, warnings=()).path
+
+
+def test_the_commands_print_one_object(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _run(tmp_path)
+    [found] = kept(run, configured(texts))
+    assert main(["eval", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["loss"] == pytest.approx(found["loss"], rel=1e-6) and told["command"] == "eval"
+    assert {"source", "data", "samples", "tokens", "perplexity", "unigram_perplexity"} <= set(told)
+    assert main(["generate", str(run), "--prompt", "number", "--length", "4", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["prompt"], written["seed"]) == ("number", 0) and 1 <= written["tokens"] <= 4
+    monkeypatch.setattr("sys.stdin", io.StringIO("number\n"))
+    assert main(["generate", str(run), "--length", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("number") and "without a template" in err
