@@ -18,6 +18,7 @@ from unit.experiment.test_compare import RECIPE, FakeTraining
 
 from dynbench.bench import bench_run
 from dynbench.cli.main import main
+from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches, training
@@ -25,6 +26,11 @@ from dynbench.probe import prober
 from dynbench.runs.atomic import write_text
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
 from dynbench.runs.store import RunStore
+from dynbench.workloads.datasets.language import VOCAB_SIZE
+from dynbench.workloads.language_model import language_model
+from dynbench.workloads.model_config import LANGUAGE_MODEL
+from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.tokenizer import load_tokenizer
 
 ROW = {"rank": 0, "length": 64, "peak_mem_mb": 90.5}
 PROBED: dict[str, object] = {
@@ -88,8 +94,18 @@ def take_tour(folder: Path) -> Tour:
         _single_runs(tour, store)
         _comparisons(tour, store, folder)
         _bench(tour)
+        _saved(tour, folder / "model")
         _others(tour, store, folder)
     return tour
+
+
+def _saved(tour: Tour, folder: Path) -> None:
+    settings = Workload(name="causal_lm", size="tiny")
+    source = language_model(settings).source(VOCAB_SIZE)
+    save_model(folder, source, LANGUAGE_MODEL, source.build(0).state_dict(), load_tokenizer(settings, ends=True))
+    few = ("--max-length", "8", "--set", "train.eval_samples=4")
+    tour.run("eval", str(folder), *few, document="eval --json")
+    tour.run("generate", str(folder), "--prompt", "a", "--length", "2", document="generate --json")
 
 
 def _single_runs(tour: Tour, store: RunStore) -> None:
