@@ -12,13 +12,14 @@ from pathlib import Path
 from dynbench.analysis.arms import Arm, group_runs, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence
-from dynbench.analysis.comparison import Comparison, compare_arms
+from dynbench.analysis.comparison import Comparison, compare_two, terms_of
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
 from dynbench.analysis.page import metric_rows, summary_markdown
+from dynbench.analysis.pairwise import ArmPair, compare_pairs
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
@@ -49,6 +50,7 @@ class Report:
         summaries: run id to summary.
         arms: the runs grouped; the first is the baseline.
         comparisons: one per further arm.
+        pairs: every arm against every later one.
         findings: of the checks.
         folder: where figures and tables over all runs are: the run itself, or an entry of the registry.
         figures: PNG files.
@@ -59,6 +61,7 @@ class Report:
     summaries: Mapping[str, Summary]
     arms: tuple[Arm, ...]
     comparisons: tuple[Comparison, ...]
+    pairs: tuple[ArmPair, ...]
     findings: tuple[Finding, ...]
     folder: Run
     figures: tuple[Path, ...]
@@ -83,6 +86,7 @@ class Report:
                 for arm in self.arms
             ],
             comparisons=[comparison.record(*place) for comparison in self.comparisons],
+            pairs=[pair.record(*place) for pair in self.pairs],
             checks=list(self.findings),
             figures=[str(path) for path in self.figures],
             files=[str(path) for path in self.files],
@@ -145,7 +149,9 @@ def analyze_runs(
     if baseline is not None:
         label, launches = baseline
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
-    comparisons = compare_arms(grouped, settings, question=question, force=force, summaries=summaries, first=first)
+    terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
+    comparisons = [compare_two(terms, grouped[0], arm) for arm in grouped[1:]]
+    pairs = compare_pairs(terms, comparisons)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
     made = into is None and (len(chosen) > 1 or export is not None)
     entry = store.create("analyze", "comparison", argv=sys.argv) if made else into or chosen[0]
@@ -160,6 +166,7 @@ def analyze_runs(
         summaries=summaries,
         arms=tuple(grouped),
         comparisons=tuple(comparisons),
+        pairs=tuple(pairs),
         findings=tuple(findings),
         folder=entry,
         figures=tuple(path for path in drawn if path.suffix == ".png"),

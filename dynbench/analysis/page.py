@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynbench.analysis import tables
+from dynbench.analysis import ranking, tables
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
@@ -79,6 +79,7 @@ def verdict_legend(report: Report) -> list[str]:
 def summary_markdown(report: Report) -> str:
     """The page of the analysis: verdicts in sentences, tables, and what the checks found."""
     first = overview_table(report)
+    ranked = ranking.readable([pair.record() for pair in report.pairs])
     verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
     return "\n\n".join(
         [
@@ -88,6 +89,7 @@ def summary_markdown(report: Report) -> str:
             *(table.markdown() for table in metric_tables(report)),
             f"Means over launches. {tables.LEGEND}",
             *([note] if (note := virtual_note(report)) else []),
+            *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),
             "## Checks",
             tables.findings_markdown(report.findings) + "\n",
         ]

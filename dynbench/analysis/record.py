@@ -97,6 +97,23 @@ class ComparisonRecord(Record):
     """What differs and may not; empty unless forced."""
 
 
+Spread = Literal["pooled", "own"]
+
+
+class PairRecord(ComparisonRecord):
+    """Two arms of an analysis, the earlier of them as `baseline`."""
+
+    spread: Spread | None = None
+    """What `p_holm` rests on: a spread `pooled` over all arms, or the pair's `own`; null where there is no `p_holm`."""
+    pooled_ci95: tuple[float, float] | None = None
+    """Low and high end of this pair's interval at `confidence` by the pooled spread; null without one."""
+    p_holm: float | None = None
+    """P value of a difference, held jointly over all pairs by Holm's method; null for one paired launch, and for arms
+    that cannot be compared."""
+    faster: str | None = None
+    """Name of the arm told apart as the faster one, by a `p_holm` below 1 - `confidence`; null where none is."""
+
+
 class RunRecord(Record):
     """A run of an analysis."""
 
@@ -134,6 +151,8 @@ class AnalysisRecord(Record):
     """Runs of equal configuration but for the seed; the first is the baseline."""
     comparisons: list[ComparisonRecord]
     """One per further arm."""
+    pairs: list[PairRecord] = Field(default_factory=list)
+    """Every arm against every later one."""
     checks: list[Finding] = Field(default_factory=list)
     """What the checks found."""
     figures: list[str] = Field(default_factory=list)
@@ -148,6 +167,7 @@ class AnalysisRecord(Record):
             **self.model_dump(include={"schema_version", "command", "question", "runs", "arms"}),
             "comparison": comparisons[0] if comparisons else None,
             "comparisons": comparisons,
+            "pairs": [item.model_dump() for item in self.pairs],
             "checks": [finding.as_dict() for finding in self.checks],
             "figures": self.figures,
             "files": self.files,

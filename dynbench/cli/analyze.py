@@ -11,7 +11,7 @@ import click
 from dynbench.cli.gate import gate_options, question_option
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
-from dynbench.cli.output import fits, print_json, print_line, print_results, show_warnings
+from dynbench.cli.output import fits, print_json, print_line, print_results, print_table, show_warnings
 from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
+    from dynbench.analysis import ranking
     from dynbench.analysis.page import arm_records, metric_tables, overview_table, virtual_note
 
     first = overview_table(report)
@@ -149,6 +150,11 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         _show_comparisons(report, report.question)
     if len(report.runs) > 1 and not report.comparisons:
         print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
+    if ranked := ranking.readable([pair.record() for pair in report.pairs]):
+        table, joint = ranked
+        print_line("")
+        print_table(table.columns, table.rows, table.title, keys=2)
+        print_line(joint)
     print_line("")
     show_findings(report)
     print_line(f"\nfigures  {report.folder.figures_dir}")

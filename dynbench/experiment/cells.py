@@ -10,7 +10,7 @@ from typing import Unpack
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.regimes import CELLS_FILE
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.record import ComparisonRecord, read_analysis
+from dynbench.analysis.record import ComparisonRecord, PairRecord, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.experiment.compare import (
     Outcome,
@@ -67,6 +67,7 @@ class CellsOutcome:
         recipe: the recipe's name.
         cells: in order.
         comparisons: per cell what its candidates showed.
+        pairs: per cell every arm against every later one.
         figures: PNG files.
         findings: of the checks of all comparisons, those that ran earlier among them.
     """
@@ -75,6 +76,7 @@ class CellsOutcome:
     recipe: str
     cells: Sequence[Cell]
     comparisons: Sequence[Sequence[ComparisonRecord]]
+    pairs: Sequence[Sequence[PairRecord]]
     figures: Sequence[Path]
     findings: Sequence[Finding]
 
@@ -92,8 +94,9 @@ class CellsOutcome:
                     "settings": cell.settings,
                     "comparison": cell.comparison,
                     "comparisons": [comparison.model_dump() for comparison in found],
+                    "pairs": [pair.model_dump() for pair in pairs],
                 }
-                for cell, found in zip(self.cells, self.comparisons, strict=True)
+                for cell, found, pairs in zip(self.cells, self.comparisons, self.pairs, strict=True)
             ],
             "figures": self.figures,
         }
@@ -156,7 +159,8 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
     records = [read_analysis(store.root / cell.comparison) for cell in cells]
     findings = [finding for record in records for finding in record.checks]
     pictures = [path for path in figures if path.suffix == ".png"]
-    return CellsOutcome(together, kept.recipe, cells, [record.comparisons for record in records], pictures, findings)
+    comparisons, pairs = [record.comparisons for record in records], [record.pairs for record in records]
+    return CellsOutcome(together, kept.recipe, cells, comparisons, pairs, pictures, findings)
 
 
 def read_cells(together: Run) -> list[Cell]:

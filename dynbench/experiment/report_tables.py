@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.metrics import lookup, workers_of
+from dynbench.analysis.ranking import ranking
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_value
 from dynbench.experiment import report_texts as texts
@@ -103,6 +104,16 @@ def loss_difference(item: ComparisonRecord) -> str | None:
 def loss_drift(item: ComparisonRecord) -> str | None:
     """How far the mean training loss is above the baseline's; None where it is not finite."""
     return None if item.loss_drift is None else f"{100 * item.loss_drift:+.2f}{NBSP}%"
+
+
+def pairs_table(subject: Subject, template: Template) -> str:
+    """Who beats whom, the pairs that are told apart first; empty where there is but one pair."""
+    rows = [
+        [rank.arm, rank.other, template.label(f"words.{'yes' if rank.told_apart else 'no'}"), *rank.numbers]
+        for rank in ranking(subject.pairs)
+    ]
+    columns = ("arm", "against", "told_apart", "times_as_fast", "interval", "p_holm")
+    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=3) if rows else ""
 
 
 def scaling_table(subject: Subject, template: Template) -> str:

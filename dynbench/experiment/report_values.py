@@ -80,6 +80,8 @@ def _arms(subject: Subject, template: Template) -> Values:
     planned = members if best is None else subject.arms.get(best.candidate, ())
     return {
         "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
+        "analysis.first_stage": next((str(item.first_stage) for item in subject.comparisons if item.first_stage), None),
+        "analysis.pairs": str(sum(pair.p_holm is not None for pair in subject.pairs)),
         "baseline.name": f"`{subject.baseline}`",
         "baseline.launches": str(len(members)),
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
@@ -120,6 +122,7 @@ def _tables(sources: Sources) -> Values:
         "table.solve": tables.solve_table(solved.results if solved else (), template),
         "table.greedy": tables.greedy_table(solved.results if solved else (), template),
         "table.runs": tables.runs_table(subject, template),
+        "table.pairs": tables.pairs_table(subject, template),
         "table.scaling": tables.scaling_table(subject, template),
         "checks.count": str(len(subject.checks or ())),
         "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
@@ -168,6 +171,8 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.virtual": "ranks.note" if subject.virtual else None,
         "say.recovered": "recovered" if values["best.recovered"] and claim != Verdict.INCOMPARABLE else None,
         "say.order": f"order.{_order(subject)}",
+        "say.stages": "stages.note" if values["analysis.first_stage"] else None,
+        "say.pairs": f"pairs.{_spread(subject)}" if values["table.pairs"] else None,
         "say.work": f"work.{'alike' if claim == 'alike' else _work(subject.best)}",
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
@@ -231,6 +236,11 @@ def _order(subject: Subject) -> str:
     if subject.state is not None:
         return "abba"
     return "unplanned" if subject.comparisons else "none"
+
+
+def _spread(subject: Subject) -> str:
+    """Which text says what the p values of the pairs rest on."""
+    return "pooled" if any(pair.spread == "pooled" for pair in subject.pairs) else "own"
 
 
 def _work(best: ComparisonRecord | None) -> str:

@@ -14,7 +14,7 @@ from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.questions import DEFAULT, question_named
 from dynbench.analysis.questions.base import Question
-from dynbench.analysis.record import COMPARISON_FILE, ComparisonRecord, RunRecord, read_analysis
+from dynbench.analysis.record import COMPARISON_FILE, ComparisonRecord, PairRecord, RunRecord, read_analysis
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.digest import flatten
@@ -65,6 +65,7 @@ class Subject:
         figures: PNG files that exist.
         probes: probe run to its record and configuration, of those that the runs used.
         question: what is asked of the arms; what a single run is reported for.
+        pairs: every arm against every later one; none in records of earlier versions.
     """
 
     run: Run
@@ -75,6 +76,7 @@ class Subject:
     figures: Sequence[Path] = field(default_factory=tuple)
     probes: Mapping[str, Json] = field(default_factory=dict)
     question: Question = DEFAULT
+    pairs: Sequence[PairRecord] = ()
 
     @property
     def baseline(self) -> str:
@@ -186,6 +188,7 @@ def read_subject(store: RunStore, run: Run) -> Subject:
         _existing(run, [Path(path) for path in record.figures]),
         _probes(kept, [member for arm in arms.values() for member in arm]),
         DEFAULT if record.question is None else question_named(record.question),
+        record.pairs,
     )
 
 

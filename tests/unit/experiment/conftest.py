@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -75,7 +75,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
     """Makes a comparison from what each comparison object has other than the defaults.
 
     `launches` are per arm, `summary` is laid over every run's, `summaries` and `flags` over those of an arm, and
-    `planned` makes it one of `compare`, and `question` says what it asks.
+    `planned` makes it one of `compare`, `question` says what it asks, and `pairs` are its other pairs of arms.
     """
 
     def make(
@@ -87,6 +87,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
         summaries: Mapping[str, dict[str, object]] = MappingProxyType({}),
         flags: Mapping[str, dict[str, object]] = MappingProxyType({}),
         question: str | None = None,
+        pairs: Sequence[dict[str, object]] = (),
     ) -> Run:
         comparisons = [comparison(**change) for change in changes]
         names = ["static", *(str(item["candidate"]) for item in comparisons)]
@@ -113,6 +114,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
                 "runs": members,
                 "arms": arms,
                 "comparisons": comparisons,
+                "pairs": [comparison(**pair) for pair in pairs],
                 "checks": checks or [],
                 "figures": [str(folder.figures_dir / f"{figure}.png") for figure in ("timeline", "unheard_of", "gone")],
             },
