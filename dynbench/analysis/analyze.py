@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynbench.analysis.arms import Arm, group_runs, named_arms, stored_arm
+from dynbench.analysis.arms import Arm, check_label, group_runs, led_by, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.comparison import Comparison, compare_two, terms_of
@@ -100,6 +100,7 @@ def analyze_runs(
     *,
     arms: Mapping[str, Sequence[Run]] | None = None,
     baseline: Baseline | None = None,
+    lead: str | None = None,
     export: Export | None = None,
     into: Run | None = None,
     question: str | None = None,
@@ -117,6 +118,7 @@ def analyze_runs(
         arms: label to runs, the baseline first; None groups the runs by configuration.
         baseline: a stored arm that all others are compared with; its label goes before its launches' names, which may
             be those of the candidates.
+        lead: label of the arm that all others are compared with; None takes the stored arm, else the first.
         export: the file that stored runs come from; a new entry keeps a copy of it.
         into: entry that receives the results; None makes one when there are several runs, or stored ones.
         question: name of what is asked of the arms; None finds it from what differs.
@@ -128,8 +130,10 @@ def analyze_runs(
     Raises:
         RecordError: a run without a single readable row.
         NotComparable: arms that cannot be compared, without `force`.
-        UsageError: a run named twice, an arm without runs, or no question of that name.
+        UsageError: a run named twice, an arm without runs, no question of that name, or no arm of the lead's.
     """
+    if lead is not None and arms and baseline is None:
+        check_label(lead, list(arms))
     named = [run for launches in arms.values() for run in launches] if arms else runs
     folders = run_folders([*(baseline[1] if baseline else ()), *named])
     chosen = [first for first, *_ in folders]
@@ -149,6 +153,8 @@ def analyze_runs(
     if baseline is not None:
         label, launches = baseline
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
+    if lead is not None:
+        grouped = led_by(lead, grouped)
     terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
     comparisons = [compare_two(terms, grouped[0], arm) for arm in grouped[1:]]
     pairs = compare_pairs(terms, comparisons)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
-from dynbench.errors import UsageError
+from dynbench.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,34 @@ def stored_arm(label: str, runs: Sequence[MergedRun], others: Sequence[Arm]) -> 
     while label in taken:
         label += " (stored)"
     return Arm(label, tuple(sorted(runs, key=_started)), stored=True)
+
+
+def led_by(label: str, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms with that of a label first, as the baseline.
+
+    Raises:
+        UsageError: no arm has the label, or another one is stored, with which all others are compared.
+    """
+    check_label(label, [arm.label for arm in arms])
+    stored = next((arm.label for arm in arms if arm.stored), label)
+    if stored != label:
+        raise UsageError(
+            f"--baseline {label}: the arms are compared with {stored}, which comes from an exported file",
+            "Leave --baseline out, or analyze the runs without that file.",
+        )
+    return sorted(arms, key=lambda arm: arm.label != label)
+
+
+def check_label(label: str, known: Sequence[str]) -> None:
+    """Refuses a label that no arm has.
+
+    Raises:
+        UsageError: with the nearest one, and all that there are.
+    """
+    if label not in known:
+        raise UsageError(
+            f"--baseline {label}: no such arm. {did_you_mean(label, known)}".rstrip(), f"There are: {', '.join(known)}."
+        )
 
 
 def _started(merged: MergedRun) -> str:

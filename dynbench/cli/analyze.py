@@ -30,6 +30,8 @@ Examples:
   dynbench analyze runA runB --strict    exit 6 when a check warns
   dynbench analyze runA runB --fail-on slower,different-loss
                                          exit 6 when runB is SLOWER, or trains another model
+  dynbench analyze @latest:compare --baseline part
+                                         the same launches, compared with the arm part
   dynbench runs export runA runC -o base.zip
   dynbench analyze runX runY --against base.zip --fail-on slower
                                          launches of today against stored ones
@@ -42,6 +44,7 @@ Examples:
     "--against", type=click.Path(path_type=Path), metavar="FILE", help="Baseline: launches from `runs export`."
 )
 @click.option("--arm", metavar="NAME", help="Arm of --against FILE, where it holds several.")
+@click.option("--baseline", metavar="ARM", help="Arm that the others are compared with.  [default: the first]")
 @question_option
 @gate_options
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
@@ -54,6 +57,7 @@ def command(
     refs: tuple[str, ...],
     against: Path | None,
     arm: str | None,
+    baseline: str | None,
     question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
@@ -64,6 +68,7 @@ def command(
 
     Runs of equal configuration but for the seed are launches of one arm; the first run's arm is the baseline.
     A comparison named alone is analyzed again in its own folder, an exported file in a new entry of the registry.
+    With another --baseline so are its reports, until it is analyzed with the recipe's again.
     """
     from dynbench.analysis.analyze import analyze_runs
     from dynbench.analysis.gate import judge, read_conditions
@@ -76,6 +81,11 @@ def command(
         question_named(question)
     if force and conditions:
         raise UsageError("--force shows numbers without a verdict, --fail-on asks for one", "Leave one of them out.")
+    if baseline is not None and against is not None:
+        raise UsageError(
+            f"--baseline {baseline} and --against {against} both say what the runs are compared with",
+            "Leave one of them out.",
+        )
     store = settings.store()
     with select_runs(refs, store, against, arm) as chosen:
         with working(settings.shows_progress, "reading runs", line_every_s=LINE_EVERY_S) as show:
@@ -85,6 +95,7 @@ def command(
                 _analysis_settings(settings, chosen.into),
                 arms=chosen.arms,
                 baseline=chosen.baseline,
+                lead=baseline,
                 export=chosen.export,
                 into=chosen.into,
                 question=question or chosen.question,

@@ -20,6 +20,7 @@ from dynbench.experiment.compare import (
     resumable,
     start_comparison,
 )
+from dynbench.experiment.state import read_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
 from dynbench.runs.recorder import made
@@ -140,7 +141,7 @@ def holds_cells(run: Run) -> bool:
 
 
 def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome:
-    """Run the comparisons that have not ended, then draw what they show together.
+    """Run the comparisons that have not ended, then draw what they show together, all with the recipe's baseline.
 
     Raises:
         RecordError: a file of the folder cannot be read.
@@ -153,7 +154,7 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
         cells = kept.cells
         for number, cell in enumerate(cells, 1):
             comparison = store.resolve(cell.comparison)
-            if comparison.status is not Status.COMPLETED:
+            if comparison.status is not Status.COMPLETED or _other_baseline(comparison):
                 run_cell(comparison, f"{number} of {len(cells)}: {cell.label}")
         figures = draw_figures("cells", together, together.figures_dir)
     records = [read_analysis(store.root / cell.comparison) for cell in cells]
@@ -161,6 +162,11 @@ def run_cells(together: Run, store: RunStore, run_cell: RunCell) -> CellsOutcome
     pictures = [path for path in figures if path.suffix == ".png"]
     comparisons, pairs = [record.comparisons for record in records], [record.pairs for record in records]
     return CellsOutcome(together, kept.recipe, cells, comparisons, pairs, pictures, findings)
+
+
+def _other_baseline(comparison: Run) -> bool:
+    """Whether a comparison was analyzed again with another baseline than the cells have."""
+    return read_analysis(comparison.path).arms[0].name != read_state(comparison.path).baseline
 
 
 def read_cells(together: Run) -> list[Cell]:

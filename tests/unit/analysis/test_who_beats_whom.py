@@ -4,9 +4,16 @@ import json
 
 import pytest
 
+from dynbench.analysis import analyze
 from dynbench.cli.main import main
 
 POLICIES = ("static", "partition", "prefix")
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """Figures take longer than all else, and nothing here is about them."""
+    monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,6 +83,18 @@ def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
     assert printed["cells"][1]["comparisons"] == [FOUND]
     assert (printed["recipe"], printed["comparisons"]) == ("two", [FOUND, FOUND])
     assert printed["checks"] == [DRIFT.as_dict()] * 2
+
+
+def test_a_cell_that_was_analyzed_with_another_baseline_is_brought_back(together: Run, store: RunStore) -> None:
+    """All marks of the figure over the cells are speed-ups over one baseline."""
+    run_cells(together, store, Runner())
+    first = store.resolve(read_cells(together)[0].comparison)
+    known = json.loads((first.path / "comparison.json").read_text())
+    write_json(first.path / "comparison.json", {**known, "arms": [{"name": "partition", "runs": ["a"]}]})
+    runner = Runner()
+    run_cells(together, store, runner)
+    assert runner.seen == ["1 of 2: train.global_batch=8"]
+    assert json.loads((first.path / "comparison.json").read_text())["arms"] == known["arms"]
 
 
 def test_after_a_failure_only_the_missing_ones_run(together: Run, store: RunStore) -> None:
