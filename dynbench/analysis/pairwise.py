@@ -111,14 +111,14 @@ def compare_pairs(terms: Terms, comparisons: Sequence[Comparison]) -> list[ArmPa
 def launch_table(arms: Sequence[Arm], unit: Unit) -> FloatArray:
     """Logarithm of seconds per unit, [launches, arms], of the launches of the first arm that all others pair with.
 
-    In the order in which they started; without a row where an arm is stored.
+    In order of seeds, as `speedup_of` has them; without a row for a single arm, and where an arm is stored.
     """
-    if any(arm.stored for arm in arms):
+    if len(arms) < 2 or any(arm.stored for arm in arms):
         return np.empty((0, len(arms)))
     partners = [{base.run.id: other for base, other in pair_launches(arms[0], arm).pairs} for arm in arms[1:]]
     rows = [
         [base, *(found[base.run.id] for found in partners)]
-        for base in arms[0].runs
+        for base in sorted(arms[0].runs, key=lambda run: run.facts.seed)
         if all(base.run.id in found for found in partners)
     ]
     table = [[math.log(seconds_per_unit(run, unit)) for run in row] for row in rows]

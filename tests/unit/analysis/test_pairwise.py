@@ -171,6 +171,21 @@ def test_a_stored_arm_met_the_others_in_another_session(launch):
     assert {pair.spread for pair in pairs_of([stored, *others])} == {"own"}
 
 
+def test_a_launch_of_the_first_stage_that_was_repeated_stays_in_it(launch):
+    runs = three(launch, launches=5)
+    arms = named_arms(runs)
+    usual = [(pair.p, pair.comparison.speedup.half_width) for pair in pairs_of(arms, first=3)]
+    for arm in runs.values():
+        object.__setattr__(arm[0].facts, "started", "2027-01-01T00:00:00+00:00")
+    again = [(pair.p, pair.comparison.speedup.half_width) for pair in pairs_of(named_arms(runs), first=3)]
+    assert again == [pytest.approx(found) for found in usual]
+
+
+def test_a_single_arm_has_no_pairs_even_without_a_measured_step(launch):
+    runs = launch(1, static={"steps_written": 5})
+    assert pairs_of(named_arms(runs)) == []
+
+
 def test_one_launch_has_no_p_value_and_no_ranking(launch):
     pairs = pairs_of(named_arms(three(launch, launches=1)))
     assert {(pair.p_holm, pair.spread, pair.faster) for pair in pairs} == {(None, None, None)}
