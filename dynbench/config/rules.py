@@ -118,6 +118,18 @@ def _size_is_one_of_the_workload(config: Config) -> Iterator[str]:
         yield f"workload.size: {workload.size!r} is not a size of {workload.name}; {known}. {meant}".rstrip()
 
 
+def _the_model_is_of_the_workloads_kind(config: Config) -> Iterator[str]:
+    workload = config.workload
+    default = type(workload).model_fields["model"].default
+    if workload.runs_own_code or not workload.reads_model or workload.model != default:
+        return
+    if WORKLOADS[workload.name].names_model:
+        yield (
+            f"workload.model: {default!r}, the default, is no model for {workload.name}; name one (--model gpt2, or a "
+            "folder), or set weights to random and size to one of the workload's"
+        )
+
+
 def _subset_holds_a_batch(config: Config) -> Iterator[str]:
     subset, batch = config.workload.subset, config.train.global_batch
     if subset is not None and subset < batch:
@@ -241,6 +253,7 @@ def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     _data_files,
     _size_is_one_of_the_workload,
+    _the_model_is_of_the_workloads_kind,
     _subset_holds_a_batch,
     _static_has_no_policy,
     _gather_needs_prefix,

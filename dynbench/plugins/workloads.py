@@ -36,6 +36,7 @@ class WorkloadEntry(Entry):
         auto_size: what `auto` means where `workload.model` is no folder with a config.json.
         tokenizer: of texts where neither a tokenizer is named nor a model's configuration read; None: the model's own.
         lengths: whose shipped lengths the data set `embedded` has.
+        names_model: `workload.model` has to be named where it is read: its default is of another kind.
         imports: what making a model of random weights imports.
     """
 
@@ -44,6 +45,7 @@ class WorkloadEntry(Entry):
     auto_size: str = "small"
     tokenizer: str | None = None
     lengths: str = "sst2"
+    names_model: bool = False
     imports: tuple[str, ...] = ()
 
 
@@ -95,6 +97,7 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             auto_size="gpt2-62m",
             tokenizer="bytes",
             lengths="gsm8k",
+            names_model=True,
             imports=("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
         ),
     ),

@@ -74,6 +74,14 @@ def test_a_size_of_another_workload_is_refused(name: str, size: str, said: str) 
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("setting", ["workload.weights=pretrained", "workload.size=model"])
+def test_a_model_has_to_be_named_where_it_is_read(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"name one \(--model gpt2"):
+        load_config(None, ["workload.name=causal_lm", setting])
+    assert load_config(None, ["workload.name=causal_lm", setting, "workload.model=gpt2"]).workload.reads_model
+    assert load_config(None, [setting]).workload.model == "distilbert-base-uncased"
+
+
 def test_samples_weigh_their_targets(made: CausalLanguageModel) -> None:
     assert made.train.weights is not None and made.eval is not None
     np.testing.assert_array_equal(made.train.weights, made.train.lengths - 1)
