@@ -73,6 +73,8 @@ def test_the_data_is_that_of_the_run(
         ({"workload.size": "base"}, "model.random_base"),
         ({"workload.size": "model"}, "model.random_model"),
         ({}, "model.random_small"),
+        ({"workload.name": "causal_lm", "workload.size": "small"}, "model.causal_lm"),
+        ({"workload.name": "causal_lm", "workload.size": "model", "workload.model": "m"}, "model.random_model"),
     ],
 )
 def test_the_model_is_that_of_the_run(
@@ -82,8 +84,11 @@ def test_the_model_is_that_of_the_run(
 
     text = report(store, language)
 
-    keys = (*(f"model.random_{size}" for size in ("small", "base", "model")), "model.pretrained", "model.own")
+    sizes = (f"model.random_{size}" for size in ("small", "base", "model"))
+    keys = (*sizes, "model.causal_lm", "model.pretrained", "model.own")
     assert told(language, text, *keys) == [key]
+    generated = told(language, text, "data.embedded", "data.embedded_causal_lm")
+    assert generated == ["data.embedded_causal_lm" if "workload.name" in flags else "data.embedded"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
