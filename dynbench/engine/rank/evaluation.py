@@ -34,7 +34,7 @@ class Evaluator:
         shard: this rank's place among those that share the work, and their number; None where it is not among them.
         sum_over_ranks: adds up vectors over those ranks.
         file: where results are appended; None on ranks that do not write.
-        batch: samples that are run at a time.
+        batch: samples that are run at a time; None is `EVAL_BATCH`.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
             runs for this alone does not count.
     """
@@ -48,7 +48,7 @@ class Evaluator:
         shard: tuple[int, int] | None,
         sum_over_ranks: Callable[[Sequence[float]], list[float]],
         file: Path | None,
-        batch: int = EVAL_BATCH,
+        batch: int | None = None,
         equal_batches: bool = False,
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
@@ -59,7 +59,7 @@ class Evaluator:
         self._last_step = config.train.warmup_steps + config.train.steps - 1
         self._sum_over_ranks = sum_over_ranks
         self._file = file
-        self._batch = batch
+        self._batch = batch or EVAL_BATCH
         self._equal_batches = equal_batches
         self._keeper = Keeper(config, workload, None if file is None else file.parent)
         self._idle: list[IntArray] = []

@@ -12,7 +12,7 @@ import torch
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.evaluation import EVAL_BATCH, Evaluator
+from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.keeping import BEST, FOLDER
 from dynbench.engine.rank.precision import Precision
 from dynbench.errors import DataError, UsageError
@@ -78,7 +78,7 @@ def find_saved(store: RunStore, source: str) -> Saved:
     return Saved(found, run.config_file)
 
 
-def evaluate_saved(config: Config, batch: int = EVAL_BATCH) -> dict[str, object]:
+def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object]:
     """The `eval` object of results/FIELDS.md but its source: on the samples that training evaluates.
 
     Raises:
