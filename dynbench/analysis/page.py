@@ -10,6 +10,7 @@ from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
 from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.waste_table import waste_table
 from dynbench.table_text import Table
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True
         return [columns]
     gains = {item.candidate.label: item.improvement_percent for item in report.comparisons}
     return by_arm(_values(report), gains, _shown(report))
+
+
+def time_table(report: Report) -> list[Table]:
+    """Where the step time of every arm goes beyond its ideal; none where nothing tells."""
+    table = waste_table({arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms})
+    return [table] if table else []
 
 
 def arm_records(report: Report) -> list[dict[str, object]]:
@@ -86,7 +93,7 @@ def summary_markdown(report: Report) -> str:
             f"# {' against '.join(arm.label for arm in report.arms)}",
             *([first.markdown()] if first else []),
             *verdicts,
-            *(table.markdown() for table in metric_tables(report)),
+            *(table.markdown() for table in (*metric_tables(report), *time_table(report))),
             f"Means over launches. {tables.LEGEND}",
             *([note] if (note := virtual_note(report)) else []),
             *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),

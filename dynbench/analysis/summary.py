@@ -24,6 +24,7 @@ from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.slowest import slowest_ranks
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
 from dynbench.analysis.waste import waste_of
+from dynbench.analysis.waste_table import waste_table
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
@@ -64,10 +65,12 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
     folder = merged.run.path
     table = tables.markdown(tables.summary_rows({merged.label: summary}))
+    beyond = waste_table({merged.label: [summary]})
     data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
     parts = [
         f"# {merged.label}",
         table,
+        *([beyond.markdown()] if beyond else []),
         _footnote(summary),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
     ]

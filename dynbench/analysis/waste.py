@@ -26,6 +26,8 @@ They add up to 1 - 1/S. What a strategy sends within forward and backward counts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, compute_rows, fit_compute, relative_speeds
@@ -80,3 +82,18 @@ def _needed(rows: ComputeRows) -> ComputeFit | None:
 
 def _unknown(reason: Phrase) -> Waste:
     return {**dict.fromkeys(("s", *PARTS)), "reason": str(reason), "reason_said": reason.record()}
+
+
+def ms_per_kilotoken(waste: Mapping[str, object], time_ms: float, real_tokens: float) -> dict[str, float] | None:
+    """The ideal and each of `PARTS` in ms per 1,000 real tokens; None where the waste is not known.
+
+    Args:
+        waste: of a summary.
+        time_ms: the run's time.
+        real_tokens: of its measured steps.
+    """
+    shares = {name: value for name in ("s", *PARTS) if isinstance(value := waste.get(name), int | float)}
+    if len(shares) <= len(PARTS) or not real_tokens:
+        return None
+    per_share = 1000 * time_ms / real_tokens
+    return {"ideal": per_share / shares["s"], **{name: per_share * shares[name] for name in PARTS}}

@@ -11,6 +11,8 @@ from dynbench.experiment import report_texts as texts
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
 
+UNTOLD = (*SOLVE_FIGURES, "waterfall")
+"""Figures of some subjects only: where they are not drawn, nothing is said of it."""
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 
 
@@ -30,7 +32,7 @@ def number_figures(subject: Subject, template: Template, folder: Path) -> dict[s
     images = {name: _image(drawn[name], subject, template, folder, number) for name, number in numbers.items()}
     known = dict.fromkeys((*FIGURES["train"], *SOLVE_FIGURES))
     return {
-        **{f"figure.{name}": images.get(name, "" if name in SOLVE_FIGURES else missing) for name in known},
+        **{f"figure.{name}": images.get(name, "" if name in UNTOLD else missing) for name in known},
         **{f"ref.{name}": _reference(template, numbers[name]) if name in numbers else missing for name in known},
         "figures.rest": "\n\n".join(image for name, image in images.items() if name not in placed),
     }

@@ -30,6 +30,7 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "rank_spread": "over_steps",
         "step_time_distribution": "step_time_distribution",
         "time_breakdown": "time_breakdown",
+        "waterfall": "waterfall",
         "scaling": "scaling",
     },
     "solve": {

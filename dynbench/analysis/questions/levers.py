@@ -11,6 +11,7 @@ QUESTION = Question(
     asks=tuple(key for part in (schedule, sync, compress, precision) for key in part.QUESTION.asks),
     named_only=True,
     loss_drift=compress.QUESTION.loss_drift,
+    figures=("waterfall", "time_breakdown", "step_time_distribution", "timeline", "step_time"),
     overview=("waste.s", "padding_ratio", "wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", *EVALUATION),
     chapters=("time", "traffic", "loss", "memory"),
 )

@@ -1,0 +1,100 @@
+"""Where the step time of a report's arms goes beyond the ideal: the table, and what it comes to in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from dynbench.analysis.metrics import lookup
+from dynbench.analysis.waste import PARTS, ms_per_kilotoken
+from dynbench.analysis.waste_table import heading, mean_waste, waste_table
+from dynbench.experiment import report_texts as texts
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.formats import number, percent
+from dynbench.experiment.subject import Json, Member, whole
+from dynbench.report import Template
+
+OWN = (
+    *(f"waste.{what}" for what in ("s", "total", "largest", "share", "reason")),
+    *(f"fall.{what}" for what in ("name", "before", "after", "part", "change", "left")),
+)
+"""Placeholders that only the sentences of this module use."""
+
+
+def wasted(arms: Mapping[str, Sequence[Member]], template: Template) -> str:
+    """The table of all arms; empty where nothing is known of any."""
+    found = waste_table({name: _summaries(members) for name, members in arms.items()}, template.label)
+    return found.markdown(whole=True) if found else ""
+
+
+def waste_sentences(speaker: Speaker) -> str:
+    """A line per arm: how far its step is from the ideal, and the largest part of it; or why there is no telling."""
+    lines = []
+    for name, members in speaker.subject.arms.items():
+        summaries = _summaries(members)
+        found = mean_waste(summaries)
+        if not found:
+            reason = _reason(summaries, speaker.template)
+            if reason is not None:
+                lines.append(speaker.say("answers.waste.unknown", arm_name=f"`{name}`", waste_reason=reason))
+            continue
+        largest = max(PARTS, key=found.__getitem__)
+        own = {
+            "arm_name": f"`{name}`",
+            "waste_s": f"{found['s']:.2f}",
+            "waste_total": percent(sum(found[part] for part in PARTS)),
+            "waste_largest": heading(largest, speaker.template.label),
+            "waste_share": percent(found[largest]),
+        }
+        lines.append(speaker.say("answers.waste.line", **own))
+    return speaker.bullets(lines)
+
+
+def waterfall_sentence(speaker: Speaker) -> str:
+    """What the best candidate gave back of the baseline's step, and what is left; empty where nothing tells."""
+    subject = speaker.subject
+    if subject.best is None:
+        return ""
+    before, after = (_times(subject.arms.get(name, ())) for name in (subject.baseline, subject.best.candidate))
+    if before is None or after is None:
+        return ""
+    gains = {part: before[part] - after[part] for part in PARTS}
+    part, case = max(PARTS, key=gains.__getitem__), "gains"
+    if gains[part] <= 0:
+        part, case = min(PARTS, key=gains.__getitem__), "costs"
+    own = {
+        "fall_name": f"`{subject.best.candidate}`",
+        "fall_before": number(sum(before.values())),
+        "fall_after": number(sum(after.values())),
+        "fall_part": heading(part, speaker.template.label),
+        "fall_change": number(abs(gains[part])),
+        "fall_left": number(sum(after.values()) - after["ideal"]),
+    }
+    return speaker.say(f"answers.waterfall.{case}", **own)
+
+
+def _summaries(members: Sequence[Member]) -> list[Json]:
+    return [member.summary for member in whole(members)]
+
+
+def _times(members: Sequence[Member]) -> dict[str, float] | None:
+    """The ideal and the parts, ms per 1,000 real tokens, means over launches; None where one does not know them."""
+    launches = [_launch(summary) for summary in _summaries(members)]
+    known = [launch for launch in launches if launch is not None]
+    if not known or len(known) < len(launches):
+        return None
+    return {key: fmean(launch[key] for launch in known) for key in ("ideal", *PARTS)}
+
+
+def _launch(summary: Json) -> dict[str, float] | None:
+    waste, time_ms, tokens = summary.get("waste"), lookup(summary, "step_time_ms.total"), lookup(summary, "real_tokens")
+    if not isinstance(waste, Mapping) or time_ms is None or tokens is None:
+        return None
+    return ms_per_kilotoken(waste, time_ms, tokens)
+
+
+def _reason(summaries: Sequence[Json], template: Template) -> str | None:
+    """Why no ideal can be stated; None in records of earlier versions, which do not ask."""
+    wastes = (summary.get("waste") for summary in summaries)
+    found = next((waste for waste in wastes if isinstance(waste, Mapping) and waste.get("reason")), None)
+    return texts.said(template, found.get("reason_said"), found["reason"]) if found else None
