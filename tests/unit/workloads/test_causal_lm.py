@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from architectures import write_config
 from batches import batch_of
 
+from dynbench.config.change import changed
 from dynbench.config.load import load_config
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.plugins.workloads import OF_MODEL
+from dynbench.probe.trial import TrialStep
 from dynbench.workloads import causal_lm
 from dynbench.workloads.causal_lm import CausalLanguageModel, unigram_perplexity
 from dynbench.workloads.data import TokenisedData
@@ -196,6 +198,12 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path) -> None:
         CausalLanguageModel(
             configured(*settings, "workload.dataset=jsonl", f"workload.data_path={texts}", f"workload.tokenizer={gpt2}")
         )
+
+
+def test_a_probe_tries_it_at_any_shape(made: CausalLanguageModel) -> None:
+    config = changed(configured(), {"train.precision": "fp32", "train.learning_rate": 1e-3})
+    trial = TrialStep(config, made, torch.device("cpu"))
+    assert trial.fits(3, 40)[0] and len(trial.timed(2, 8, 2)) == 2
 
 
 def test_a_tiny_model_learns_the_generated_walk(made: CausalLanguageModel) -> None:
