@@ -14,9 +14,11 @@ class DatasetEntry(Entry):
 
     Args:
         generated: its token ids are generated: it has no texts, and needs no tokenizer.
+        classes: its samples have labels; of texts that it reads for a workload without classes, they are left out.
     """
 
     generated: bool = False
+    classes: bool = True
 
     @property
     def of_files(self) -> bool:
@@ -29,17 +31,17 @@ class FileOptions(Section):
 
     refused = True
     data_path: str | None = None
-    """Training file of `tsv`, `jsonl`, `csv` and `lengths`."""
+    """Training file of `tsv`, `jsonl`, `csv`, `parquet`, `json` and `lengths`."""
     eval_path: str | None = None
-    """Evaluation file of `tsv`, `jsonl`, `csv` and `lengths`; without it a part of the training texts is held out, and
-    samples of `lengths` are generated in addition."""
+    """Evaluation file of the same; without it a part of the training texts is held out, and samples of `lengths` are
+    generated in addition."""
 
 
 class TextFileOptions(FileOptions):
-    """Of data sets that read labelled texts from files."""
+    """Of data sets that read texts, with their labels where the workload learns them, from files."""
 
     text_column: str = "sentence"
-    """Column that holds the text."""
+    """Column that holds the text; where no label is learnt, `text` too."""
     label_column: str = "label"
     """Column that holds the label, an integer or a word; the different ones of the training file are the classes, in
     order."""
@@ -52,8 +54,8 @@ class TraceOptions(FileOptions):
     """Column of a trace of `lengths`; null takes `length`, or the only one."""
 
 
-def _ours(name: str, summary: str, options: type[Section] = Section, *, generated: bool = False) -> DatasetEntry:
-    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{name}:load", options, generated=generated)
+def _ours(name: str, summary: str, options: type[Section] = Section, **facts: bool) -> DatasetEntry:
+    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{name}:load", options, **facts)
 
 
 DATASETS: Registry[DatasetEntry] = Registry(
@@ -66,6 +68,8 @@ DATASETS: Registry[DatasetEntry] = Registry(
         _ours("tsv", "texts of a tab-separated file", TextFileOptions),
         _ours("jsonl", "texts of a JSON Lines file", TextFileOptions),
         _ours("csv", "texts of a file with separators and quotes", TextFileOptions),
+        _ours("parquet", "texts of a Parquet file", TextFileOptions),
+        _ours("json", "articles of a JSON array, without labels", FileOptions, classes=False),
         _ours("lengths", "a trace of lengths, all trained on, with generated tokens", TraceOptions, generated=True),
     ),
 )

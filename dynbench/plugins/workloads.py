@@ -38,6 +38,7 @@ class WorkloadEntry(Entry):
         lengths: whose shipped lengths the data set `embedded` has.
         names_model: `workload.model` has to be named where it is read: its default is of another kind.
         imports: what making a model of random weights imports.
+        classes: it learns labels; without, data sets are read for their texts alone.
     """
 
     sizes: Mapping[str, Size] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class WorkloadEntry(Entry):
     lengths: str = "sst2"
     names_model: bool = False
     imports: tuple[str, ...] = ()
+    classes: bool = True
 
 
 _CONFIGURED = Size("that of the configuration of workload.model", None)
@@ -98,6 +100,7 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             tokenizer="bytes",
             lengths="gsm8k",
             names_model=True,
+            classes=False,
             imports=("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
         ),
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dynbench.workloads.data import IntArray, TokenisedData
 
@@ -70,7 +71,29 @@ class LengthSplit:
         return len(self.lengths)
 
 
-Split = TextSplit | TokenSplit | LengthSplit
+@dataclass(frozen=True)
+class CorpusSplit:
+    """Texts without labels, as many as a disk holds: they are read anew as often as they are needed.
+
+    Args:
+        read: the texts from the first one on, in the order of their source; raises what is wrong with it on the way.
+        source: where they come from, for messages and records.
+        state: what changes whenever the source does, at hand without reading it; ready for JSON.
+    """
+
+    read: Callable[[], Iterator[str]]
+    source: str
+    state: Sequence[int | str]
+
+    @cached_property
+    def _counted(self) -> int:
+        return sum(1 for _ in self.read())
+
+    def __len__(self) -> int:
+        return self._counted
+
+
+Split = TextSplit | TokenSplit | LengthSplit | CorpusSplit
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dynbench.workloads.datasets.base import Splits, TextSplit
 from dynbench.workloads.datasets.labels import Label, class_indices, class_names, classes_of, read_label
 from dynbench.workloads.datasets.lines import is_unicode, quoted
 
+ODD_LINE = "The lines before it have what is missing: correct this line, or leave it out."
 SHOWN_COLUMNS = 8
 USUAL_NAMES = {
     "text_column": ("sentence", "text", "review", "content", "body", "comment", "document", "tweet"),
@@ -82,6 +83,28 @@ def load_files(settings: Workload, parse: Parse) -> Splits:
 def _split(rows: FileRows, classes: Sequence[Label], source: Path) -> TextSplit:
     labels = class_indices(rows.labels, rows.where, classes, str(source))
     return TextSplit(rows.texts, labels, str(rows.path), class_names(classes))
+
+
+def text_column(where: str, settings: Workload, found: Sequence[str], before: str = "") -> str:
+    """The column of texts to read where no labels are: the one asked for, `text` where nothing else was.
+
+    Args:
+        where: file and line, or object in it.
+        settings: the column asked for.
+        found: the columns that there are.
+        before: what was read above; empty on the first line.
+
+    Raises:
+        DataError: it is not there.
+    """
+    usual = TextFileOptions.model_fields["text_column"].default
+    asked = before or options_of(settings, TextFileOptions).text_column
+    for column in (asked,) if before or asked != usual else (asked, "text"):
+        if column in found:
+            return column
+    shown = ", ".join(quoted(name) for name in found[:SHOWN_COLUMNS]) + (", …" if len(found) > SHOWN_COLUMNS else "")
+    said = f"{where}: no column {asked!r} (workload.text_column); found {shown or 'none'}"
+    raise DataError(said, ODD_LINE if before else _meant({"text_column": asked}, found))
 
 
 def check_columns(where: str, settings: Workload, found: Sequence[str], advice: str = "") -> None:

@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 
 _MAGIC = {
-    b"PAR1": "It looks like Parquet; read it with --dataset csv after python -c "
-    '"import polars; polars.read_parquet({path!r}).write_csv({csv!r})".',
+    b"PAR1": "It looks like Parquet: use --dataset parquet.",
     b"\x1f\x8b": "It looks gzipped; unpack it: gunzip -k {file}.",
     b"PK\x03\x04": "It looks like a zip archive or a spreadsheet; unpack it, or export it as CSV (--dataset csv).",
     b"\xff\xfe": "It looks like UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8 {file}.",
@@ -17,12 +16,12 @@ _MAGIC = {
 _DELIMITERS = {"\t": ("tab-separated", "tsv"), ",": ("comma-separated", "csv"), ";": ("semicolon-separated", "csv")}
 
 
-def why_no_text(content: bytes, path: Path) -> str:
-    """What to do about a file that is no UTF-8 text."""
+def why_no_text(content: bytes, path: Path, unknown: str = "Save it as UTF-8.") -> str:
+    """What to do about a file that is no UTF-8 text; `unknown` where nothing tells what else it is."""
     for magic, advice in _MAGIC.items():
         if content.startswith(magic):
-            return advice.format(path=str(path), csv=str(path.with_suffix(".csv")), file=shlex.quote(str(path)))
-    return "Save it as UTF-8."
+            return advice.format(file=shlex.quote(str(path)))
+    return unknown
 
 
 def looks_like(line: str, asked: str) -> str:
@@ -36,7 +35,10 @@ def looks_like(line: str, asked: str) -> str:
     if start.startswith("{") and asked != "jsonl":
         return "It looks like JSON Lines: use --dataset jsonl."
     if start.startswith("[") or start == "{":
-        return "It looks like one JSON document over all lines: write one object per line, like jq -c '.[]' does."
+        return (
+            "It looks like one JSON document over all lines: write one object per line, like jq -c '.[]' does; an array "
+            "of articles without labels is read by --dataset json."
+        )
     for delimiter, (words, dataset) in _DELIMITERS.items():
         if delimiter in line:
             return "" if dataset == asked else f"It looks {words}: use --dataset {dataset}."

@@ -42,12 +42,12 @@ def config_of(text: str) -> Config:
         (
             "workload: {tokenizer: x}",
             None,
-            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl or csv, or",
+            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl, csv, parquet or json, or",
         ),
         (
             "workload: {dataset: lengths, data_path: x.npy, tokenizer: x}",
             None,
-            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv, jsonl or csv, or",
+            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv, jsonl, csv, parquet or json, or",
         ),
         (
             "workload: {dataset: sst2, eval_path: x.tsv}",

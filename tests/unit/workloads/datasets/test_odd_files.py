@@ -75,7 +75,7 @@ def as_parquet(path: Path) -> bytes:
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
-        (as_parquet, "It looks like Parquet; read it with --dataset csv after python -c"),
+        (as_parquet, "It looks like Parquet: use --dataset parquet."),
         (lambda _: gzip.compress(b"sentence\tlabel\n"), "gunzip -k"),
         (lambda _: b"PK\x03\x04\xff\xfe", "export it as CSV (--dataset csv)"),
         (lambda _: "sentence\tlabel\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
