@@ -48,6 +48,11 @@ def _has_texts(s: Situation) -> bool:
     return s.config.workload.runs_own_code or not DATASETS[s.config.workload.dataset].generated
 
 
+def _joins_texts(s: Situation) -> bool:
+    own = s.config.workload.runs_own_code
+    return own or (_has_texts(s) and not WORKLOADS[s.config.workload.name].classes)
+
+
 def _is_own(s: Situation) -> bool:
     return s.config.workload.is_own
 
@@ -121,6 +126,11 @@ _COMMON: dict[str, Effect] = {
     "workload.size": Effect("train probe", _size_is_read, "pretrained weights bring their own shape"),
     "workload.dropout": Effect("train probe"),
     "workload.max_length": Effect("train probe solve"),
+    "workload.blocks": Effect(
+        "train probe data",
+        _joins_texts,
+        "workload '{workload}' on dataset '{dataset}' joins no texts, as one without classes does (workload.name)",
+    ),
     "workload.subset": Effect("train probe data"),
     "workload.pad_to_multiple_of": Effect("train probe solve"),
     "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),

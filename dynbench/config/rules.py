@@ -105,6 +105,17 @@ def _data_files(config: Config) -> Iterator[str]:
         yield f"workload.label_column: {files.label_column!r} is the text column too; name another"
 
 
+def _labels_are_there(config: Config) -> Iterator[str]:
+    workload = config.workload
+    if workload.runs_own_code or DATASETS[workload.dataset].classes or not WORKLOADS[workload.name].classes:
+        return
+    named = [name for name, entry in WORKLOADS.items() if not entry.classes]
+    yield (
+        f"workload.dataset: {workload.dataset!r} has texts without labels, which {workload.name} is to learn; "
+        f"set workload.name to {' or '.join(named)} (--workload), or name a data set with labels"
+    )
+
+
 def _size_is_one_of_the_workload(config: Config) -> Iterator[str]:
     workload = config.workload
     if workload.runs_own_code or workload.size == "auto":
@@ -252,6 +263,7 @@ def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     _data_files,
+    _labels_are_there,
     _size_is_one_of_the_workload,
     _the_model_is_of_the_workloads_kind,
     _subset_holds_a_batch,

@@ -78,6 +78,9 @@ class Workload(Section):
     """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
     max_length: Annotated[int, Field(ge=2)] = 256
     """Longest sample in tokens; longer ones are truncated, and so are those beyond the positions of the model."""
+    blocks: bool = False
+    """Texts without labels are joined, an end of text between them, and cut into blocks of `max_length` tokens; the
+    last tokens, which fill none, are left out. false: each text is a sample, truncated."""
     subset: PositiveInt | None = None
     """Random subset of this many training samples, drawn with `train.seed`; null takes all."""
     pad_to_multiple_of: PositiveInt | Auto = "auto"

@@ -54,8 +54,11 @@ class TraceOptions(FileOptions):
     """Column of a trace of `lengths`; null takes `length`, or the only one."""
 
 
-def _ours(name: str, summary: str, options: type[Section] = Section, **facts: bool) -> DatasetEntry:
-    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{name}:load", options, **facts)
+def _ours(
+    name: str, summary: str, options: type[Section] = Section, *, generated: bool = False, classes: bool = True
+) -> DatasetEntry:
+    target = f"dynbench.workloads.datasets.{name}:load"
+    return DatasetEntry(name, summary, target, options, generated=generated, classes=classes)
 
 
 DATASETS: Registry[DatasetEntry] = Registry(

@@ -17,7 +17,7 @@ def shaped(workload: Workload, n: int, length: int) -> TokenisedData:
     training hardly ever gets.
     """
     real = max(1, length - 1)
-    tokens = np.resize(workload.train.tokens, n * real)
+    tokens = np.resize(workload.train.tokens[: n * real], n * real)
     labels, weights = np.resize(workload.train.labels, n), workload.train.weights
     return TokenisedData(
         tokens,

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 NO_TARGET = -100
 """Label of a position whose logits tell nothing: that of a text's last token, and padding."""
 
+COUNTED_AT_ONCE = 1024
+"""Samples whose tokens are counted at a time: all of them may not fit in memory."""
+
 
 class CausalLanguageModel:
     """The texts of `workload.dataset`, or generated tokens, and the model of `workload.model` or `.size`.
@@ -100,18 +103,20 @@ class CausalLanguageModel:
 
 
 def _weighed(data: TokenisedData, source: object) -> TokenisedData:
-    """The samples with a weight of their target tokens; labels are none of theirs."""
+    """The samples with a weight of their target tokens."""
     targets = data.lengths - 1
     if not targets.any():
         raise DataError(f"{source}: no sample has a second token: there is nothing to tell from the first")
-    labels = np.zeros(len(data), dtype=np.int64)
-    return TokenisedData.from_arrays(data.tokens, data.offsets, labels, data.removed, targets)
+    return data.weighed(targets)
 
 
 def unigram_perplexity(data: TokenisedData) -> float:
     """The perplexity of a model that knows how often each target token of `data` comes, and nothing of the text."""
-    is_target = np.ones(len(data.tokens), dtype=bool)
-    is_target[data.offsets[:-1]] = False
-    counts = np.bincount(data.tokens[is_target])
+    counts, width = np.zeros(0, dtype=np.int64), int(data.lengths.max())
+    for begin in range(0, len(data), COUNTED_AT_ONCE):
+        rows, valid = data.padded(np.arange(begin, min(begin + COUNTED_AT_ONCE, len(data))), width, 0)
+        found = np.bincount(rows[:, 1:][valid[:, 1:]], minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
     shares = counts[counts > 0] / counts.sum()
     return math.exp(-float((shares * np.log(shares)).sum()))

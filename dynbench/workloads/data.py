@@ -1,17 +1,22 @@
-"""Tokenised samples in one flat array, so that lengths are known without touching any token."""
+"""Tokenised samples in one flat array, in memory or on disk, so that lengths are known without touching any token."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dynbench.workloads.stored_tokens import StoredTokens
+
 IntArray = NDArray[np.int64]
 Weights = NDArray[np.float64]
+
+MOST_IN_MEMORY = 2**22
+"""Tokens on disk beyond which samples stay there, and only those of a batch are read."""
 
 
 @dataclass(frozen=True)
@@ -19,20 +24,23 @@ class TokenisedData:
     """Samples after truncation, before padding.
 
     Args:
-        tokens: token ids of all samples, one after another, int32 [total tokens].
-        offsets: sample i is `tokens[offsets[i]:offsets[i + 1]]`, int64 [N + 1].
+        tokens: token ids of all samples, one after another, int32 [total tokens]; or, with `starts`, an array on disk
+            that they are parts of.
+        offsets: sample i is `tokens[offsets[i]:offsets[i + 1]]`, int64 [N + 1]; with `starts`, only as long as that.
         labels: class of each sample, counted from 0, int64 [N].
         fingerprint: digest of these arrays and the weights; equal data have equal fingerprints.
         removed: tokens that truncation took from each sample, int64 [N]; None where it took none.
         weights: what each sample counts in the loss, float64 [N]; None where each counts 1.
+        starts: where each sample begins in `tokens` on disk, int64 [N]; None where `offsets` say it.
     """
 
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32] | StoredTokens
     offsets: IntArray
     labels: IntArray
     fingerprint: str
     removed: IntArray | None = None
     weights: Weights | None = None
+    starts: IntArray | None = None
 
     @classmethod
     def from_arrays(
@@ -80,6 +88,42 @@ class TokenisedData:
         tokens = np.fromiter(flat, dtype=np.int32, count=int(offsets[-1]))
         return cls.from_arrays(tokens, offsets, labels, removed, weights)
 
+    @classmethod
+    def from_stored(
+        cls, tokens: StoredTokens, starts: IntArray, lengths: IntArray, digest: str, removed: IntArray | None = None
+    ) -> TokenisedData:
+        """Samples that are parts of an array on disk, all of class 0; few are read at once, many stay there.
+
+        Args:
+            tokens: the array.
+            starts: where each sample begins, shape [N].
+            lengths: tokens of each sample, at least 1, shape [N].
+            digest: of the array.
+            removed: tokens that truncation took from each sample, shape [N].
+        """
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        labels = np.zeros(len(lengths), dtype=np.int64)
+        if offsets[-1] <= MOST_IN_MEMORY:
+            return cls.from_arrays(tokens[_positions(starts, offsets)], offsets, labels, removed)
+        found = hashlib.blake2b(digest.encode(), digest_size=16)
+        for array in (starts, lengths):
+            found.update(np.ascontiguousarray(array, dtype=np.int64).data)
+        cut = removed if removed is not None and removed.any() else None
+        return cls(tokens, offsets, labels, found.hexdigest(), cut, starts=starts)
+
+    def weighed(self, weights: ArrayLike) -> TokenisedData:
+        """The samples with what each counts in the loss, shape [N].
+
+        Raises:
+            ValueError: the weights do not weigh them.
+        """
+        checked = _checked(weights, len(self))
+        if not isinstance(self.tokens, StoredTokens):
+            return TokenisedData.from_arrays(self.tokens, self.offsets, self.labels, self.removed, checked)
+        digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
+        digest.update(b"" if checked is None else checked.tobytes())
+        return replace(self, fingerprint=digest.hexdigest(), weights=checked)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -92,14 +136,22 @@ class TokenisedData:
         """What the samples `ids`, shape [n], count in the loss together; n where each counts 1."""
         return float(len(ids) if self.weights is None else self.weights[ids].sum())
 
+    @cached_property
+    def begins(self) -> IntArray:
+        """Where each sample begins in `tokens`, shape [N]."""
+        return self.offsets[:-1] if self.starts is None else self.starts
+
     def take(self, ids: IntArray) -> TokenisedData:
         """The samples `ids`, shape [n], renumbered from 0 in that order."""
         lengths = self.lengths[ids]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        positions = np.arange(offsets[-1]) + np.repeat(self.offsets[ids] - offsets[:-1], lengths)
         removed = None if self.removed is None else self.removed[ids]
         weights = None if self.weights is None else self.weights[ids]
-        return TokenisedData.from_arrays(self.tokens[positions], offsets, self.labels[ids], removed, weights)
+        if isinstance(self.tokens, StoredTokens):
+            found = self.from_stored(self.tokens, self.begins[ids], lengths, self.fingerprint, removed)
+            return found if weights is None else found.weighed(weights)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        tokens = self.tokens[_positions(self.begins[ids], offsets)]
+        return TokenisedData.from_arrays(tokens, offsets, self.labels[ids], removed, weights)
 
     def truncate(self, max_length: int) -> TokenisedData:
         """Samples of at most `max_length` tokens (2 or more); the last token, which ends a text, stays the last.
@@ -111,9 +163,11 @@ class TokenisedData:
             return self
         if self.weights is not None:
             raise ValueError(f"samples longer than {max_length} tokens have weights already: cut first, then weigh")
+        if isinstance(self.tokens, StoredTokens):
+            raise ValueError(f"samples longer than {max_length} tokens are on disk already: tokenise them shorter")
         lengths = np.minimum(self.lengths, max_length)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        tokens = self.tokens[np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], lengths)]
+        tokens = self.tokens[_positions(self.begins, offsets)]
         tokens[offsets[1:] - 1] = self.tokens[self.offsets[1:] - 1]
         removed = self.lengths - lengths + (0 if self.removed is None else self.removed)
         return TokenisedData.from_arrays(tokens, offsets, self.labels, removed)
@@ -123,7 +177,7 @@ class TokenisedData:
         return {
             "fingerprint": self.fingerprint,
             "samples": len(self),
-            "tokens": len(self.tokens),
+            "tokens": int(self.offsets[-1]),
             "shortest": int(self.lengths.min()),
             "mean_length": round(float(self.lengths.mean()), 3),
             "longest": int(self.lengths.max()),
@@ -149,9 +203,15 @@ class TokenisedData:
         columns = np.arange(width)
         valid = columns < lengths[:, None]
         rows = np.full((len(ids), width), pad_id, dtype=np.int64)
-        positions = self.offsets[ids][:, None] + columns
+        positions = self.begins[ids][:, None] + columns
         rows[valid] = self.tokens[positions[valid]]
         return rows, valid
+
+
+def _positions(begins: IntArray, offsets: IntArray) -> IntArray:
+    """Where the tokens of samples are that begin at `begins`, shape [n], and have the lengths that `offsets` say."""
+    positions: IntArray = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], np.diff(offsets))
+    return positions
 
 
 def _checked(weights: ArrayLike, n: int) -> Weights | None:

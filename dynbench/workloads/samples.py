@@ -8,20 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dynbench.config.schema import Workload
-from dynbench.errors import DataError
+from dynbench.errors import DataError, UsageError
 from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
+from dynbench.workloads.corpus import corpus_of, corpus_samples
 from dynbench.workloads.data import TokenisedData
-from dynbench.workloads.datasets.base import LengthSplit, Split, Splits, TextSplit, TokenSplit
-from dynbench.workloads.held_out import held_out_of
+from dynbench.workloads.datasets.articles import has_classes
+from dynbench.workloads.datasets.base import CorpusSplit, LengthSplit, Split, Splits, TextSplit, TokenSplit
+from dynbench.workloads.held_out import HELD_OUT_SEED, held_out_ids, held_out_of, subset_ids
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
 logger = logging.getLogger(__name__)
-
-HELD_OUT_SEED = 0
-"""Not `train.seed`: runs of different seeds are evaluated on the same samples."""
-
-SUBSET_STREAM = 1
-"""Keeps the subset's random numbers apart from those of the data order, which is seeded with `train.seed` too."""
 
 
 @dataclass
@@ -66,11 +62,13 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: b
         classes: the labels are to be learnt; without, texts end with the tokenizer's end of text, and nothing pads.
 
     Raises:
-        DataError: evaluation labels that training never shows; a tokenizer file that cannot be used.
+        DataError: evaluation labels that training never shows; a data or tokenizer file that cannot be used.
         HubError: a tokenizer that is neither cached nor reachable.
-        UsageError: a tokenizer without the token that pads.
+        UsageError: a tokenizer without the token that pads, or no labels to be learnt.
     """
-    samples = _tokenise(splits, settings, classes)
+    if not classes and isinstance(splits.train, TextSplit | CorpusSplit):
+        return _of_corpus(splits, settings, seed)
+    samples = _tokenise(splits, settings)
     if classes:
         _check_labels(samples, splits)
     if isinstance(splits.train, LengthSplit):
@@ -82,30 +80,46 @@ def prepare_samples(splits: Splits, settings: Workload, seed: int, *, classes: b
     return samples
 
 
-def _tokenise(splits: Splits, settings: Workload, classes: bool) -> Samples:
+def _of_corpus(splits: Splits, settings: Workload, seed: int) -> Samples:
+    tokenizer = load_tokenizer(settings, ends=True)
+    train, evaluation = (
+        corpus_of(split) if isinstance(split, TextSplit) else split for split in (splits.train, splits.eval)
+    )
+    assert isinstance(train, CorpusSplit) and (evaluation is None or isinstance(evaluation, CorpusSplit))
+    corpus = corpus_samples(train, evaluation, settings, tokenizer, seed)
+    return Samples(
+        corpus.train,
+        corpus.eval,
+        tokenizer.vocab_size,
+        pad_id=0,  # nothing of the model or the loss looks at padding
+        num_labels=2,
+        facts=_facts(splits, settings, tokenizer),
+        decisions=corpus.decisions,
+    )
+
+
+def _tokenise(splits: Splits, settings: Workload) -> Samples:
     first = splits.train
-    tokenizer = load_tokenizer(settings, ends=not classes) if isinstance(first, TextSplit) else None
+    tokenizer = load_tokenizer(settings) if isinstance(first, TextSplit) else None
     train = _tokens_of(first, tokenizer, settings)
     evaluation = None if splits.eval is None else _tokens_of(splits.eval, tokenizer, settings)
-    names = first.classes if classes and isinstance(first, TextSplit) else ()
-    facts: dict[str, object] = {
+    facts = _facts(splits, settings, tokenizer)
+    num_labels = max(2, int(train.labels.max()) + 1)
+    if tokenizer is not None:
+        return Samples(train, evaluation, tokenizer.vocab_size, padding_of(tokenizer), num_labels, facts)
+    assert isinstance(first, TokenSplit | LengthSplit)
+    return Samples(train, evaluation, first.vocab_size, first.pad_id, num_labels, facts)
+
+
+def _facts(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
+    names = splits.train.classes if isinstance(splits.train, TextSplit) and has_classes(settings) else ()
+    return {
         "dataset": settings.dataset,
-        "train_source": first.source,
+        "train_source": splits.train.source,
         "eval_source": None if splits.eval is None else splits.eval.source,
         "labels": {name: index for index, name in enumerate(names)},
         "tokenizer": None if tokenizer is None else {"source": tokenizer.source, "digest": tokenizer.digest},
     }
-    vocab_size, pad_id = _vocabulary(first, tokenizer, classes)
-    num_labels = max(2, int(train.labels.max()) + 1)
-    return Samples(train, evaluation, vocab_size, pad_id, num_labels, facts)
-
-
-def _vocabulary(first: Split, tokenizer: TextTokenizer | None, classes: bool) -> tuple[int, int]:
-    """Its size, and the token that pads: any, where nothing of the model or the loss looks at padding."""
-    if not isinstance(first, TextSplit):
-        return first.vocab_size, first.pad_id
-    assert tokenizer is not None
-    return tokenizer.vocab_size, padding_of(tokenizer) if classes else 0
 
 
 def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload) -> TokenisedData:
@@ -115,6 +129,11 @@ def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload
         kept = np.minimum(split.lengths, settings.max_length)
         removed = split.lengths - kept
         return replace(split.generate(kept), removed=removed if removed.any() else None)
+    if isinstance(split, CorpusSplit):
+        raise UsageError(
+            f"workload.dataset: {settings.dataset} has texts without labels, which {settings.name} is to learn",
+            "Use --workload causal_lm, or a data set with labels.",
+        )
     assert tokenizer is not None
 
     def build() -> TokenisedData:
@@ -162,9 +181,8 @@ def _hold_out(samples: Samples) -> None:
     if n_held_out == 0:
         samples.decide("workload.eval", 0, f"{n_samples} training samples are too few to hold some out")
         return
-    order = np.random.default_rng(HELD_OUT_SEED).permutation(n_samples)
-    samples.eval = samples.train.take(np.sort(order[:n_held_out]))
-    samples.train = samples.train.take(np.sort(order[n_held_out:]))
+    held_out, kept = held_out_ids(n_samples)
+    samples.eval, samples.train = samples.train.take(held_out), samples.train.take(kept)
     reason = f"no evaluation file; drawn from the training samples with seed {HELD_OUT_SEED} and left out of training"
     samples.decide("workload.eval", n_held_out, reason)
 
@@ -175,6 +193,5 @@ def _draw_subset(samples: Samples, wanted: int, seed: int) -> None:
         logger.warning("workload.subset: %d of %d training samples asked for; all are taken", wanted, available)
         samples.decide("workload.subset", available, f"{wanted} asked for, all there are taken")
         return
-    order = np.random.default_rng([seed, SUBSET_STREAM]).permutation(available)
-    samples.train = samples.train.take(np.sort(order[:wanted]))
+    samples.train = samples.train.take(subset_ids(available, wanted, seed))
     samples.decide("workload.subset", wanted, f"drawn from {available} with seed {seed}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,19 +51,31 @@ class TextTokenizer:
 
         An empty text has the special tokens only, and none where the tokenizer adds none.
         """
-        self.backend.enable_truncation(max_length)
-        special = self.backend.num_special_tokens_to_add(False)
+        encode = self.encoder(max_length)
         for start in range(0, len(texts), CHUNK_TEXTS):
             logger.info("tokenising text %d of %d", start + 1, len(texts))
-            for encoding in self.backend.encode_batch(list(texts[start : start + CHUNK_TEXTS])):
+            yield from encode(texts[start : start + CHUNK_TEXTS])
+
+    def encoder(self, max_length: int | None) -> Callable[[Sequence[str]], Iterator[tuple[list[int], int]]]:
+        """What encodes as `encode` does, whole texts where `max_length` is None; several threads may call it."""
+        if max_length is None:
+            self.backend.no_truncation()
+        else:
+            self.backend.enable_truncation(max_length)
+        special = self.backend.num_special_tokens_to_add(False)
+
+        def encode(texts: Sequence[str]) -> Iterator[tuple[list[int], int]]:
+            for encoding in self.backend.encode_batch_fast(list(texts)):
                 cut = sum(len(rest.ids) - special for rest in encoding.overflowing)
                 yield self._ended(encoding.ids, cut, max_length)
 
-    def _ended(self, ids: list[int], cut: int, max_length: int) -> tuple[list[int], int]:
+        return encode
+
+    def _ended(self, ids: list[int], cut: int, max_length: int | None) -> tuple[list[int], int]:
         """Tokens with their end behind them, which is the first to be cut; and how many were cut off."""
         if self.end_id is None or cut or (ids and ids[-1] == self.end_id):
             return ids, cut
-        return ([*ids, self.end_id], 0) if len(ids) < max_length else (ids, 1)
+        return ([*ids, self.end_id], 0) if max_length is None or len(ids) < max_length else (ids, 1)
 
 
 def load_tokenizer(settings: Workload, *, ends: bool = False) -> TextTokenizer:

@@ -36,8 +36,8 @@ def looks_like(line: str, asked: str) -> str:
         return "It looks like JSON Lines: use --dataset jsonl."
     if start.startswith("[") or start == "{":
         return (
-            "It looks like one JSON document over all lines: write one object per line, like jq -c '.[]' does; an array "
-            "of articles without labels is read by --dataset json."
+            "It looks like one JSON document over all lines: write one object per line, like jq -c '.[]' does; an "
+            "array of articles without labels is read by --dataset json."
         )
     for delimiter, (words, dataset) in _DELIMITERS.items():
         if delimiter in line:

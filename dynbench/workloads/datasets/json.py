@@ -101,7 +101,9 @@ def _name_repeated(path: Path, begin: int) -> None:
         for number, name in enumerate(ijson.items(file, "item.id", buf_size=CHUNK), 1):
             first = places.setdefault(str(name), number)
             if first != number:
-                raise DataError(f"{path}: item {number}: id {quoted(name)} is that of item {first} too; expected each once")
+                raise DataError(
+                    f"{path}: item {number}: id {quoted(name)} is that of item {first} too; expected each once"
+                )
 
 
 class _Nowhere:

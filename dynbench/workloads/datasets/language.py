@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dynbench.runs.records import HASH_STEP, mixed
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.datasets.base import LengthSplit, Split, Splits, TextSplit, TokenSplit
+from dynbench.workloads.datasets.base import CorpusSplit, LengthSplit, Split, Splits, TextSplit, TokenSplit
 
 VOCAB_SIZE = 512
 END_ID = 0
@@ -36,7 +36,7 @@ def language_of(splits: Splits) -> Splits:
 
 
 def _generated(split: Split, stream: int) -> Split:
-    if isinstance(split, TextSplit):
+    if isinstance(split, TextSplit | CorpusSplit):
         return split
     lengths = split.data.lengths if isinstance(split, TokenSplit) else split.lengths
     return LengthSplit(lengths, partial(generate, stream=stream), VOCAB_SIZE, END_ID, split.source)

@@ -18,6 +18,7 @@ from dynbench.plugins import WORKLOADS
 TEXTS = "workload.dataset=sst2"
 OWN = "workload.name=mine:Workload"
 FILES = ("workload.dataset=tsv", "workload.data_path=x.tsv")
+JSON = ("workload.name=causal_lm", "workload.dataset=json", "workload.data_path=x.json")
 TRACE = ("workload.dataset=lengths", "workload.data_path=x.parquet")
 DYNAMIC = "schedule.mode=dynamic"
 PREFIX = "schedule.policy=prefix"
@@ -40,6 +41,7 @@ VALUES: dict[str, str] = {
     "workload.size": "base",
     "workload.dropout": "0.2",
     "workload.max_length": "100",
+    "workload.blocks": "true",
     "workload.subset": "500",
     "workload.pad_to_multiple_of": "16",
     "workload.cache_dir": "there",
@@ -117,6 +119,7 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "workload.label_column": ((), FILES),
     "workload.length_column": (FILES, TRACE),
     "workload.model": ((TEXTS, "workload.tokenizer=vocab.txt"), (TEXTS,)),
+    "workload.blocks": (("workload.name=causal_lm",), (*JSON,)),
     "workload.size": (("workload.weights=pretrained",), ()),
     "workload.cache_dir": (("workload.dataset=lognormal",), FILES),
     "schedule.solver": (WINDOW, (PREFIX, "schedule.buffer=99")),

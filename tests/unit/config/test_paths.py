@@ -30,6 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def problems(*overrides: str, dataset: str = "tsv") -> tuple[str, ...]:
     given = [f"workload.dataset={dataset}", "workload.data_path=data/train.tsv"]
+    given += [] if DATASETS[dataset].classes else ["workload.name=causal_lm"]
     given += ["workload.tokenizer=vocab.txt"] if not DATASETS[dataset].generated else []
     try:
         load_config(None, [*given, *overrides], paths=True)

@@ -35,19 +35,21 @@ def config_of(text: str) -> Config:
         (
             "workload: {data_path: x.tsv}",
             None,
-            "workload.data_path: 'x.tsv' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl, csv "
-            "or lengths, or",
+            "workload.data_path: 'x.tsv' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl, csv, "
+            "parquet, json or lengths, or",
         ),
         ("workload: {eval_path: x.tsv}", None, "workload.eval_path: 'x.tsv' is not read by dataset 'embedded'"),
         (
             "workload: {tokenizer: x}",
             None,
-            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl, csv, parquet or json, or",
+            "workload.tokenizer: 'x' is not read by dataset 'embedded'; set workload.dataset to tsv, jsonl, csv, "
+            "parquet or json, or",
         ),
         (
             "workload: {dataset: lengths, data_path: x.npy, tokenizer: x}",
             None,
-            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv, jsonl, csv, parquet or json, or",
+            "workload.tokenizer: 'x' is not read by dataset 'lengths'; set workload.dataset to tsv, jsonl, csv, "
+            "parquet or json, or",
         ),
         (
             "workload: {dataset: sst2, eval_path: x.tsv}",

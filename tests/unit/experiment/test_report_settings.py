@@ -57,7 +57,8 @@ def test_the_data_is_that_of_the_run(
     if DATASETS[dataset].of_files:
         (tmp_path / f"my.{dataset}").write_text("x", encoding="utf-8")
         files = {"workload.data_path": str(tmp_path / f"my.{dataset}")}
-    make_comparison({}, flags={"static": {"workload.dataset": dataset, **files}})
+    name = {} if DATASETS[dataset].classes else {"workload.name": "causal_lm"}
+    make_comparison({}, flags={"static": {"workload.dataset": dataset, **name, **files}})
 
     text = report(store, language)
 

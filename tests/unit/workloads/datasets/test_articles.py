@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -14,25 +13,18 @@ import pytest
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.plugins import WORKLOADS
 from dynbench.workloads.datasets.base import CorpusSplit
 from dynbench.workloads.datasets.json import CHUNK
 from dynbench.workloads.datasets.registry import load_dataset
 
 ARTICLES = [
     {"id": "0", "title": "First", "text": "a line\nand another\u2028 one"},
-    {"id": "1", "title": "", "text": "café \U0001f600 \\ \" \0"},
+    {"id": "1", "title": "", "text": 'café \U0001f600 \\ " \0'},
     {"id": "x", "title": "Third", "text": ""},
 ]
 TEXTS = [f"{article['title']}\n{article['text']}" for article in ARTICLES]
+LM = "causal_lm"
 STREAMED = ("json", "jsonl", "parquet")
-
-
-@pytest.fixture(autouse=True)
-def without_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workload of these tests learns no labels."""
-    entry = replace(WORKLOADS["text_classification"], classes=False)
-    monkeypatch.setitem(WORKLOADS.entries, "text_classification", entry)
 
 
 def written(path: Path, dataset: str, articles: list[dict[str, str]] = ARTICLES) -> Path:
@@ -46,7 +38,7 @@ def written(path: Path, dataset: str, articles: list[dict[str, str]] = ARTICLES)
 
 
 def corpus(path: Path, dataset: str = "json", **settings: str) -> CorpusSplit:
-    split = load_dataset(Workload(dataset=dataset, data_path=str(path), **settings)).train  # type: ignore[arg-type]
+    split = load_dataset(Workload(name=LM, dataset=dataset, data_path=str(path), **settings)).train  # type: ignore[arg-type]
     assert isinstance(split, CorpusSplit)
     return split
 
@@ -73,7 +65,7 @@ def test_every_format_gives_the_same_articles_as_often_as_asked(tmp_path, datase
 @pytest.mark.parametrize("dataset", STREAMED)
 def test_an_evaluation_file_is_read_apart(tmp_path, dataset) -> None:
     paths = [written(tmp_path / "train", dataset), written(tmp_path / "eval", dataset, ARTICLES[:1])]
-    settings = Workload(dataset=dataset, data_path=str(paths[0]), eval_path=str(paths[1]))  # type: ignore[call-arg]
+    settings = Workload(name=LM, dataset=dataset, data_path=str(paths[0]), eval_path=str(paths[1]))  # type: ignore[call-arg]
     splits = load_dataset(settings)
     assert [len(splits.train), len(splits.eval)] == [3, 1]
     assert splits.eval.source == str(paths[1])
@@ -129,7 +121,10 @@ def an(index: int = 0, **changes: object) -> str:
         (f"[{an(0)},]", "item 2, byte 40: parse error: unallowed token at this point in JSON text"),
         (f"[{an(0)}, nul]", "item 2, byte"),
         (f"[{an(0)}] [", "item 2, byte 41: parse error: trailing garbage"),
-        (f"[{an(0)}, {an(1, text='?')}]".encode().replace(b"?", b"\xff"), "byte 76: lexical error: invalid bytes in UTF8"),
+        (
+            f"[{an(0)}, {an(1, text='?')}]".encode().replace(b"?", b"\xff"),
+            "byte 76: lexical error: invalid bytes in UTF8",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_place(tmp_path, content, said) -> None:
@@ -147,7 +142,7 @@ def test_the_byte_is_that_of_the_file_wherever_chunks_end(tmp_path, gap) -> None
     [
         (f"{an(0)}\n{an(1)}\n", "use --dataset jsonl"),
         ("id,title,text\n", "use --dataset csv"),
-        (gzip.compress(b"[]"), "gunzip -k"),
+        (gzip.compress(b"[]", mtime=0), "gunzip -k"),
         ("[]".encode("utf-16"), "iconv -f UTF-16"),
         (b"PAR1....", "use --dataset parquet"),
     ],
@@ -201,8 +196,7 @@ def test_what_is_no_parquet_is_said(tmp_path, content) -> None:
     assert "expected a Parquet file" in message(tmp_path / "file", content, "parquet").message
 
 
-def test_parquet_with_classes_is_read_with_its_labels(tmp_path, monkeypatch) -> None:
-    monkeypatch.undo()
+def test_parquet_with_classes_is_read_with_its_labels(tmp_path) -> None:
     path = tmp_path / "file"
     pl.DataFrame({"sentence": ["a", "b", "c"], "label": ["neg", "pos", "neg"]}).write_parquet(path)
     split = load_dataset(Workload(dataset="parquet", data_path=str(path))).train
@@ -216,7 +210,7 @@ from dynbench.workloads.datasets import {dataset}
 from pathlib import Path
 small, large = Path(sys.argv[1]), Path(sys.argv[2])
 def peak(path):
-    characters = sum(map(len, {dataset}.read(path, Workload())))
+    characters = sum(map(len, {dataset}.read(path, Workload(name='causal_lm'))))
     return characters, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(*peak(small), *peak(large))
 """
