@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from probes import make_probe
@@ -26,6 +27,7 @@ from dynbench.probe import prober
 from dynbench.runs.atomic import write_text
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
 from dynbench.runs.store import RunStore
+from dynbench.workloads import hub
 from dynbench.workloads.datasets.language import VOCAB_SIZE
 from dynbench.workloads.language_model import language_model
 from dynbench.workloads.model_config import LANGUAGE_MODEL
@@ -127,6 +129,12 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("solve", "--list", document="solve --list --json")
     tour.run("plugins", document="plugins --json")
     tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
+    articles = [{"id": "1", "title": "One", "text": "word", "url": "u"}]
+    with (
+        mock.patch("datasets.load_dataset", return_value=articles),
+        mock.patch.multiple(hub, _why_unreachable=lambda endpoint: "", constants=mock.Mock(HF_HUB_OFFLINE=False)),
+    ):
+        tour.run("data", "wikipedia", "-o", str(tour.root.parent / "w.json"), document="data wikipedia --json")
 
 
 def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:

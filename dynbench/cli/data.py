@@ -1,4 +1,4 @@
-"""`dynbench data`: what can be taken out of a data set, to be shared."""
+"""`dynbench data`: what can be taken out of a data set, to be shared or to train on elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATASET_KEYS = (
 
 @click.group()
 def command() -> None:
-    """Take out of a data set what can be shared."""
+    """Take out of a data set what can be shared, or trained on elsewhere."""
 
 
 @command.command(
@@ -70,6 +70,42 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     )
     path = shlex.quote(str(output))
     print_line(f"next  dynbench train --dataset lengths --data-path {path} --max-length {max_length}")
+
+
+@command.command(
+    "wikipedia",
+    short_help="Articles of Wikipedia, as a file for --dataset json.",
+    epilog="\b\nExamples:\n  dynbench data wikipedia -o articles.json --megabytes 10\n"
+    "  dynbench train --workload causal_lm --dataset json --data-path articles.json",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("wikipedia.json"),
+    show_default=True,
+    help="File to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option(
+    "--megabytes", type=click.FloatRange(min=0, min_open=True), default=10, show_default=True, help="Size of the file."
+)
+@click.option("--edition", default="20231101.en", show_default=True, help="Date and language, as the hub names them.")
+@common_options
+def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: float, edition: str) -> None:
+    """Write the first articles of wikimedia/wikipedia on the hub to a JSON array of {"id", "title", "text"}."""
+    from dynbench.plugins.datasets import WikipediaOptions
+    from dynbench.workloads.datasets.wikipedia import REPOSITORY, export
+
+    refuse_existing(output, force)
+    with writing(output):
+        articles, size = export(output, WikipediaOptions(megabytes=megabytes, edition=edition))
+    facts = {"path": output, "source": f"hub:{REPOSITORY} {edition}", "articles": articles, "bytes": size}
+    if answered(settings, "data wikipedia", facts, str(output)):
+        return
+    print_line(str(output))
+    print_line(f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes")
+    print_line(f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}")
 
 
 def save_lengths(lengths: IntArray, path: Path) -> None:

@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("dynbench.cli.bench", "Micro-benchmarks: time and bandwidth of an all-reduce by size."),
     "eval": ("dynbench.cli.eval", "Loss and perplexity, or accuracy, of a saved model."),
     "generate": ("dynbench.cli.generate", "Text from a saved language model."),
-    "data": ("dynbench.cli.data", "The lengths of a data set, to share them without its text."),
+    "data": ("dynbench.cli.data", "Lengths of a data set, to share them without its text; articles."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
     "plugins": ("dynbench.cli.plugins", "What can be chosen, and with which options."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import Section
+from dynbench.plugins.section import PositiveFloat, Section
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class TraceOptions(FileOptions):
     """Column of a trace of `lengths`; null takes `length`, or the only one."""
 
 
+class WikipediaOptions(Section):
+    """Of the data set that fetches articles from the hub."""
+
+    megabytes: PositiveFloat = 10.0
+    """Size of the articles that are fetched, the first ones of the edition, MB."""
+    edition: str = "20231101.en"
+    """Date and language, as the hub's wikimedia/wikipedia names them."""
+
+
 def _ours(
     name: str, summary: str, options: type[Section] = Section, *, generated: bool = False, classes: bool = True
 ) -> DatasetEntry:
@@ -72,6 +81,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
         _ours("jsonl", "texts of a JSON Lines file", TextFileOptions),
         _ours("csv", "texts of a file with separators and quotes", TextFileOptions),
         _ours("parquet", "texts of a Parquet file", TextFileOptions),
+        _ours("wikipedia", "articles of Wikipedia from the hub, without labels", WikipediaOptions, classes=False),
         _ours("json", "articles of a JSON array, without labels", FileOptions, classes=False),
         _ours("lengths", "a trace of lengths, all trained on, with generated tokens", TraceOptions, generated=True),
     ),

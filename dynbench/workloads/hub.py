@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 10.0
 """Longest wait for the hub's first answer; its own client would retry for a minute."""
 
 # The client's transport errors descend from the first base (httpx or requests, by version), not from OSError.
-_LOAD_ERRORS: tuple[type[Exception], ...] = (
+LOAD_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     ValueError,
     SafetensorError,
@@ -113,7 +113,7 @@ def load_from_hub(
     if cached:
         try:
             return load(True)
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             logger.debug("cached copy of %s: %s", name, error)
             missing = f"{key}: {name!r} is incomplete in the hub's cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
@@ -124,7 +124,7 @@ def load_from_hub(
     logger.info("loading %s from %s", name, constants.ENDPOINT)
     try:
         return load(False)
-    except _LOAD_ERRORS as error:
+    except LOAD_ERRORS as error:
         raise HubError(
             f"{key}: {name!r} cannot be loaded from {constants.ENDPOINT}: {first_line(error)}", ways_out
         ) from error

@@ -19,6 +19,7 @@ TEXTS = "workload.dataset=sst2"
 OWN = "workload.name=mine:Workload"
 FILES = ("workload.dataset=tsv", "workload.data_path=x.tsv")
 JSON = ("workload.name=causal_lm", "workload.dataset=json", "workload.data_path=x.json")
+WIKIPEDIA = ("workload.name=causal_lm", "workload.dataset=wikipedia")
 TRACE = ("workload.dataset=lengths", "workload.data_path=x.parquet")
 DYNAMIC = "schedule.mode=dynamic"
 PREFIX = "schedule.policy=prefix"
@@ -41,6 +42,8 @@ VALUES: dict[str, str] = {
     "workload.size": "base",
     "workload.dropout": "0.2",
     "workload.max_length": "100",
+    "workload.megabytes": "20",
+    "workload.edition": "20231101.de",
     "workload.blocks": "true",
     "workload.subset": "500",
     "workload.pad_to_multiple_of": "16",
@@ -119,6 +122,8 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "workload.label_column": ((), FILES),
     "workload.length_column": (FILES, TRACE),
     "workload.model": ((TEXTS, "workload.tokenizer=vocab.txt"), (TEXTS,)),
+    "workload.megabytes": ((), WIKIPEDIA),
+    "workload.edition": ((), WIKIPEDIA),
     "workload.blocks": (("workload.name=causal_lm",), (*JSON,)),
     "workload.size": (("workload.weights=pretrained",), ()),
     "workload.cache_dir": (("workload.dataset=lognormal",), FILES),
