@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dynbench.config.paths import VOCABULARY, path_problems
+from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, path_problems
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
+from dynbench.workloads.byte_level import read_byte_level
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import held_out_of
@@ -36,6 +37,8 @@ def check_inputs(config: Config) -> Splits | None:
         return None
     if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
         read_vocabulary(Path(workload.tokenizer).expanduser())
+    if workload.tokenizer is not None and workload.tokenizer.endswith(BPE_VOCABULARY):
+        read_byte_level(Path(workload.tokenizer).expanduser())
     paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
     if not paths or sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
         return None

@@ -10,9 +10,10 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.config.schema import Workload
+from dynbench.config.schema import Config, Workload
 from dynbench.errors import DataError
 from dynbench.workloads.byte_level import BYTE_BEGIN, BYTE_END, END
+from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
 TEXTS = ["The end of 1 text.\n", "low lower lowest", "", "ein Löffel 漢字 🙂"]
@@ -73,6 +74,11 @@ def test_a_vocabulary_without_merges_is_refused(trained: Path, tmp_path: Path) -
     (tmp_path / "gpt2-vocab.json").write_bytes((trained / "small-vocab.json").read_bytes())
     with pytest.raises(DataError, match=r"no merges beside it, neither gpt2-merges\.txt nor merges\.txt"):
         load_tokenizer(Workload(tokenizer=str(tmp_path / "gpt2-vocab.json")))
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"sentence": "a", "label": 0}\n', encoding="utf-8")
+    settings = Workload(dataset="jsonl", data_path=str(texts), tokenizer=str(tmp_path / "gpt2-vocab.json"))
+    with pytest.raises(DataError, match="no merges beside it"):
+        check_inputs(Config(workload=settings))
 
 
 @pytest.mark.parametrize(
