@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.analysis.analyze import Report
+    from dynbench.analysis.comparison import Comparison
     from dynbench.analysis.questions.base import Question
     from dynbench.config.schema import Analysis
     from dynbench.runs.run import Run
@@ -187,16 +188,27 @@ def _show_comparisons(report: Report, question: Question) -> None:
     print_line(f"\nquestion: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):
         print_line(line)
-        if comparison.forbidden:
-            print_line(f"  {comparison.reason}")
-        if len(report.arms) <= SIDE_BY_SIDE and comparison.predicted is not None:
-            print_line(f"  predicted by the probe: {comparison.predicted:.3f}")
-        if len(report.arms) <= SIDE_BY_SIDE and comparison.recovery is not None:
-            print_line(f"  {comparison.recovery.sentence(comparison.baseline.label)}")
-        for reason in comparison.pairing.left_out:
-            print_line(f"  left out: {reason}")
+        for detail in _details(comparison, in_overview=len(report.arms) > SIDE_BY_SIDE):
+            print_line(f"  {detail}")
     for line in verdict_legend(report):
         print_line(f"({line})")
+
+
+def _details(comparison: Comparison, in_overview: bool) -> Iterator[str]:
+    """What there is to say of a verdict; in an overview its numbers are columns."""
+    if comparison.forbidden:
+        yield comparison.reason
+    if not in_overview:
+        if comparison.predicted is not None:
+            yield f"predicted by the probe: {comparison.predicted:.3f}"
+        if comparison.recovery is not None:
+            yield comparison.recovery.sentence(comparison.baseline.label)
+        if comparison.efficiency is not None:
+            yield f"efficiency of the ranks: {100 * comparison.efficiency:.1f} %"
+        if comparison.question.loss_drift is not None and comparison.loss_drift is not None:
+            yield f"mean training loss: {100 * comparison.loss_drift:+.2f} % of the baseline's"
+    for reason in comparison.pairing.left_out:
+        yield f"left out: {reason}"
 
 
 def show_verdicts(report: Report) -> None:

@@ -128,6 +128,24 @@ def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> No
     assert one(store, show, *virtual).endswith(", 2 launches, virtual ranks")
 
 
+def test_numbers_of_a_question_stand_below_the_verdict_of_a_few_arms_and_in_the_overview_of_many(
+    store: RunStore, show: Show
+) -> None:
+    few = [*launches(store, noise=0.0), *launches(store, world_size=4, noise=0.0)]
+    lines = show(*few)
+    assert any(line.startswith("question: scaling, ") for line in lines)
+    (told,) = (line for line in lines if line.startswith("  efficiency of the ranks: "))
+
+    many = [*few, *launches(store, world_size=8, noise=0.0), *launches(store, world_size=16, noise=0.0)]
+    lines = show(*many, width=300)
+    assert not any(line.startswith("  efficiency") for line in lines)
+    assert "efficiency" in lines[1] and told.rpartition(": ")[2] in lines[3]
+
+    sizes = [(), ("train.precision=bf16",)]
+    lines = show(*[run for over in sizes for run in launches(store, overrides=over)])
+    assert any(line.startswith("  mean training loss: ") for line in lines)
+
+
 def test_arms_configured_alike_are_said_to_be(store: RunStore, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     again = analyze.analyze_runs
     first, second = launches(store), launches(store)
