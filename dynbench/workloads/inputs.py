@@ -11,7 +11,7 @@ from dynbench.plugins import options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.byte_level import read_byte_level
-from dynbench.workloads.datasets.base import Splits
+from dynbench.workloads.datasets.base import CorpusSplit, Splits
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import held_out_of
 from dynbench.workloads.vocabulary import read_vocabulary
@@ -42,7 +42,11 @@ def check_inputs(config: Config) -> Splits | None:
     paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
     if not paths or sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
         return None
-    return load_dataset(workload)
+    splits = load_dataset(workload)
+    for split in (splits.train, splits.eval):
+        if isinstance(split, CorpusSplit):
+            len(split)  # reads it to its end, where a mistake may be
+    return splits
 
 
 def check_batch(config: Config) -> None:
@@ -53,8 +57,8 @@ def check_batch(config: Config) -> None:
         UsageError: the batch is larger than that.
     """
     splits = check_inputs(config)
-    if splits is None:
-        return
+    if splits is None or (config.workload.blocks and isinstance(splits.train, CorpusSplit)):
+        return  # how many blocks the texts make, their tokens tell
     batch, rows = config.train.global_batch, len(splits.train)
     held_out = 0 if splits.eval is not None else held_out_of(rows)
     if batch > rows - held_out:
