@@ -39,7 +39,7 @@ def _bar() -> Iterator[OnProgress]:
 
         def show(progress: Progress) -> None:
             update(
-                description="training" if progress.steps_done else "starting ranks",
+                description="training" if progress.steps_done else progress.preparing or "starting ranks",
                 completed=progress.steps_done,
                 total=progress.total_steps,
                 facts=describe(progress),
@@ -49,10 +49,13 @@ def _bar() -> Iterator[OnProgress]:
 
 
 def _line_printer() -> Callable[[Progress], None]:
-    shown = -1
+    shown, prepared = -1, ""
 
     def show(progress: Progress) -> None:
-        nonlocal shown
+        nonlocal shown, prepared
+        if progress.preparing != prepared and progress.preparing:
+            prepared = progress.preparing
+            stderr.print(prepared, soft_wrap=True)
         tenth = progress.steps_done * LINES // progress.total_steps
         if tenth > shown:
             shown = tenth

@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_S = 2.0
 """What takes no longer is not told."""
-EVERY_S = 2.0
+EVERY_S = 5.0
 
 
 class Pace:

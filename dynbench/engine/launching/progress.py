@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dynbench.engine.rank.rank_warnings import read_preparing
 from dynbench.runs.run import Run
 
 POLL_S = 0.25
@@ -32,6 +33,8 @@ class Progress:
     """Real tokens over recent steps."""
     imbalance: float | None = None
     """Longest over mean compute of the ranks that train, over recent steps; 1 is perfect."""
+    preparing: str = ""
+    """Before the first step, how far the preparing of the data has got, where it takes long."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -70,6 +73,7 @@ class ProgressReader:
     """
 
     def __init__(self, run: Run, ranks: range, total_steps: int, on_progress: OnProgress | None) -> None:
+        self._run = run
         self._tails = [_Tail(run.rank_file(rank)) for rank in ranks]
         self._rows: list[deque[dict[str, str]]] = [deque(maxlen=RECENT_STEPS) for _ in ranks]
         self._counts = [0] * len(ranks)
@@ -97,16 +101,18 @@ class ProgressReader:
             self._rows[index].extend(rows)
             self._counts[index] += len(rows)
         done = min(self._counts)
-        progress = Progress(done, self._total_steps, time.monotonic() - self._started)
-        return self._with_rates(progress) if done else progress
+        elapsed_s = time.monotonic() - self._started
+        if not done:
+            return Progress(done, self._total_steps, elapsed_s, preparing=read_preparing(self._run))
+        return self._with_rates(Progress(done, self._total_steps, elapsed_s))
 
     def _watch(self) -> None:
         assert self._on_progress is not None
-        shown = -1
+        shown: tuple[int, str] | None = None
         while not self._stop.wait(POLL_S):
             progress = self.look()
-            if progress.steps_done != shown:
-                shown = progress.steps_done
+            if (progress.steps_done, progress.preparing) != shown:
+                shown = progress.steps_done, progress.preparing
                 self._on_progress(progress)
 
     def _with_rates(self, progress: Progress) -> Progress:

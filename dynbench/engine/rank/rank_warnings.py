@@ -1,4 +1,4 @@
-"""Warnings of rank 0, handed to the launcher: a log that nobody reads is no place for them."""
+"""What rank 0 says that people have to see, handed to the launcher: a log that nobody reads is no place for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.run import Run
+from dynbench.workloads import pace
 
 
 class _ToFile(logging.Handler):
@@ -25,16 +26,41 @@ class _ToFile(logging.Handler):
                 file.write(text + "\n")
 
 
+class _LastLine(logging.Handler):
+    """Keeps what was said last about something that takes long."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.INFO)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._path.write_text(record.getMessage(), encoding="utf-8")
+
+
 def keep_warnings(run: Run, context: RankContext) -> None:
-    """From here on, what dynbench warns about on rank 0 is kept; what it says about other ranks is theirs too."""
+    """From here on, what dynbench warns about on rank 0 is kept, and how far the preparing of its data has got.
+
+    What it says about other ranks is theirs too.
+    """
     if context.is_first:
         logging.getLogger("dynbench").addHandler(_ToFile(_file(run)))
+        logging.getLogger(pace.__name__).addHandler(_LastLine(_preparing_file(run)))
 
 
 def read_warnings(run: Run) -> list[str]:
     """What rank 0 warned about, each once."""
     path = _file(run)
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def read_preparing(run: Run) -> str:
+    """How far the preparing of the data had got when rank 0 last said it; empty where that took no time."""
+    path = _preparing_file(run)
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _preparing_file(run: Run) -> Path:
+    return run.ranks_dir / "preparing.txt"
 
 
 def _file(run: Run) -> Path:

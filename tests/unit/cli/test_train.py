@@ -225,6 +225,16 @@ def test_progress_without_a_terminal_is_a_few_lines(capsys: Output) -> None:
     assert lines[-1].startswith("step 100/100") and "loss 0.500" in lines[-1]
 
 
+def test_what_is_prepared_is_told_as_it_changes(capsys: Output) -> None:
+    with progress_display(True) as show:
+        assert show is not None
+        for said in ("tokenising: 10%", "tokenising: 10%", "tokenising: 60%"):
+            show(Progress(0, 20, 1.0, preparing=said))
+        show(Progress(1, 20, 2.0))
+    err = capsys.readouterr().err
+    assert [err.count(said) for said in ("tokenising: 10%", "tokenising: 60%", "step 1/20")] == [1, 1, 0]
+
+
 def test_quiet_shows_no_progress() -> None:
     with progress_display(False) as show:
         assert show is None

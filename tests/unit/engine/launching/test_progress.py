@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from dynbench.engine.launching.progress import Progress, ProgressReader
+from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.rank_warnings import keep_warnings
 from dynbench.runs.run import Run
+from dynbench.workloads import pace
 
 HEADER = "step,weight,real_tokens,compute_ms,step_time_ms,loss\n"
 
@@ -27,6 +32,21 @@ def append(run: Run, rank: int, text: str) -> None:
 def test_before_the_first_row(run: Run) -> None:
     progress = ProgressReader(run, range(2), 10, None).look()
     assert (progress.steps_done, progress.total_steps, progress.loss) == (0, 10, None)
+
+
+def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(pace, "FIRST_S", 0.0)
+    logger = logging.getLogger(pace.__name__)
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
+    keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")))
+    reader = ProgressReader(run, range(1), 10, None)
+    with caplog.at_level(logging.INFO):
+        pace.Pace("tokenising a file", 100, "characters").add(50)
+    assert reader.look().preparing.startswith("tokenising a file: ")
+    assert "50%" in reader.look().preparing
+    append(run, 0, HEADER + "0,3.0,30,10,40,1.0\n")
+    assert reader.look().preparing == ""
 
 
 def test_rates_over_ranks(run: Run) -> None:
