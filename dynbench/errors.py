@@ -39,6 +39,8 @@ class DynbenchError(Exception):
     exit_code: int = EXIT_BUG
     run_path: Path | None = None
     """Folder of the run that ended so, where there is one; its record is finished."""
+    arm: int | None = None
+    """Of a launch, the arm whose turn it was, by its position; None where that is not known."""
     result: Mapping[str, object] | None = None
     """What `--json` prints beside the error, where the command had its result before it failed."""
 
@@ -139,6 +141,10 @@ class NothingFits(DynbenchError):
 
 class BatchTooLarge(NothingFits):
     """A global batch that the capacities cannot hold; a smaller one may fit."""
+
+
+class ReplicasTooLarge(NothingFits):
+    """Models of several arms that do not fit into one process; each may fit by itself."""
 
 
 class NotComparable(DynbenchError):

@@ -11,6 +11,7 @@ import re
 BYTES_PER_MB = 1_000_000
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
+_TIME = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smh]?)(?:in)?\s*$", re.IGNORECASE)
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -26,6 +27,19 @@ def parse_bytes(text: str) -> int:
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
     return round(float(number) * float(base) ** _STEPS[prefix.lower()])
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of a time as people type it: `90`, `90s`, `20m`, `1.5h`.
+
+    Raises:
+        ValueError: when the text is no time.
+    """
+    match = _TIME.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time; write it like 90s, 20m or 1.5h")
+    number, unit = match.groups()
+    return float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit.lower()]
 
 
 def mb(n_bytes: float) -> float:

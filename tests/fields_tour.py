@@ -21,6 +21,7 @@ from dynbench.bench import bench_run
 from dynbench.cli.main import main
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
+from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches, training
 from dynbench.probe import prober
@@ -89,9 +90,9 @@ def take_tour(folder: Path) -> Tour:
     store = RunStore(tour.root)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DYNBENCH_RESULTS", raising=False)
-        patch.setattr(training, "launch_training", launched)
+        patch.setattr(training, "launch_arms", launched)
         patch.setattr(prober, "run_probe", lambda *_, **__: make_probe(store, **PROBED))
-        patch.setattr(launches, "run_training", FakeTraining(data={}))
+        patch.setattr(launches, "run_arms", FakeTraining(data={}))
         patch.setattr(bench_run, "launch_ranks", launched_at_once({}))
         _single_runs(tour, store)
         _comparisons(tour, store, folder)
@@ -123,6 +124,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     failed = store.resolve("strategy")
     record_failure(failed, 0, WorkerFailed("rank 0 died", "See its log."))
     failed.update(failure={"kind": "worker", "message": "rank 0 died", "rank": 0, "log": "logs/rank_0.err"})
+    Turns(("a", "b")).write(made.path)
     tour.run("probe", "--name", "p", "--slowdown", "1:1.1", document="probe --json")
     too_many = "8192"  # ranks for the trace: skipped
     tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")

@@ -11,7 +11,7 @@ def load_cells(
     path: Path,
     overrides: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
-    launches: int | None = None,
+    launches: Mapping[str, object] | None = None,
     *,
     paths: bool = False,
 ) -> list[Recipe]:

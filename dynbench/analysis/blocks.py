@@ -16,10 +16,11 @@ import polars as pl
 def number_blocks(steps: pl.DataFrame, restarts: Collection[int] = ()) -> pl.DataFrame:
     """Adds the column `block`, counted from 0: steps of one block follow each other without a break of the clock.
 
-    A block ends where step numbers have a gap, where the warm-up ends, and after the steps `restarts`.
+    A block ends where step numbers have a gap, where the warm-up ends, where the arm's turn in its launch ends, and
+    after the steps `restarts`.
 
     Args:
-        steps: one row per complete step in order of step, with `step` and `warmup`.
+        steps: one row per complete step in order of step, with `step`, `warmup` and, where it was written, `turn`.
         restarts: steps after which the ranks' clocks began anew, as after an evaluation.
     """
     previous = pl.col("step").shift()
@@ -28,6 +29,8 @@ def number_blocks(steps: pl.DataFrame, restarts: Collection[int] = ()) -> pl.Dat
         | (pl.col("warmup") != pl.col("warmup").shift())
         | previous.is_in(list(restarts))
     )
+    if "turn" in steps.columns:
+        begins |= pl.col("turn") != pl.col("turn").shift()
     return steps.with_columns(block=begins.fill_null(value=False).cum_sum().cast(pl.Int32))
 
 

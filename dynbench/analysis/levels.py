@@ -34,8 +34,8 @@ def weakest(levels: Iterable[Level]) -> Level:
 def work_level(a: MergedRun, b: MergedRun) -> Level:
     """How far two launches of the same data and seed computed the same samples; `tokens` with different batches.
 
-    `window` asks that the measured steps are whole windows: where the warm-up or the end of the run splits one, the
-    measured samples differ.
+    `window` asks that the measured steps are whole windows: where the warm-up, the end of the run, or a step that does
+    not count splits one, the measured samples differ.
     """
     if a.facts.config.train.global_batch != b.facts.config.train.global_batch:
         return "tokens"
@@ -44,8 +44,14 @@ def work_level(a: MergedRun, b: MergedRun) -> Level:
         return "step"
     if done is None or not windows_agree(a, b):
         return "stream"
-    ends = (a.steps.height, *(int(run.steps["warmup"].sum()) for run in (a, b)))
+    ends = np.concatenate([_ends_of_stretches(run) for run in (a, b)])
     return "window" if np.isin(ends, done).all() else "stream"
+
+
+def _ends_of_stretches(run: MergedRun) -> NDArray[np.int64]:
+    """Numbers of steps after which steps begin or cease to count, and of all steps."""
+    unmeasured = run.steps["warmup"].to_numpy()
+    return np.append(np.flatnonzero(np.diff(unmeasured)) + 1, len(unmeasured))
 
 
 def windows_agree(a: MergedRun, b: MergedRun) -> bool:

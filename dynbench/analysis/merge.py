@@ -68,6 +68,12 @@ class MergedRun:
         return self.steps.filter(~pl.col("warmup"))
 
     @property
+    def settling(self) -> int:
+        """Steps after the warm-up that do not count: in a shared launch, those right after an evaluation."""
+        later = pl.col("step") >= self.facts.config.train.warmup_steps
+        return self.steps.filter(pl.col("warmup") & later).height
+
+    @property
     def time_ms(self) -> float:
         """The run's time, ms: of its blocks of measured steps, each the maximum over ranks."""
         return float(self.blocks["time_ms"].sum())
@@ -104,7 +110,7 @@ class MergedRun:
         if self.missing_ranks:
             missing, first = len(self.missing_ranks), self.missing_ranks[:8]
             yield Phrase.of("lacks.ranks", missing=missing, world_size=self.world_size, ranks=first)
-        measured, steps = self.measured.height, self.facts.config.train.steps
+        measured, steps = self.measured.height, self.facts.config.train.steps - self.settling
         if measured < steps:
             yield Phrase.of("lacks.steps", measured=measured, steps=steps)
 

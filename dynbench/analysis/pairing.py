@@ -28,7 +28,9 @@ class Pairing:
 
 
 def pair_launches(baseline: Arm, candidate: Arm, *, partial: bool = False) -> Pairing:
-    """Pairs launches of equal seed that follow each other in time.
+    """Pairs runs that took turns in one launch, and of the others launches of equal seed that follow each other.
+
+    Arms that never shared a launch are paired as if they had been launched apart.
 
     In ABBA order (the arms in order, then reversed, repeated) these are the launches of one block. A launch that is
     partial or gone takes its partner with it, and no other pair changes: shifted pairs would lie further apart, all in
@@ -41,18 +43,29 @@ def pair_launches(baseline: Arm, candidate: Arm, *, partial: bool = False) -> Pa
         partial: keep pairs with a partial launch, as long as it has a measured step, instead of leaving them out.
     """
     launches = (*baseline.runs, *candidate.runs)
+    pairs = _of_one_launch(baseline.runs, candidate.runs)
+    shared = {run.run.id for pair in pairs for run in pair}
     usable = {run.run.id for run in launches if run.measured.height and (partial or not run.partial)}
-    pairs: list[Pair] = []
     for seed in dict.fromkeys(run.facts.seed for run in launches):
-        arms = [[run for run in arm.runs if run.facts.seed == seed] for arm in (baseline, candidate)]
+        arms = [
+            [run for run in arm.runs if run.facts.seed == seed and (not shared or run.facts.together is None)]
+            for arm in (baseline, candidate)
+        ]
         pairs += _of_one_seed(arms[0], arms[1], usable)
     partners = {run.run.id: other for pair in pairs for run, other in (pair, pair[::-1])}
     kept = sorted(_whole(pairs, usable), key=lambda pair: pair[0].facts.started)
     paired = {run.run.id for pair in kept for run in pair}
     left_out = [
-        _reason(run, partners.get(run.run.id), run.run.id in usable) for run in launches if run.run.id not in paired
+        _reason(run, partners.get(run.run.id), run.run.id in usable)
+        for run in launches
+        if run.run.id not in paired and not (shared and _is_with_others(run, baseline, shared))
     ]
     return Pairing(tuple(kept), tuple(left_out))
+
+
+def _is_with_others(run: MergedRun, baseline: Arm, shared: Collection[str]) -> bool:
+    """Whether a run is the baseline's in a launch shared with another arm than the candidate."""
+    return run in baseline.runs and run.facts.together is not None and run.run.id not in shared
 
 
 def _reason(run: MergedRun, partner: MergedRun | None, usable: bool) -> str:
@@ -61,6 +74,12 @@ def _reason(run: MergedRun, partner: MergedRun | None, usable: bool) -> str:
     if partner is None:
         return f"{run.label} has no partner with seed {run.facts.seed}"
     return f"{run.label} ran beside {partner.label}, which is partial"
+
+
+def _of_one_launch(first: Sequence[MergedRun], second: Sequence[MergedRun]) -> list[Pair]:
+    """Pairs of two arms' runs that shared a launch, partial ones among them."""
+    by_launch = {run.facts.together: run for run in second if run.facts.together is not None}
+    return [(run, by_launch[run.facts.together]) for run in first if run.facts.together in by_launch]
 
 
 def _of_one_seed(first: Sequence[MergedRun], second: Sequence[MergedRun], usable: Collection[str]) -> list[Pair]:

@@ -11,7 +11,7 @@ import polars as pl
 
 from dynbench.runs.columns import Column, read_columns
 from dynbench.runs.phrase import Phrase
-from dynbench.runs.records import COLUMNS
+from dynbench.runs.records import COLUMNS, MAY_BE_EMPTY
 
 _INTEGERS = {
     "step": pl.Int32(),
@@ -87,7 +87,7 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if "weight" not in columns:
         rows = rows.with_columns(weight=pl.col("local_batch").cast(column_type("weight")))
     written = data.count(b"\n") - 1
-    rows = rows.filter(pl.all_horizontal(pl.col(COLUMNS).is_not_null()))
+    rows = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in COLUMNS if name not in MAY_BE_EMPTY))
     torn += written - rows.height
     if rows.height and not rows["rank"].eq(rank).all():
         ranks = rows["rank"].unique().to_list()

@@ -58,6 +58,12 @@ class RunFacts:
         return self.config.sync.communicate
 
     @property
+    def together(self) -> str | None:
+        """Id of the launch that it shared with other arms, equal for all runs of it; None where it was alone."""
+        found = self.env.get("together")
+        return str(found["id"]) if isinstance(found, Mapping) and "id" in found else None
+
+    @property
     def comm_model(self) -> Phrase | None:
         """The communication model of virtual ranks in words; None for real ranks."""
         if not self.virtual:

@@ -136,7 +136,7 @@ def _step_lengths(steps: pl.DataFrame) -> dict[str, float | None]:
 
 def _distribution(steps: pl.DataFrame, column: str, *percentiles: int) -> dict[str, float | None]:
     """Mean over steps, and percentiles over steps by linear interpolation."""
-    values = steps[column].to_numpy()
+    values = steps[column].drop_nulls().to_numpy()
     named = {f"p{p}": float(np.percentile(values, p)) if values.size else None for p in percentiles}
     return {"mean": _mean(steps, column), **named}
 

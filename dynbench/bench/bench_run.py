@@ -136,7 +136,7 @@ def _measure(run: Run, benchmark: Benchmark, launch: Launch) -> None:
     """Launch ranks for the cases without a row, anew after one that took all memory: its ranks are of no more use."""
     cases = benchmark.cases()
     while len(read_rows(run)) < len(cases):
-        failure = launch_ranks(RANK_MODULE, run, launch).failure(run)
+        failure = launch_ranks(RANK_MODULE, [run], launch).failure(run)
         if failure is None:
             return
         if not isinstance(failure, NothingFits):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -14,8 +16,9 @@ from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.runs.run import Run
 
 
-def work(run: Run, config: Config, context: RankContext, stop: StopFlag) -> None:
+def work(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, stop: StopFlag) -> None:
     """Measure what has no row yet, case by case; a signal that asks to stop ends this process at once."""
+    (run,) = runs
     benchmark = read_benchmark(run)
     done = np.array([len(read_rows(run))]) if context.is_first else None
     for case in benchmark.cases()[int(broadcast_integers(done, 1)[0]) :]:

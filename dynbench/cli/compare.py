@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynbench.cli.gate import gate_options, question_option
+from dynbench.cli.launch_options import launch_options
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 from dynbench.cli.output import print_json, print_line, show_warnings
 from dynbench.errors import RunLookupError, UsageError
@@ -15,10 +16,10 @@ from dynbench.errors import RunLookupError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynbench.analysis.questions.base import Question
     from dynbench.config.recipes import Recipe
     from dynbench.experiment.cells import CellsOutcome
     from dynbench.experiment.compare import Outcome
+    from dynbench.experiment.startable import Startable
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
 
@@ -27,6 +28,7 @@ Examples:
   dynbench compare                                   the quickstart: no network, no GPU
   dynbench compare recipes/sst2.yaml --steps 50 --launches 2
   dynbench compare --arm static:mode=static --arm part:policy=partition --over global_batch=32,64
+  dynbench compare mine.yaml --half-width 3% --max-time 30m
   dynbench compare --resume @latest:compare          go on with what is missing
   dynbench compare mine.yaml --fail-on slower        exit 6 when an arm is SLOWER than the baseline
 """
@@ -40,7 +42,7 @@ Examples:
 )
 @click.option("--save-recipe", metavar="FILE", help="Write the recipe that says the same, also under --dry-run.")
 @click.option("--resume", metavar="COMPARISON", help="Go on with an interrupted comparison.")
-@click.option("--launches", type=int, metavar="N", help="Launches per arm, even; else the recipe's.")
+@launch_options
 @question_option
 @gate_options
 @click.option("--dry-run", is_flag=True, help="Print the recipe, its launches and their time; launch nothing.")
@@ -55,7 +57,7 @@ def command(
     over: tuple[str, ...],
     save_recipe: str | None,
     resume: str | None,
-    launches: int | None,
+    launches: dict[str, object],
     question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
@@ -77,7 +79,9 @@ def command(
     conditions = read_conditions(fail_on)
     store = settings.store()
     if resume is not None:
-        _refuse_with_resume((recipe, *arms, *over, save_recipe, launches, question, name, replace, dry_run), settings)
+        _refuse_with_resume(
+            (recipe, *arms, *over, save_recipe, *launches.values(), question, name, replace, dry_run), settings
+        )
         comparison = _comparison(store, resume)
     else:
         from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
@@ -138,13 +142,14 @@ def _start(
     return start_cells(recipes, store, name=name, replace=replace, text=recipe_yaml(written))
 
 
-def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Question:
-    from dynbench.experiment.compare import check_startable, on_first_node
+def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Startable:
+    from dynbench.experiment.compare import on_first_node
+    from dynbench.experiment.startable import check_startable
 
     if on_first_node(recipes[0]):
         store.check_name(name, replace)
-    question, *_ = [check_startable(recipe, store) for recipe in recipes]
-    return question
+    startable, *_ = [check_startable(recipe, store) for recipe in recipes]
+    return startable
 
 
 def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:

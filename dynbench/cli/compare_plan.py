@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dynbench.analysis.questions.base import Question
 from dynbench.cli.flags import FLAGS
 from dynbench.cli.options import Settings
 from dynbench.cli.output import print_json, print_line, writing
@@ -17,8 +16,9 @@ from dynbench.config.sweep import sweep_document
 from dynbench.config.typed_settings import short_keys
 from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.estimate import estimate
-from dynbench.experiment.order import abba_order
 from dynbench.experiment.recipe_warnings import arms_alike
+from dynbench.experiment.startable import Startable
+from dynbench.experiment.state import plan_state
 from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def load(
     reference: str | None,
     arms: Sequence[str],
     over: Sequence[str],
-    launches: int | None,
+    launches: Mapping[str, object],
     question: str | None,
     settings: Settings,
 ) -> tuple[list[Recipe], dict[str, object]]:
@@ -72,7 +72,7 @@ def tell_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
 
 def show_plan(
     recipes: Sequence[Recipe],
-    question: Question,
+    startable: Startable,
     written: Mapping[str, object],
     warnings: Sequence[str],
     settings: Settings,
@@ -81,7 +81,9 @@ def show_plan(
     store = settings.store()
     alike = tell_alike(recipes, store)
     expected = estimate(recipes, store)
-    order = abba_order(list(recipes[0].arms), recipes[0].launches)
+    question, meeting = startable.question, startable.meeting
+    seeds = dict.fromkeys(recipes[0].arms, 0)
+    planned = plan_state(recipes[0].name, recipes[0].baseline, meeting, recipes[0].launches.planned, seeds)
     if settings.as_json:
         plans = [
             {
@@ -90,7 +92,9 @@ def show_plan(
                 "settings": recipe.cell,
                 "baseline": recipe.baseline,
                 "arms": {name: config.model_dump(mode="json") for name, config in recipe.arms.items()},
-                "launches": [{"arm": launch.arm, "block": launch.block} for launch in order],
+                "launches": [{"arm": one.arm, "block": one.block, "launch": one.launch} for one in planned.launches],
+                "mode": meeting.mode,
+                "mode_reason": meeting.reason,
             }
             for recipe in recipes
         ]
@@ -103,7 +107,8 @@ def show_plan(
     if settings.verbosity > 0:
         for recipe in recipes:
             print_line("\n# in full:\n" + "\n".join(f"# {line}" for line in dump_recipe(recipe).splitlines()))
-    total = f"{len(order)} launches" if len(recipes) == 1 else f"{len(recipes)} comparisons of {len(order)} launches"
+    shared = [[planned.launches[index].arm for index in members] for members in planned.together]
+    total = f"{len(shared)} launches" if len(recipes) == 1 else f"{len(recipes)} comparisons of {len(shared)} launches"
     print_line(f"\n# question: {question.name}, {question.description}")
-    print_line(f"# {total}: {' '.join(launch.arm for launch in order)}")
+    print_line(f"# {total}, {meeting.mode} ({meeting.reason}): {'; '.join(map(' '.join, shared))}")
     print_line(f"# {expected}")

@@ -73,7 +73,9 @@ def compare_display(wanted: bool) -> Iterator[Display]:
 
 
 def _title(progress: CompareProgress) -> str:
-    return f"launch {progress.done + 1}/{progress.total}  {progress.launch.arm} #{progress.launch.block + 1}"
+    arms = progress.arms
+    who = arms[0].arm if len(arms) == 1 else f"{len(arms)} arms in turns"
+    return f"launch {progress.done + 1}/{progress.total}  {who} #{arms[0].block + 1}"
 
 
 def _left(progress: CompareProgress) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from dynbench.config.dump import dump_yaml
+from dynbench.config.launches import written
 from dynbench.config.layers import Layers
 from dynbench.config.recipes import ITEMS, Recipe
 from dynbench.config.yaml_strict import Document, Value
@@ -41,7 +42,7 @@ def written_recipe(
         "arms": [arm if arm["set"] else {"name": arm["name"]} for arm in arms],
         **({"cells": cells} if cells else {}),
         "baseline": recipes[0].baseline,
-        "launches": recipes[0].launches,
+        "launches": written(recipes[0].launches),
         **({"question": recipes[0].question} if recipes[0].question else {}),
     }
 

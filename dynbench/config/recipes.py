@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from dynbench.config.digest import recorded
 from dynbench.config.dump import dump_yaml
+from dynbench.config.launches import Launches, counted, with_flags, written
 from dynbench.config.layers import Layers
 from dynbench.config.load import load_mapping
 from dynbench.config.schema import Config
@@ -20,7 +21,7 @@ from dynbench.config.yaml_strict import Document, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean
 from dynbench.plugins.code import recipes_dir
-from dynbench.plugins.section import PositiveInt, Section
+from dynbench.plugins.section import Section
 
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 
@@ -53,12 +54,16 @@ class RecipeText(Section):
     """Several comparisons of the same arms: what each adds to the settings, dotted configuration key to value."""
     baseline: str | None = None
     """The arm that the others are compared with; null is the first."""
-    launches: PositiveInt = 2
-    """Launches per arm; even, so that the order is fair."""
+    launches: Annotated[Launches, BeforeValidator(counted)] = Field(default_factory=Launches)
+    """How often arms are launched, and how they meet; a plain number is launches per arm."""
     question: str | None = None
     """What the comparison asks, by name; null finds it from what the arms differ in."""
     order: Literal["abba"] = "abba"
     """The arms in order, then reversed, repeated."""
+
+
+_FIELDS = {"arms": ArmText.model_fields, "launches": Launches.model_fields}
+"""What may stand under a key that holds more."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Recipe:
         description: one line.
         arms: configuration by arm name, in order.
         baseline: name of the arm that the others are compared with.
-        launches: launches per arm, even.
+        launches: how often arms are launched, and how they meet.
         cell: what this comparison of several adds to the shared settings, unless the command line sets it for all of
             them; empty for a single one.
         question: name of what is asked; None finds it from what the arms differ in.
@@ -80,7 +85,7 @@ class Recipe:
     description: str
     arms: Mapping[str, Config]
     baseline: str
-    launches: int
+    launches: Launches
     cell: Mapping[str, object] = field(default_factory=dict)
     question: str | None = None
 
@@ -126,7 +131,7 @@ def resolve_cells(
     document: Document,
     overrides: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
-    launches: int | None = None,
+    launches: Mapping[str, object] | None = None,
     *,
     paths: bool = False,
 ) -> list[Recipe]:
@@ -139,7 +144,7 @@ def resolve_cells(
         document: its text, read.
         overrides: texts like `train.steps=200`, for all arms.
         flags: dotted key to value, for all arms; None values count as not given.
-        launches: launches per arm; None takes the recipe's.
+        launches: key of `launches` to value, over the recipe's; None values count as not given.
         paths: also look up the files and folders that training reads.
 
     Returns:
@@ -153,7 +158,7 @@ def resolve_cells(
     recipes = []
     for cell in range(max(1, len(text.cells))):
         try:
-            recipes.append(_load_cell(name, document, text, cell, overrides, flags or {}, launches, paths))
+            recipes.append(_load_cell(name, document, text, cell, overrides, flags or {}, launches or {}, paths))
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
@@ -168,11 +173,12 @@ def _load_cell(
     cell: int,
     overrides: Sequence[str],
     flags: Mapping[str, object],
-    launches: int | None,
+    launches: Mapping[str, object],
     paths: bool,
 ) -> Recipe:
-    count = text.launches if launches is None else launches
-    problems = list(_rules(text, count, document, launches_given=launches is not None))
+    problems = list(_rules(text, document))
+    asked, wrong = with_flags(text.launches, launches, document)
+    problems += wrong
     arms: dict[str, Config] = {}
     laid_over: set[str] = set()
     for index, arm in enumerate(text.arms):
@@ -190,7 +196,7 @@ def _load_cell(
         for key, value in (text.cells[cell] if text.cells else {}).items()
         if not any(overlap(key, given) for given in laid_over)
     }
-    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, count, added, text.question)
+    return Recipe(name, text.description, arms, text.baseline or text.arms[0].name, asked, added, text.question)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -206,7 +212,7 @@ def dump_recipe(recipe: Recipe) -> str:
             "settings": recorded(baseline),
             "arms": arms,
             "baseline": recipe.baseline,
-            "launches": recipe.launches,
+            "launches": written(recipe.launches),
             **({"question": recipe.question} if recipe.question else {}),
             "order": "abba",
         },
@@ -234,7 +240,7 @@ def _explain(item: ErrorDetails, document: Document) -> str:
     where = f"{document.where(dotted)}: {dotted}"
     match item["type"]:
         case "extra_forbidden":
-            known = ArmText.model_fields if location[0] == "arms" else RecipeText.model_fields
+            known = _FIELDS.get(str(location[0]) if len(location) > 1 else "", RecipeText.model_fields)
             near = f"{did_you_mean(str(location[-1]), known)} Allowed: {', '.join(known)}".lstrip()
             return f"{where}: unknown key. {near}"
         case "string_pattern_mismatch":
@@ -246,7 +252,7 @@ def _explain(item: ErrorDetails, document: Document) -> str:
     return f"{where}: {item['input']!r} is not allowed: {item['msg'][:1].lower()}{item['msg'][1:]}"
 
 
-def _rules(text: RecipeText, launches: int, document: Document, *, launches_given: bool) -> Iterator[str]:
+def _rules(text: RecipeText, document: Document) -> Iterator[str]:
     names = [arm.name for arm in text.arms]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -254,9 +260,6 @@ def _rules(text: RecipeText, launches: int, document: Document, *, launches_give
     if text.baseline is not None and text.baseline not in names:
         known = f"{did_you_mean(text.baseline, names)} Arms: {', '.join(names)}".lstrip()
         yield f"{document.where('baseline')}: baseline: '{text.baseline}' is not an arm. {known}"
-    if launches < 1 or launches % 2:
-        where = "--launches" if launches_given else f"{document.where('launches')}: launches"
-        yield f"{where}: {launches} launches per arm; ABBA order needs an even number, like {max(2, launches + 1)}"
 
 
 def _arm_document(document: Document, text: RecipeText, cell: int, arm: int) -> Document:

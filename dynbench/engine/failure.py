@@ -22,6 +22,7 @@ from dynbench.errors import (
     HubError,
     NothingFits,
     RecordError,
+    ReplicasTooLarge,
     RunLookupError,
     UsageError,
     WorkerFailed,
@@ -35,6 +36,7 @@ from dynbench.workloads.own_code import OwnCode, find_own_code
 _USER_ERRORS: dict[str, type[DynbenchError]] = {
     error.kind: error for error in (UsageError, DataError, HubError, RunLookupError, RecordError, NothingFits)
 }
+_MEMORY_ERRORS = {error.__name__: error for error in (BatchTooLarge, ReplicasTooLarge)}
 _AFTERMATH = (
     "connection closed by peer",
     "connection reset by peer",
@@ -102,6 +104,19 @@ def keep_failure(run: Run, failure: RankFailure) -> None:
         write_json(failure_file(run, failure.rank), asdict(failure))
 
 
+def note_turn(run: Run, rank: int, arm: int) -> None:
+    """Keep which arm of the launch a rank works for, for the case that it dies without a word."""
+    (run.ranks_dir / f"turn_{rank}").write_text(str(arm), encoding="ascii")
+
+
+def arm_on_turn(run: Run, rank: int) -> int | None:
+    """The arm that a rank worked for last, by its position; None where it got to none."""
+    try:
+        return int((run.ranks_dir / f"turn_{rank}").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # it died while noting it
+        return None
+
+
 def read_failures(run: Run) -> list[RankFailure]:
     """What the ranks wrote, earliest first."""
     found = [
@@ -128,19 +143,26 @@ def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | Non
         exit_codes: rank to exit code, negative for a signal, of this node's ranks that failed.
         lost: what torchrun says of the nodes, where it says anything.
     """
+    rank, error = _cause(run, exit_codes, lost)
+    error.arm = None if rank is None else arm_on_turn(run, rank)
+    return error
+
+
+def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -> tuple[int | None, DynbenchError]:
+    """The rank that ended first, where one did, and its error."""
     failures = read_failures(run)
     causes = [failure for failure in failures if failure.is_cause]
     if causes:
-        return _as_error(run, causes[0])
+        return causes[0].rank, _as_error(run, causes[0])
     told = {failure.rank for failure in failures}
     silent = sorted(exit_codes.keys() - told, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, rank))
     if silent:
-        return _silent_death(run, silent[0], exit_codes[silent[0]])
+        return silent[0], _silent_death(run, silent[0], exit_codes[silent[0]])
     if lost is not None:
-        return lost
+        return None, lost
     if failures:
-        return _as_error(run, failures[0])
-    return WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
+        return failures[0].rank, _as_error(run, failures[0])
+    return None, WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
 
 
 def log_file(run: Run, rank: int) -> Path:
@@ -223,7 +245,7 @@ def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
     if failure.kind == ConfigError.kind:
         return ConfigError(failure.message.splitlines(), failure.hint)
     if failure.kind == NothingFits.kind:
-        error = BatchTooLarge if failure.exception == BatchTooLarge.__name__ else NothingFits
+        error = _MEMORY_ERRORS.get(failure.exception, NothingFits)
         return error(f"rank {failure.rank}: {failure.message}", failure.hint or MEMORY_HINT)
     if failure.kind in _USER_ERRORS:
         return _USER_ERRORS[failure.kind](failure.message, failure.hint)

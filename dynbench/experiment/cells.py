@@ -14,12 +14,12 @@ from dynbench.analysis.record import ComparisonRecord, PairRecord, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.experiment.compare import (
     Outcome,
-    check_startable,
     on_first_node,
     refuse_running,
     resumable,
     start_comparison,
 )
+from dynbench.experiment.startable import check_startable
 from dynbench.experiment.state import read_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,23 +12,19 @@ from typing import Unpack
 
 from dynbench.analysis.analyze import Report as Analysed
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.analysis.comparability import describe
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
-from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.config.dump import dump_config
+from dynbench.config.launches import Launches
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
-from dynbench.engine.launching.attach import started_as_rank
-from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.engine.plan_check import check_plan
-from dynbench.errors import ConfigError, DynbenchError, NothingFits, StorageError, UsageError, did_you_mean
+from dynbench.errors import DynbenchError, NothingFits, StorageError, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.offline_plans import plan_offline
-from dynbench.experiment.order import abba_order
 from dynbench.experiment.probing import probe_identity, splits, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
+from dynbench.experiment.second_stage import plan_second_stage
+from dynbench.experiment.startable import check_startable, resolved_arms
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text
@@ -35,9 +32,9 @@ from dynbench.runs.recorder import made, recorded
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import Naming, RunStore, results_option
-from dynbench.workloads.inputs import check_batch
 from dynbench.workloads.own_code import own_code_settings
 
+_log = logging.getLogger(__name__)
 _GO_ON = "Go on with:"
 _ANEW = "with other settings, start anew (--replace takes the name over)."
 OnStage = Callable[[str], None]
@@ -49,6 +46,7 @@ class Outcome:
 
     Attributes:
         run: its folder.
+        launches: what was asked for.
         state: its launches.
         analysed: runs, verdicts and checks.
         reports: the report files.
@@ -56,6 +54,7 @@ class Outcome:
     """
 
     run: Run
+    launches: Launches
     state: CompareState
     analysed: Analysed
     reports: Sequence[Path]
@@ -78,6 +77,13 @@ class Outcome:
             "command": "compare",
             "run": {"id": self.run.id, "name": self.run.name, "path": self.run.path, "status": self.run.status},
             "recipe": self.state.recipe,
+            "launches": {
+                "mode": self.state.mode,
+                "reason": self.state.reason,
+                "count": self.state.blocks,
+                "block": self.launches.block,
+                "half_width": self.launches.half_width,
+            },
             "reports": self.reports,
             "figures": self.figures,
         }
@@ -91,16 +97,16 @@ def start_comparison(recipe: Recipe, store: RunStore, **naming: Unpack[Naming]) 
         UsageError: the results folder cannot be written.
         DynbenchError: as `check_startable`.
     """
-    check_startable(recipe, store)
+    meeting = check_startable(recipe, store).meeting
     recipe = _pinned(recipe)
     if not on_first_node(recipe):
         naming["name"] = None
     seeds = {arm: config.train.seed for arm, config in recipe.arms.items()}
-    order = abba_order(list(recipe.arms), recipe.launches)
     with made(store, "compare", recipe.name, **naming) as comparison:
         write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
         write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
-        plan_state(recipe.name, recipe.baseline, order, seeds).write(comparison.path)
+        state = plan_state(recipe.name, recipe.baseline, meeting, recipe.launches.planned, seeds)
+        state.write(comparison.path)
     return comparison
 
 
@@ -141,7 +147,10 @@ def run_comparison(
     with resumable(comparison):
         recipe = _probed(comparison, recipe, store)
         state = _without_removed(read_state(comparison.path), store)
-        state = run_launches(comparison, state, recipe.arms, store, on_progress)
+        state = run_launches(comparison, state, recipe, store, on_progress)
+        if recipe.launches.half_width is not None and state.blocks == recipe.launches.first:
+            state = _with_second_stage(comparison, state, recipe, store, on_stage)
+            state = run_launches(comparison, state, recipe, store, on_progress)
         analysed = _analyze(comparison, state, recipe, store, on_stage)
         if analysed.question is None or analysed.question.plans:
             on_stage("solving exact against greedy")
@@ -150,7 +159,7 @@ def run_comparison(
         on_stage("writing the report")
         subject = read_subject(store, comparison)
         reports = [write_report(subject, form=form) for form in FORMATS]
-    return Outcome(comparison, state, analysed, reports, subject.figures)
+    return Outcome(comparison, recipe.launches, state, analysed, reports, subject.figures)
 
 
 def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
@@ -171,15 +180,31 @@ def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
         recipe = replace(recipe, arms={**recipe.arms, **shared})
         write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
     if groups:
-        _resolved(recipe, store)
+        resolved_arms(recipe, store)
     return recipe
+
+
+def _with_second_stage(
+    comparison: Run, state: CompareState, recipe: Recipe, store: RunStore, on_stage: OnStage
+) -> CompareState:
+    """The state with the launches that the half-width needs, by the spread of those that are done."""
+    on_stage("judging the first stage")
+    question = check_startable(recipe, store).question
+    stage = plan_second_stage(state, recipe, question, store)
+    _log.info("%s", stage.said)
+    if stage.warning is not None:
+        _log.warning("%s", stage.warning)
+        comparison.update(warnings=[*comparison.record().warnings, stage.warning])
+    state = state.extended(stage.launches, {name: config.train.seed for name, config in recipe.arms.items()})
+    state.write(comparison.path)
+    return state
 
 
 def _without_removed(state: CompareState, store: RunStore) -> CompareState:
     """Launches whose run folder was removed since are missing again."""
     for index, launch in enumerate(state.launches):
         if launch.run is not None and not (store.root / launch.run / "run.json").is_file():
-            state = state.with_run(index, None, done=False)
+            state = state.with_runs({index: None}, done=False)
     return state
 
 
@@ -187,66 +212,10 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
     arms = {name: [store.resolve(run_id) for run_id in state.arms[name]] for name in names}
     settings = recipe.arms[recipe.baseline].analysis
-    return analyze_runs((), store, settings, arms=arms, into=comparison, question=recipe.question, on_progress=on_stage)
-
-
-def check_startable(recipe: Recipe, store: RunStore) -> Question:
-    """Refuse, before anything is made, what could not end well.
-
-    Returns:
-        What is asked of the arms, named or found.
-
-    Raises:
-        NotComparable: arms that differ in more than may be compared.
-        UsageError, NothingFits: this process is itself a rank, or an arm cannot run here or be planned.
-        ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
-        DataError: a file that the arms, which share their data, cannot use.
-    """
-    if started_as_rank(recipe.arms[recipe.baseline]):
-        raise UsageError(
-            "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
-        )
-    question = _check_comparable(recipe, _resolved(recipe, store))
-    check_batch(recipe.arms[recipe.baseline])
-    return question
-
-
-def _resolved(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
-    """Every arm's settings as they are decided here, or what is wrong with all of them at once."""
-    arms: dict[str, Config] = {}
-    problems: dict[str, None] = {}
-    hint = ""
-    if recipe.question is not None and recipe.question not in QUESTIONS:
-        near = did_you_mean(recipe.question, QUESTIONS)
-        problems[f"question: {recipe.question!r} is not asked. {near} Allowed: {', '.join(QUESTIONS)}"] = None
-    for name, config in recipe.arms.items():
-        try:
-            resolved = resolve(config, this_machine(), store)
-            check_plan(resolved.config, resolved.workers, store.root, recipe.launches)
-            arms[name] = resolved.config
-        except ConfigError as error:
-            problems |= dict.fromkeys(error.problems)
-            hint = error.hint
-        except NothingFits as error:
-            raise type(error)(f"arm {name}: {error.message}", error.hint) from error
-    if problems:
-        raise ConfigError(list(problems), hint)
-    return arms
-
-
-def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> Question:
-    """The question that the arms answer. Refuse, before anything is launched, what the analysis would refuse after it.
-
-    It will see the settings resolved: `auto` and the value that it means are the same.
-    """
-    found = {name: settings_differences(arms[recipe.baseline], config) for name, config in arms.items()}
-    question = find_question(list(found.values()), recipe.question)
-    for name, differing in found.items():
-        if forbidden := question.forbidden(differing):
-            who = f"recipe {recipe.name}: arms {recipe.baseline} and {name}"
-            hint = "Give these keys under settings, the same for all arms."
-            raise not_comparable(who, describe(forbidden), question, list(found.values()), hint)
-    return question
+    first = recipe.launches.first if recipe.launches.half_width is not None else None
+    return analyze_runs(
+        (), store, settings, arms=arms, into=comparison, question=recipe.question, first=first, on_progress=on_stage
+    )
 
 
 def resume_command(comparison: Run) -> str:

@@ -64,13 +64,13 @@ def estimate(recipes: Sequence[Recipe], store: RunStore) -> Estimate:
     for recipe in recipes:
         for asked in recipe.arms.values():
             config = resolve(asked, this_machine(), store).config
-            launches += recipe.launches
+            launches += recipe.launches.planned
             probes = probes or wants_probe(asked)
             keys = (config_digest(config, ignored) for ignored in LIKENESSES)
             like = next((found[key] for found, key in zip(known, keys, strict=True) if key in found), None)
             if like is not None:
-                seconds += recipe.launches * like.step_s * _steps(config)
-                known_launches += recipe.launches
+                seconds += recipe.launches.planned * like.step_s * _steps(config)
+                known_launches += recipe.launches.planned
                 runs.append(like.run)
     return Estimate(seconds, known_launches, launches, tuple(dict.fromkeys(runs)), probes)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dynbench.config.change import changed
-from dynbench.config.schema import Config
-from dynbench.errors import DynbenchError
-from dynbench.experiment.state import CompareState, LaunchState
-from dynbench.experiment.training import run_training
+from dynbench.config.recipes import Recipe
+from dynbench.engine.turn_order import Turns
+from dynbench.errors import DynbenchError, ReplicasTooLarge
+from dynbench.experiment.state import CompareState, LaunchState, read_state
+from dynbench.experiment.training import run_arms
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +26,14 @@ class CompareProgress:
     Attributes:
         done: launches finished, those before a resume included.
         total: launches planned.
-        launch: the current one.
+        arms: of the current one.
         steps_done, total_steps: of the current launch, warm-up included.
         eta_s: seconds until the last launch ends, None before anything was learned.
     """
 
     done: int
     total: int
-    launch: LaunchState
+    arms: Sequence[LaunchState]
     steps_done: int
     total_steps: int
     eta_s: float | None
@@ -61,63 +65,106 @@ class Clock:
 def run_launches(
     comparison: Run,
     state: CompareState,
-    arms: Mapping[str, Config],
+    recipe: Recipe,
     store: RunStore,
     on_progress: OnProgress | None = None,
 ) -> CompareState:
     """Run every launch that is missing.
 
+    Args:
+        comparison: its folder.
+        state: what is done, and what is planned.
+        recipe: the arms; where their models do not fit into one process and `launches.mode` is auto, fewer share one.
+        store: registry of the runs.
+        on_progress: told how far the launches are.
+
     Raises:
-        WorkerFailed, NothingFits, Interrupted, UsageError: a launch ended so; the state on disk names its run.
+        WorkerFailed, NothingFits, Interrupted, UsageError: a launch ended so; the state on disk names its runs, and
+            where one arm of several ended it, plans that arm apart.
     """
     clock = Clock(len(state.missing))
-    for index in state.missing:
-        state = _launch(comparison, state, index, arms, store, _reporter(state, index, clock, on_progress))
-        clock.finished += 1
+    seeds = {name: config.train.seed for name, config in recipe.arms.items()}
+    while state.missing:
+        members = state.missing[0]
+        launch = _Launch(comparison, state, members, recipe, store)
+        try:
+            state = launch.run(_reporter(state, members, clock, on_progress))
+        except ReplicasTooLarge as error:
+            if recipe.launches.mode != "auto":
+                raise
+            for made in launch.made:
+                store.remove(made)
+            state = state.meeting_as(state.meeting.smaller(state.baseline, error.message), seeds)
+            _log.warning("%s; fewer arms share a launch from here on", error.message)
+            clock = Clock(len(state.missing))
+        except DynbenchError as error:
+            if error.arm is not None and len(members) > 1:
+                arm = state.launches[members[error.arm]].arm
+                reason = f"arm {arm} ended a launch that it shared: {error.message}"
+                kept = read_state(comparison.path)
+                kept.meeting_as(kept.meeting.without(arm, kept.baseline, reason), seeds).write(comparison.path)
+            raise
+        else:
+            clock.finished += 1
+        state.write(comparison.path)
     return state
 
 
-def _launch(
-    comparison: Run,
-    state: CompareState,
-    index: int,
-    arms: Mapping[str, Config],
-    store: RunStore,
-    on_step: Callable[[int, int], None],
-) -> CompareState:
-    launch = state.launches[index]
-    config = changed(arms[launch.arm], {"train.seed": launch.seed})
-    name = f"{launch.arm}-{launch.block + 1}-{comparison.id.rpartition('-')[2]}"
-    on_step(0, config.train.warmup_steps + config.train.steps)
-    try:
-        result = run_training(
-            config,
-            store,
-            name=name,
-            replace=True,
-            argv=comparison.record().argv,
-            warn_unread=False,
-            on_progress=lambda progress: on_step(progress.steps_done, progress.total_steps),
+@dataclass
+class _Launch:
+    """One launch, of one arm or several."""
+
+    comparison: Run
+    state: CompareState
+    members: Sequence[int]
+    recipe: Recipe
+    store: RunStore
+    made: Sequence[Run] = ()
+
+    def run(self, on_step: Callable[[int, int], None]) -> CompareState:
+        """Train, and return the state after it."""
+        states = [self.state.launches[index] for index in self.members]
+        configs = [changed(self.recipe.arms[one.arm], {"train.seed": one.seed}) for one in states]
+        on_step(0, sum(config.train.warmup_steps + config.train.steps for config in configs))
+        first = states[0]
+        turns = Turns(
+            tuple(one.arm for one in states), self.recipe.launches.block, first.seed - first.block, first.block
         )
-    except DynbenchError as error:
-        if error.run_path is not None:
-            state.with_run(index, error.run_path.name, done=False).write(comparison.path)
-        raise
-    assert result is not None, "only a rank started from outside has no result"
-    state = state.with_run(index, result.run.id, done=True)
-    state.write(comparison.path)
-    return state
+        results = run_arms(
+            [(config, self._naming(index)) for config, index in zip(configs, self.members, strict=True)],
+            self.store,
+            turns=turns if len(states) > 1 else None,
+            on_progress=lambda progress: on_step(progress.steps_done, progress.total_steps),
+            on_made=self._keep,
+        )
+        return self._with([result.run for result in results], done=True)
+
+    def _keep(self, runs: Sequence[Run]) -> None:
+        self.made = runs
+        self._with(runs, done=False).write(self.comparison.path)
+
+    def _with(self, runs: Sequence[Run], *, done: bool) -> CompareState:
+        ids = {index: run.id for index, run in zip(self.members, runs, strict=True)}
+        return self.state.with_runs(ids, done=done)
+
+    def _naming(self, index: int) -> Naming:
+        """Arm and block; where an arm has several runs in a block, a letter tells them apart."""
+        one = self.state.launches[index]
+        like = [place for place, it in enumerate(self.state.launches) if (it.arm, it.block) == (one.arm, one.block)]
+        letter = "abcdefghijklmnopqrstuvwxyz"[like.index(index) % 26] if len(like) > 1 else ""
+        name = f"{one.arm}-{one.block + 1}{letter}-{self.comparison.id.rpartition('-')[2]}"
+        return {"name": name, "replace": True, "argv": self.comparison.record().argv}
 
 
 def _reporter(
-    state: CompareState, index: int, clock: Clock, on_progress: OnProgress | None
+    state: CompareState, members: Sequence[int], clock: Clock, on_progress: OnProgress | None
 ) -> Callable[[int, int], None]:
+    launches = [state.launches[index] for index in members]
+
     def on_step(steps_done: int, total_steps: int) -> None:
         if on_progress is not None:
-            done = len(state.launches) - len(state.missing)
+            total, left = len(state.together), len(state.missing)
             eta_s = clock.eta_s(steps_done / total_steps)
-            on_progress(
-                CompareProgress(done, len(state.launches), state.launches[index], steps_done, total_steps, eta_s)
-            )
+            on_progress(CompareProgress(total - left, total, launches, steps_done, total_steps, eta_s))
 
     return on_step

@@ -39,7 +39,7 @@ def settings_table(subject: Subject, template: Template) -> str:
     configs = [member.config for member in members if member.config is not None]
     state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
     facts: dict[str, str | None] = {
-        **({"recipe": state.recipe, "order": "ABBA"} if state else {}),
+        **({"recipe": state.recipe, "order": template.label(f"words.{state.mode}")} if state else {}),
         **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in SETTINGS.items()},
         "dropout": dropout(subject, template),
         **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),

@@ -237,7 +237,7 @@ def _most(solved: Solved | None, key: str) -> str | None:
 def _order(subject: Subject) -> str:
     """Which text says in what order the launches ran; only `compare` plans it."""
     if subject.state is not None:
-        return "abba"
+        return "interleaved" if subject.state.mode == "interleaved" else "abba"
     return "unplanned" if subject.comparisons else "none"
 
 

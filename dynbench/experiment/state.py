@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
-from dynbench.experiment.order import PlannedLaunch
+from dynbench.experiment.meeting import Groups, Meeting, Mode
 from dynbench.runs.atomic import write_json
 from dynbench.runs.json_record import read_json
 from dynbench.runs.records import SCHEMA_VERSION
@@ -16,14 +17,16 @@ STATE_FILE = "compare.json"
 
 @dataclass(frozen=True)
 class LaunchState:
-    """One planned launch.
+    """One arm in one planned launch.
 
     Attributes:
         arm: name of the arm.
-        block: which launch of the arm this is, from 0.
+        block: 0 for the first launch of every arm, 1 for the second, …; runs of one block share their seed.
         seed: `train.seed` of the run.
         run: id of the latest run made for it, None before.
         done: whether that run completed.
+        launch: number of the launch that it is in, which the arms beside it with that number share; None for one of
+            its own.
     """
 
     arm: str
@@ -31,6 +34,7 @@ class LaunchState:
     seed: int
     run: str | None = None
     done: bool = False
+    launch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,29 @@ class CompareState:
     Attributes:
         recipe: the recipe's name.
         baseline: name of the arm that the others are compared with.
-        launches: in the order in which they are run.
+        launches: arm by arm, in the order in which they are run.
+        mode: whether arms share launches.
+        reason: why.
+        groups: the arms of each launch of a block.
     """
 
     recipe: str
     baseline: str
-    launches: tuple[LaunchState, ...]
+    launches: tuple[LaunchState, ...] = ()
     schema_version: int = SCHEMA_VERSION
+    mode: Mode = "apart"
+    reason: str = ""
+    groups: Groups = ()
+
+    @property
+    def meeting(self) -> Meeting:
+        """How the arms of launches to come meet."""
+        return Meeting(self.mode, self.reason, self.groups)
+
+    @property
+    def blocks(self) -> int:
+        """Launches planned per arm."""
+        return 1 + max((launch.block for launch in self.launches), default=-1)
 
     @property
     def arms(self) -> dict[str, list[str]]:
@@ -59,25 +79,68 @@ class CompareState:
         return arms
 
     @property
-    def missing(self) -> list[int]:
-        """Positions of the launches that are not done."""
-        return [index for index, launch in enumerate(self.launches) if not launch.done]
+    def together(self) -> list[list[int]]:
+        """Positions of what each launch holds, launch by launch."""
+        numbered = [(-index - 1 if one.launch is None else one.launch) for index, one in enumerate(self.launches)]
+        return [list(members) for _, members in groupby(range(len(numbered)), key=numbered.__getitem__)]
 
-    def with_run(self, index: int, run_id: str | None, *, done: bool) -> CompareState:
-        """The state after a launch has ended."""
+    @property
+    def missing(self) -> list[list[int]]:
+        """Of each launch that is not done, the positions of what it holds."""
+        return [members for members in self.together if not all(self.launches[index].done for index in members)]
+
+    def with_runs(self, runs: Mapping[int, str | None], *, done: bool) -> CompareState:
+        """The state after a launch has begun or ended; position to the id of the run."""
         launches = list(self.launches)
-        launches[index] = replace(launches[index], run=run_id, done=done)
+        for index, run_id in runs.items():
+            launches[index] = replace(launches[index], run=run_id, done=done)
         return replace(self, launches=tuple(launches))
+
+    def extended(self, blocks: int, seeds: Mapping[str, int]) -> CompareState:
+        """With launches planned up to so many per arm; block r of an arm gets the arm's seed plus r."""
+        return replace(self, launches=(*self.launches, *self._planned(range(self.blocks, blocks), seeds)))
+
+    def meeting_as(self, meeting: Meeting, seeds: Mapping[str, int]) -> CompareState:
+        """With every block of which something is missing planned anew; launches of it that are done stay."""
+        found = replace(self, mode=meeting.mode, reason=meeting.reason, groups=meeting.groups)
+        kept = [self.launches[index] for members in self.together if members not in self.missing for index in members]
+        blocks = sorted({self.launches[index].block for members in self.missing for index in members})
+        done = {(one.block, one.arm) for one in kept}
+        anew = replace(found, launches=tuple(kept))._planned(blocks, seeds)
+        needless = {
+            one.launch
+            for one in anew
+            if all((other.block, other.arm) in done for other in anew if other.launch == one.launch)
+        }
+        return replace(found, launches=(*kept, *(one for one in anew if one.launch not in needless)))
 
     def write(self, folder: Path) -> None:
         """Replace `compare.json`."""
         write_json(folder / STATE_FILE, self)
 
+    def _planned(self, blocks: Iterable[int], seeds: Mapping[str, int]) -> tuple[LaunchState, ...]:
+        """Every group once per block, in every second block in reverse: where arms are launched apart, ABBA order."""
+        number = 1 + max((one.launch for one in self.launches if one.launch is not None), default=-1)
+        launches: list[LaunchState] = []
+        for block in blocks:
+            for group in self.groups if block % 2 == 0 else self.groups[::-1]:
+                launches += [LaunchState(arm, block, seeds[arm] + block, launch=number) for arm in group]
+                number += 1
+        return tuple(launches)
 
-def plan_state(recipe: str, baseline: str, order: Sequence[PlannedLaunch], seeds: dict[str, int]) -> CompareState:
-    """A state with nothing done; block r of an arm gets the arm's seed plus r, so that a pair shares its seed."""
-    launches = tuple(LaunchState(launch.arm, launch.block, seeds[launch.arm] + launch.block) for launch in order)
-    return CompareState(recipe, baseline, launches)
+
+def plan_state(recipe: str, baseline: str, meeting: Meeting, blocks: int, seeds: Mapping[str, int]) -> CompareState:
+    """A state with nothing done.
+
+    Args:
+        recipe: its name.
+        baseline: the arm that the others are compared with.
+        meeting: which arms share launches.
+        blocks: launches per arm.
+        seeds: of every arm.
+    """
+    empty = CompareState(recipe, baseline, mode=meeting.mode, reason=meeting.reason, groups=meeting.groups)
+    return empty.extended(blocks, seeds)
 
 
 def read_state(folder: Path) -> CompareState:

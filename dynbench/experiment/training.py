@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -15,8 +16,9 @@ from dynbench.analysis.summary import summarise, write_summary
 from dynbench.config.schema import Config
 from dynbench.engine.launching.attach import join_training, started_as_rank
 from dynbench.engine.launching.progress import OnProgress
-from dynbench.engine.launching.run_launch import launch_training, plan_launch
-from dynbench.errors import DynbenchError, Interrupted, RecordError, UsageError
+from dynbench.engine.launching.run_launch import launch_arms, plan_launch
+from dynbench.engine.turn_order import Turns
+from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, UsageError
 from dynbench.experiment.probing import wants_probe, with_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
@@ -70,19 +72,65 @@ def run_training(
     if not attached and wants_probe(config):
         plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
         config = with_probe(config, store)
+    if not attached:
+        (result,) = run_arms([(config, naming)], store, on_progress=on_progress, asked=asked, figures=figures)
+        return result
+    with _partial_summarised():
+        run = join_training(config, store, asked=asked, **naming)
+    return None if run is None else _result(run, figures)
+
+
+def run_arms(
+    arms: Sequence[tuple[Config, Naming]],
+    store: RunStore,
+    *,
+    turns: Turns | None = None,
+    on_progress: OnProgress | None = None,
+    on_made: Callable[[Sequence[Run]], None] = lambda _: None,
+    asked: Config | None = None,
+    figures: bool = False,
+) -> list[TrainingResult]:
+    """Train one arm, or several that take turns in one launch; merge and summarise each.
+
+    Args:
+        arms: what to train, probed where that is asked for, and what each run is called.
+        store: registry that the runs are put into.
+        turns: how several arms take turns; None for one.
+        on_progress: told how far they are.
+        on_made: told the run folders before anything is launched.
+        asked: the settings as asked for, for what is warned of; None where that has been done.
+        figures: draw each run's figures.
+
+    Raises:
+        DynbenchError: as `launch_arms`; every run is summarised as far as it got.
+    """
+    made: list[Run] = []
+
+    def keep(runs: Sequence[Run]) -> None:
+        made.extend(runs)
+        on_made(runs)
+
+    with _partial_summarised(made):
+        runs = launch_arms(arms, store, turns=turns, on_progress=on_progress, on_made=keep, asked=asked)
+    return [_result(run, figures) for run in runs]
+
+
+@contextmanager
+def _partial_summarised(made: Sequence[Run] = ()) -> Iterator[None]:
+    """What was recorded of runs that end early inside is summarised before their error goes on."""
     try:
-        if attached:
-            run = join_training(config, store, asked=asked, **naming)
-        else:
-            run = launch_training(config, store, on_progress=on_progress, asked=asked, **naming)
+        yield
     except DynbenchError as error:
-        if error.run_path is not None and not isinstance(error, UsageError):
-            ended = Run(error.run_path)
-            with named(ended):
-                summarise_partial(ended)
+        if error.run_path is not None and not isinstance(error, UsageError | ReplicasTooLarge):
+            paths = dict.fromkeys((error.run_path, *(run.path for run in made if run.path.exists())))
+            for ended in map(Run, paths):
+                with named(ended):
+                    summarise_partial(ended)
         raise
-    if run is None:
-        return None
+
+
+def _result(run: Run, figures: bool) -> TrainingResult:
+    """Summarised here, unless another node's launcher does it."""
     return _finished(run, figures) if run.record().pid == os.getpid() else TrainingResult(run, None)
 
 

@@ -16,11 +16,13 @@ class StrategyEntry(Entry):
     Args:
         virtual: virtual ranks can play it: it does what they do, who add gradients up and send nothing.
         servers: ranks that it has serve and train nothing.
+        across_steps: what it starts in one step goes on in the next, so that an arm's turn of a step would cut it off.
     """
 
     base: ClassVar[str] = "dynbench.sync.base:Strategy"
     virtual: bool = False
     servers: int = 0
+    across_steps: bool = False
 
 
 class BucketOptions(Section):

@@ -32,6 +32,15 @@ class Column:
     description: str
 
 
+TURN = Column(
+    "turn",
+    "integer",
+    "",
+    "Number of the turn within the launch: steps of one turn follow each other without a break of the clock, and where "
+    "several arms share a launch, the turn before belongs to the arm that ran before this one.",
+)
+"""Of every run."""
+
 COMM_COLUMNS: tuple[Column, ...] = (
     Column(
         "comm_ms",

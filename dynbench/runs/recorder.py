@@ -11,6 +11,7 @@ Every command that makes a run makes it with `new_run` and works on it within `r
     a mistake of the user's, a full disk    failed       2
     anything else, which is a bug           failed       1
     the process was killed                  lost, as `running` without its process shows
+    another arm ended the launch            interrupted  of that arm
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Recording:
     """Whether its end is recorded here; False where another node's launcher does it."""
     warnings: list[str] = field(default_factory=list)
     """What the record is to say beside the warnings that it has, at whatever end."""
+    ended_by: str | None = None
+    """Where another arm of its launch ended it: what is to be said of that."""
 
 
 @contextmanager
@@ -137,7 +140,7 @@ def _bad_end_recorded(recording: Recording) -> Iterator[None]:
     except BaseException as error:
         with handled(signal.SIG_IGN):
             try:
-                _record(recording, **_ending(told(error), recording.run))
+                _record(recording, **_ending(told(error), recording))
             except (OSError, RecordError) as unwritten:
                 _log.warning("%s: how it ended cannot be recorded: %s", recording.run.path, unwritten)
         _raise_for(recording.run, error)
@@ -158,8 +161,12 @@ def _record(recording: Recording, **ending: object) -> None:
         run.update(warnings=[*run.record().warnings, *recording.warnings], **ending)
 
 
-def _ending(error: DynbenchError, run: Run) -> dict[str, object]:
+def _ending(error: DynbenchError, recording: Recording) -> dict[str, object]:
     """The fields of the record of a run that an error ended."""
+    run = recording.run
+    if recording.ended_by is not None:
+        failure = Failure(Interrupted.kind, recording.ended_by)
+        return {"status": Status.INTERRUPTED, "exit_code": error.exit_code, "failure": failure}
     if isinstance(error, Interrupted):
         status = Status.INTERRUPTED
     elif isinstance(error, NothingFits) and not isinstance(error, BatchTooLarge):

@@ -53,10 +53,11 @@ class StepRow:
     """forward_ms + backward_ms."""
     step_time_ms: float
     """The whole step: plan, data, compute, sync, optimizer and what is between them."""
-    peak_mem_mb: float
-    """Largest memory in the step: allocated on a GPU, resident on a CPU."""
-    reserved_mem_mb: float
-    """Memory that the allocator holds on a GPU; resident at the step's end on a CPU."""
+    peak_mem_mb: float | None
+    """Largest memory in the step: allocated on a GPU, resident on a CPU; empty where it cannot be told apart from that
+    of other arms in the process."""
+    reserved_mem_mb: float | None
+    """Memory that the allocator holds on a GPU; resident at the step's end on a CPU; empty likewise."""
     loss: float
     """Mean loss over this rank's samples, each counting its weight; 0 where they weigh nothing."""
     work_hash: int
@@ -68,6 +69,8 @@ class StepRow:
 
 
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(StepRow))
+MAY_BE_EMPTY = ("peak_mem_mb", "reserved_mem_mb")
+"""Columns without which a row is whole."""
 
 
 def work_hash(sample_ids: np.ndarray, lengths: np.ndarray) -> int:

@@ -125,6 +125,9 @@ class Strategy(ABC):
         """The optimizer's step, and what has to travel after it."""
         precision.step(optimizer)
 
+    def drain(self) -> None:  # noqa: B027  # most leave nothing running
+        """Wait for what still runs for this model in the background; called within the last step of an arm's turn."""
+
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole mean gradient, a scalar, the same wherever it is asked for.
 

@@ -80,7 +80,7 @@ def _couples(evidence: Evidence) -> Iterator[Pair]:
 
 
 def few_launches(evidence: Evidence) -> Iterator[Seen]:
-    """Comparisons with fewer pairs than `FEWEST`, or with an odd number that ABBA cannot balance."""
+    """Comparisons with fewer pairs than `FEWEST`, or with an odd number of launches apart, as ABBA cannot balance."""
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
         values = {**_arms(comparison), "pairs": pairs, "fewest": FEWEST}
@@ -89,7 +89,7 @@ def few_launches(evidence: Evidence) -> Iterator[Seen]:
         hint = "recipe" if evidence.recipe is None else "more"
         if pairs < FEWEST:
             yield Seen("warn", values, {"limit": "few", "hint": hint})
-        elif pairs % 2:
+        elif sum(base.facts.together is None for base, _ in comparison.pairing.pairs) % 2:
             yield Seen("info", values, {"limit": "odd", "hint": hint})
 
 

@@ -20,6 +20,8 @@ SPREADS = (
     ("step_time_ms", "step time (ms)"),
 )
 TOGETHER = "Ranks of one process group end a step together, so step time spreads little however unequal the work is."
+UNKNOWN = "not known: arms share a process"
+"""In place of a quantity that some arm has no numbers of."""
 
 
 def draw_lines(axes: Axes, arms: Sequence[ArmView], column: str) -> pl.DataFrame:
@@ -89,9 +91,13 @@ def rank_spread(arms: Sequence[ArmView]) -> style.Drawing | None:
     )
     tables = []
     for axes, (name, title) in zip(panels, SPREADS, strict=True):
+        axes.set_title(title)
+        if any(arm.steps[f"{name}_std"].null_count() for arm in arms):
+            axes.text(0.5, 0.5, UNKNOWN, ha="center", va="center", transform=axes.transAxes)
+            axes.set_yticks([])
+            continue
         drawn = draw_lines(axes, arms, f"{name}_std").rename({f"{name}_std": "std_over_ranks"})
         tables.append(drawn.with_columns(quantity=pl.lit(name)))
-        axes.set_title(title)
         axes.set_ylabel("std over ranks")
     for axes in panels[2:]:
         axes.set_xlabel("optimizer step")

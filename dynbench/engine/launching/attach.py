@@ -75,7 +75,7 @@ def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming)
         with recorded(run) if context.is_first else nullcontext() as recording:
             try:
                 keep_warnings(run, context)
-                train(run, resolved.config, context, stop)
+                train([run], [resolved.config], context, stop)
                 wait_for_all()
             except BaseException as error:
                 tell_failure(run, context.rank, error)
@@ -85,7 +85,7 @@ def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming)
                 raise reported from error
             finally:
                 if recording is not None:
-                    gather_said(recording)
+                    gather_said(recording, recording.run)
     return run if context.is_first else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -36,19 +36,19 @@ class RanksEnded:
         return root_cause(run, self.exit_codes, self.lost) if self.exit_codes or self.lost else None
 
 
-def launch_ranks(module: str, run: Run, launch: Launch) -> RanksEnded:
-    """Run this node's ranks of a run to their end; afterwards none is left, and their output lies in `logs/`.
+def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
+    """Run this node's ranks to their end; afterwards none is left, and their output lies in `logs/` of every run.
 
     Args:
-        module: what each rank runs, with the run folder as its argument; see `engine.rank.launched`.
-        run: the run.
+        module: what each rank runs, with the run folders as its arguments; see `engine.rank.launched`.
+        runs: the run, or those of arms that share the launch; ranks keep why they ended in the first.
         launch: resolved: ranks, nodes, threads.
 
     Raises:
         Interrupted: a signal stopped them.
     """
     assert isinstance(launch.threads, int), "resolved"
-    argv = torchrun_argv(module, run.path, launch)
+    argv = torchrun_argv(module, [run.path for run in runs], launch)
     try:
         with handled(_stop):
             return RanksEnded(run_torchrun(argv, thread_environment(launch.threads)))
@@ -58,8 +58,8 @@ def launch_ranks(module: str, run: Run, launch: Launch) -> RanksEnded:
         return RanksEnded({}, lost)
     finally:
         with handled(signal.SIG_IGN):
-            stop_leftovers(module, run)
-            collect_logs(run)
+            stop_leftovers(module, runs[0])
+            collect_logs(runs)
 
 
 def _stop(signum: int, _frame: FrameType | None) -> NoReturn:

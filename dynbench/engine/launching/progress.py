@@ -6,8 +6,8 @@ import csv
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynbench.engine.rank.rank_warnings import read_preparing
@@ -62,60 +62,28 @@ class _Tail:
         return [dict(zip(self._columns, line, strict=False)) for line in lines]
 
 
-class ProgressReader:
-    """A daemon thread that reports what the local rank files show, until it is left.
+class _Arm:
+    """What the local rank files of one run show."""
 
-    Args:
-        run: the run.
-        ranks: ranks whose files are read.
-        total_steps: steps of the run, warm-up included.
-        on_progress: called in the thread whenever a step was completed, and once at the end.
-    """
-
-    def __init__(self, run: Run, ranks: range, total_steps: int, on_progress: OnProgress | None) -> None:
-        self._run = run
+    def __init__(self, run: Run, ranks: range) -> None:
         self._tails = [_Tail(run.rank_file(rank)) for rank in ranks]
         self._rows: list[deque[dict[str, str]]] = [deque(maxlen=RECENT_STEPS) for _ in ranks]
         self._counts = [0] * len(ranks)
-        self._total_steps = total_steps
-        self._on_progress = on_progress
-        self._started = time.monotonic()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
-    def __enter__(self) -> ProgressReader:
-        if self._on_progress is not None:
-            self._thread.start()
-        return self
+    @property
+    def done(self) -> int:
+        """Steps that every rank has recorded."""
+        return min(self._counts)
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._on_progress is not None:
-            self._thread.join()
-            self._on_progress(self.look())
-
-    def look(self) -> Progress:
+    def look(self) -> None:
         """Read what is new."""
         for index, tail in enumerate(self._tails):
             rows = tail.new_rows()
             self._rows[index].extend(rows)
             self._counts[index] += len(rows)
-        done = min(self._counts)
-        elapsed_s = time.monotonic() - self._started
-        if not done:
-            return Progress(done, self._total_steps, elapsed_s, preparing=read_preparing(self._run))
-        return self._with_rates(Progress(done, self._total_steps, elapsed_s))
 
-    def _watch(self) -> None:
-        assert self._on_progress is not None
-        shown: tuple[int, str] | None = None
-        while not self._stop.wait(POLL_S):
-            progress = self.look()
-            if (progress.steps_done, progress.preparing) != shown:
-                shown = progress.steps_done, progress.preparing
-                self._on_progress(progress)
-
-    def _with_rates(self, progress: Progress) -> Progress:
+    def with_rates(self, progress: Progress) -> Progress:
+        """With what the recent steps show."""
         last = {row["step"] for row in self._rows[0]}
         for rows in self._rows[1:]:
             last &= {row["step"] for row in rows}
@@ -139,3 +107,52 @@ class ProgressReader:
             tokens_per_s=tokens / (sum(step_ms) / 1e3),
             imbalance=longest / mean if mean > 0 else None,
         )
+
+
+class ProgressReader:
+    """A daemon thread that reports what the local rank files show, until it is left.
+
+    Args:
+        runs: the run, or those of arms that share a launch, whose steps are then added up.
+        ranks: ranks whose files are read.
+        total_steps: steps of a run, warm-up included.
+        on_progress: called in the thread whenever a step was completed, and once at the end.
+    """
+
+    def __init__(self, runs: Sequence[Run], ranks: range, total_steps: int, on_progress: OnProgress | None) -> None:
+        self._first = runs[0]
+        self._arms = [_Arm(run, ranks) for run in runs]
+        self._total_steps = total_steps * len(runs)
+        self._on_progress = on_progress
+        self._started = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> ProgressReader:
+        if self._on_progress is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._on_progress is not None:
+            self._thread.join()
+            self._on_progress(self.look())
+
+    def look(self) -> Progress:
+        """Read what is new; rates are those of the arm that is ahead."""
+        for arm in self._arms:
+            arm.look()
+        done = sum(arm.done for arm in self._arms)
+        progress = Progress(done, self._total_steps, time.monotonic() - self._started)
+        ahead = max(self._arms, key=lambda arm: arm.done)
+        return ahead.with_rates(progress) if ahead.done else replace(progress, preparing=read_preparing(self._first))
+
+    def _watch(self) -> None:
+        assert self._on_progress is not None
+        shown: tuple[int, str] | None = None
+        while not self._stop.wait(POLL_S):
+            progress = self.look()
+            if (progress.steps_done, progress.preparing) != shown:
+                shown = progress.steps_done, progress.preparing
+                self._on_progress(progress)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -19,6 +20,8 @@ from dynbench.engine.plan_check import check_plan
 from dynbench.engine.rank.nodes import settle
 from dynbench.engine.rank.rank_facts import merge_facts
 from dynbench.engine.rank.rank_warnings import read_warnings
+from dynbench.engine.turn_order import Turns
+from dynbench.errors import DynbenchError
 from dynbench.runs.recorder import Recording, new_run, recorded
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
@@ -67,7 +70,7 @@ def plan_launch(
     run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
     launch = resolved.config.launch
     assert isinstance(launch.threads, int), "resolved"
-    command = ("torchrun", *torchrun_argv(WORKER_MODULE, run_path, launch))
+    command = ("torchrun", *torchrun_argv(WORKER_MODULE, [run_path], launch))
     environment = thread_environment(launch.threads)
     warnings = () if asked is None else tuple(launch_warnings(asked, resolved, store.root))
     return LaunchPlan(resolved, run_path, command, environment, warnings)
@@ -91,40 +94,99 @@ def launch_training(
         naming: what the run is called.
 
     Raises:
+        DynbenchError: as `launch_arms`.
+    """
+    (run,) = launch_arms([(config, naming)], store, on_progress=on_progress, asked=asked)
+    return run
+
+
+def launch_arms(
+    arms: Sequence[tuple[Config, Naming]],
+    store: RunStore,
+    *,
+    turns: Turns | None = None,
+    on_progress: OnProgress | None = None,
+    on_made: Callable[[Sequence[Run]], None] = lambda _: None,
+    asked: Config | None = None,
+) -> list[Run]:
+    """Train one arm, or several that take turns in one launch, and return the finished runs.
+
+    Where one arm of several ends the launch, its run says how, and the others are interrupted.
+
+    Args:
+        arms: what to train, and what each run is called; `auto` is decided here.
+        store: registry that the runs are put into.
+        turns: how several arms take turns; None for one.
+        on_progress: called from a thread when steps were completed.
+        on_made: told the run folders before anything is launched.
+        asked: the settings as asked for, for what is warned of; None where that has been done.
+
+    Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
         DataError: a file that cannot be used; nothing was made, unless the file is large.
         NothingFits: capacities that cannot hold the batch (nothing was made), or out of memory.
         WorkerFailed: a rank failed.
         Interrupted: a signal stopped the run.
 
-    The last three, when there is a run folder, come after its record is finished and carry it as `run_path`.
+    The last three, when there are run folders, come after their records are finished and carry that of the arm that was
+    on as `run_path`, and its position as `arm`.
     """
-    plan = plan_launch(config, store, asked=asked, **naming)
-    run = create_run(plan.resolved, store, plan.warnings, **naming)
-    launch, train = plan.resolved.config.launch, plan.resolved.config.train
-    ranks = range(plan.resolved.world_size if launch.nnodes == 1 else 1)
-    with recorded(run) as recording:
+    plans = [plan_launch(config, store, asked=asked, **naming) for config, naming in arms]
+    launch, train = plans[0].resolved.config.launch, plans[0].resolved.config.train
+    ranks = range(plans[0].resolved.world_size if launch.nnodes == 1 else 1)
+    with ExitStack() as stack:
+        recordings = []
+        for plan, (_, naming) in zip(plans, arms, strict=True):
+            run = create_run(plan.resolved, store, plan.warnings, **naming)
+            recordings.append(stack.enter_context(recorded(run)))
+        runs = [recording.run for recording in recordings]
+        if turns is not None:
+            turns.write(runs[0].path)
+        on_made(runs)
         try:
-            with ProgressReader(run, ranks, train.warmup_steps + train.steps, on_progress):
-                ended = launch_ranks(WORKER_MODULE, run, launch)
+            with ProgressReader(runs, ranks, train.warmup_steps + train.steps, on_progress):
+                ended = launch_ranks(WORKER_MODULE, runs, launch)
         finally:
             with handled(signal.SIG_IGN):
-                settled = settle(run)
-                recording.run, recording.ours = settled.run, settled.ours
-                gather_said(recording)
-                for warning in recording.warnings:
-                    _log.warning("%s", warning)
-        if failure := ended.failure(settled.run):
+                _settle(recordings)
+        if failure := ended.failure(recordings[0].run):
+            if turns is not None and failure.arm is not None:
+                _blame(failure, turns.arms[failure.arm], recordings, failure.arm)
             raise failure
-    return recording.run
+    return [recording.run for recording in recordings]
 
 
-def gather_said(recording: Recording) -> None:
-    """Put what only the ranks know into the run's own files: their facts, and what rank 0 warned of."""
+def _settle(recordings: Sequence[Recording]) -> None:
+    """After the ranks have ended: the folders that the runs have become, with what only the ranks know."""
+    for recording in recordings:
+        settled = settle(recording.run)
+        recording.run, recording.ours = settled.run, settled.ours
+    for recording in recordings:
+        gather_said(recording, recordings[0].run)
+    for warning in dict.fromkeys(warning for recording in recordings for warning in recording.warnings):
+        _log.warning("%s", warning)
+
+
+def _blame(failure: DynbenchError, name: str, recordings: Sequence[Recording], arm: int) -> None:
+    """Let the arm that was on have ended the launch, and the others be interrupted by it."""
+    failure.message = f"arm {name}: {failure.message}"
+    failure.run_path = recordings[arm].run.path
+    for position, recording in enumerate(recordings):
+        if position != arm:
+            recording.ended_by = f"the launch that it shared was ended: {failure.message}"
+
+
+def gather_said(recording: Recording, first: Run) -> None:
+    """Put what only the ranks know into the run's own files: their facts, and what rank 0 warned of.
+
+    Args:
+        recording: the run.
+        first: the first run of its launch, where the warnings are kept.
+    """
     if recording.ours:
         release(recording.run.path)
         merge_facts(recording.run)
-        recording.warnings += read_warnings(recording.run)
+        recording.warnings += read_warnings(first)
 
 
 def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **naming: Unpack[Naming]) -> Run:

@@ -22,19 +22,19 @@ SHUTDOWN_TIMEOUT_S = 10
 """How long ranks that were asked to stop may take, before they are killed."""
 
 
-def torchrun_argv(module: str, run_path: Path, launch: Launch) -> list[str]:
-    """The arguments of torchrun for ranks that each run `python -m module run_path`.
+def torchrun_argv(module: str, paths: Sequence[Path], launch: Launch) -> list[str]:
+    """The arguments of torchrun for ranks that each run `python -m module PATHS`; logs go into the first folder.
 
     Everything is said on torchrun's public command line, never through its internal objects. Restarts are off: a
     benchmark that lost a rank is over. Under nohup, SIGHUP stops no rank.
     """
     argv = ["--nproc-per-node", str(launch.nproc), *rendezvous_argv(launch)]
-    argv += ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(torchrun_log_dir(run_path))]
+    argv += ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(torchrun_log_dir(paths[0]))]
     if "--shutdown-timeout" in get_args_parser().format_usage():
         argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
     if outlives_terminal():
         argv += ["--signals-to-handle", "SIGTERM,SIGINT,SIGQUIT"]
-    return [*argv, "-m", module, str(run_path)]
+    return [*argv, "-m", module, *map(str, paths)]
 
 
 def rendezvous_argv(launch: Launch) -> list[str]:

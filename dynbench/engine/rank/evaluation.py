@@ -66,16 +66,19 @@ class Evaluator:
         self._batches = self._choose(config, shard)
 
     def due(self, step: int) -> bool:
-        """Whether to evaluate after `step`: every `train.eval_every` steps, and after the last one."""
+        """Whether to evaluate or save after `step`."""
+        return self._evaluates(step) or self._keeper.keeps_last(step)
+
+    def _evaluates(self, step: int) -> bool:
+        """Every `train.eval_every` steps, and after the last one."""
         if self._batches is None:
             return False
         return step == self._last_step or (self._every > 0 and (step + 1) % self._every == 0)
 
-    def evaluate_if_due(self, step: int, strategy: Strategy, precision: Precision) -> bool:
-        """Evaluate and save after `step` if that is due, and say whether it was; the same answer on every rank."""
-        due = self.due(step)
-        loss = self.evaluate(step, strategy, precision) if due else None
-        return self._keeper.after(step, strategy, loss) or due
+    def after(self, step: int, strategy: Strategy, precision: Precision) -> None:
+        """Evaluate and save after `step` as far as that is due."""
+        loss = self.evaluate(step, strategy, precision) if self._evaluates(step) else None
+        self._keeper.after(step, strategy, loss)
 
     def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> float | None:
         """What `measure` gives, appended to the file.

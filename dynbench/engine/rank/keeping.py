@@ -31,8 +31,12 @@ class Keeper:
         self._last_step = config.train.warmup_steps + config.train.steps - 1
         self._least = math.inf
 
-    def after(self, step: int, strategy: Strategy, loss: float | None) -> bool:
-        """Save after a step that was evaluated, if it is the best so far, and after the last; whether anything was.
+    def keeps_last(self, step: int) -> bool:
+        """Whether the model is saved after `step`, whatever its loss."""
+        return self._saves is not None and step == self._last_step
+
+    def after(self, step: int, strategy: Strategy, loss: float | None) -> None:
+        """Save after a step that was evaluated, if it is the best so far, and after the last.
 
         Args:
             step: the step that ended.
@@ -44,11 +48,10 @@ class Keeper:
             self._least = loss
             names.append(BEST)
         if self._saves is None or not names:
-            return False
+            return
         state = strategy.full_state()
         if state is not None and self._folder is not None:
             self._folder.mkdir(exist_ok=True)
             for name in names:
                 self._saves.save(self._folder / name, state)
             _log.info("step %d: the model is saved as %s", step, " and ".join(names))
-        return True

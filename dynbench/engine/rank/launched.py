@@ -1,4 +1,4 @@
-"""One launched rank from its start to its end, whatever it does: `python -m MODULE RUN_FOLDER`.
+"""One launched rank from its start to its end, whatever it does: `python -m MODULE RUN_FOLDER…`.
 
 A module that `launch_ranks` runs ends with `if __name__ == "__main__": run_as_rank(work)`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,16 +30,16 @@ from dynbench.engine.rank.rank_process import (
 from dynbench.engine.rank.rank_warnings import keep_warnings
 from dynbench.runs.run import Run
 
-Work = Callable[[Run, Config, RankContext, StopFlag], None]
-"""What all ranks do together, within their process group; where the flag says that a signal came, it ends with
-`SystemExit`, 128 plus the signal's number."""
+Work = Callable[[Sequence[Run], Sequence[Config], RankContext, StopFlag], None]
+"""What all ranks do together, within their process group, for the runs of the launch, each with its configuration;
+where the flag says that a signal came, it ends with `SystemExit`, 128 plus the signal's number."""
 
 
 def run_as_rank(work: Work) -> NoReturn:
     """Do the work as the rank that the environment names, and end this process with its exit code."""
     code = 1
     try:
-        _main(work, Path(sys.argv[1]))
+        _main(work, [Run(Path(folder)) for folder in sys.argv[1:]])
         code = 0
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
@@ -49,29 +49,30 @@ def run_as_rank(work: Work) -> NoReturn:
 
 
 @record
-def _main(work: Work, run_path: Path) -> None:
-    run = Run(run_path)
-    die_with_parent(run.record().pid)
+def _main(work: Work, runs: Sequence[Run]) -> None:
+    first = runs[0]
+    die_with_parent(first.record().pid)
     stop = StopFlag()
-    context = RankContext.from_environment(run.config().launch.device)
-    redirect_output(log_file(run, context.rank))
-    _take_part(work, run, context, stop)
+    context = RankContext.from_environment(first.config().launch.device)
+    redirect_output(log_file(first, context.rank))
+    _take_part(work, runs, context, stop)
 
 
-def _take_part(work: Work, run: Run, context: RankContext, stop: StopFlag) -> None:
-    """Do the work in the process group, recording why it ended if it did before its time."""
+def _take_part(work: Work, runs: Sequence[Run], context: RankContext, stop: StopFlag) -> None:
+    """Do the work in the process group, recording in the first run why it ended if it did before its time."""
     try:
-        config = run.config()
+        configs = [run.config() for run in runs]
+        launch = configs[0].launch
         set_up_logging(context)
-        keep_warnings(run, context)
-        set_threads(config.launch)
-        with process_group(context, config.launch):
+        keep_warnings(runs[0], context)
+        set_threads(launch)
+        with process_group(context, launch):
             try:
-                run = meet(run, context) if config.launch.nnodes > 1 else run
-                work(run, config, context, stop)
+                runs = [meet(run, context) for run in runs] if launch.nnodes > 1 else runs
+                work(runs, configs, context, stop)
             except BaseException as error:
-                tell_failure(run, context.rank, error)
+                tell_failure(runs[0], context.rank, error)
                 raise
     except BaseException as error:
-        record_failure(run, context.rank, error)
+        record_failure(runs[0], context.rank, error)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,24 @@ def facts_file(run: Run) -> Path:
     return run.ranks_dir / "facts.json"
 
 
-def write_facts(run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter) -> None:
-    """Collect every rank's device and write the facts on rank 0; a collective."""
+def write_facts(
+    run: Run,
+    config: Config,
+    context: RankContext,
+    workload: Workload,
+    memory: MemoryMeter,
+    together: Mapping[str, object] | None = None,
+) -> None:
+    """Collect every rank's device and write the facts on rank 0; a collective.
+
+    Args:
+        run: the run that they are about.
+        config: its configuration.
+        context: this rank.
+        workload: its data and model.
+        memory: how memory is measured.
+        together: the launch that it shares with other arms: its id, and how they take turns; None where it is alone.
+    """
     devices = gather_objects(describe_device(context))
     if context.is_first:
         if config.workload.runs_own_code:
@@ -44,6 +61,7 @@ def write_facts(run: Run, config: Config, context: RankContext, workload: Worklo
                 "ranks": describe_ranks(config, context),
                 "data": {**workload.facts, "lengths": describe_lengths(workload.train.lengths)},
                 "decisions": _decisions(run, config, context, memory),
+                **({} if together is None else {"together": together}),
             },
         )
 

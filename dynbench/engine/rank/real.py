@@ -14,7 +14,7 @@ from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over
 from dynbench.engine.rank.gather import GatheredPlans
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter
-from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.timers import StepTimer
@@ -31,7 +31,7 @@ from dynbench.workloads.base import Workload
 
 @contextmanager
 def real_loop(
-    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter, stop: StopFlag
+    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter
 ) -> Iterator[Loop]:
     """The loop of this process's rank; its row file is closed on the way out."""
     multiple = config.workload.pad_to_multiple_of
@@ -58,7 +58,7 @@ def real_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=RowBuilder(context.rank, policy, config.train.warmup_steps, lengths),
+            rows=RowBuilder(context.rank, policy, lengths),
             writer=writer,
             evaluator=Evaluator(
                 config,
@@ -69,7 +69,6 @@ def real_loop(
                 file=run.path / EVAL_FILE if context.is_first else None,
                 equal_batches=strategy.collective_forward,
             ),
-            stop=stop,
             fixed_batch=policy_class(policy).fixed_batch,
         )
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import Phase
-from dynbench.runs.columns import COMM_COLUMNS, REPEATED, Column
+from dynbench.engine.rank.turns import Moment
+from dynbench.runs.columns import COMM_COLUMNS, REPEATED, TURN, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.workloads.micro_batch import LossPart, mean_loss
@@ -19,15 +20,22 @@ def extra_columns(replica: Replica) -> tuple[Column, ...]:
     """The columns of a real rank beyond those of every run."""
     strategy = replica.strategy
     repeated = (REPEATED,) if strategy.collective_forward else ()
-    return (*COMM_COLUMNS, *repeated, *replica.columns, *strategy.columns, *strategy.wire.columns)
+    return (TURN, *COMM_COLUMNS, *repeated, *replica.columns, *strategy.columns, *strategy.wire.columns)
 
 
-def extra_values(replica: Replica, repeated: int) -> dict[str, object]:
+def extra_values(replica: Replica, moment: Moment, repeated: int) -> dict[str, object]:
     """Their values for the step that ended, in which so many micro-batches were run again."""
     strategy = replica.strategy
     traffic = strategy.wire.take()
     sent = {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
-    return {**sent, REPEATED.name: repeated, **replica.row(), **strategy.row(), **strategy.wire.row()}
+    return {
+        TURN.name: moment.turn,
+        **sent,
+        REPEATED.name: repeated,
+        **replica.row(),
+        **strategy.row(),
+        **strategy.wire.row(),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +45,32 @@ class RowBuilder:
     Args:
         rank: the rank.
         policy: name of the policy.
-        warmup_steps: steps before measuring.
         lengths: tokens of every training sample, shape [N].
     """
 
     rank: int
     policy: str
-    warmup_steps: int
     lengths: IntArray
 
     def row(
         self,
-        step: int,
+        moment: Moment,
         share: Share,
         parts: Sequence[LossPart],
         phases: Mapping[Phase, float],
         *,
         step_ms: float,
-        peak_mem_mb: float,
-        reserved_mem_mb: float,
+        peak_mem_mb: float | None,
+        reserved_mem_mb: float | None,
         skipped: bool,
     ) -> StepRow:
         """The row of one step: a share, what its micro-batches gave, and `phases` and `step_ms` in milliseconds."""
         ids = np.concatenate((np.empty(0, dtype=np.int64), *share))
         lengths = self.lengths[ids]
         return StepRow(
-            step=step,
+            step=moment.step,
             rank=self.rank,
-            warmup=int(step < self.warmup_steps),
+            warmup=int(not moment.measured),
             policy=self.policy,
             local_batch=len(ids),
             micro_batches=len(share),

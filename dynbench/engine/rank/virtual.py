@@ -14,15 +14,15 @@ from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
-from dynbench.engine.rank.loop import run_steps
 from dynbench.engine.rank.memory import MemoryMeter
-from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import Phase, StepTimer
+from dynbench.engine.rank.turns import Moment
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.engine.speeds import SPEEDS_FILE, StepPlans, step_plans
-from dynbench.runs.columns import write_columns
+from dynbench.runs.columns import TURN, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
@@ -32,14 +32,14 @@ from dynbench.workloads.micro_batch import LossPart
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Played:
     """What one virtual rank did in one step; times in ms as that rank would have needed them."""
 
     share: Share
     parts: Sequence[LossPart]
     phases: Mapping[Phase, float]
-    peak_mem_mb: float
-    reserved_mem_mb: float
+    peak_mem_mb: float | None
+    reserved_mem_mb: float | None
 
     @property
     def compute_ms(self) -> float:
@@ -54,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class VirtualLoop:
-    """The steps of all virtual ranks.
+    """The steps of all virtual ranks under one arm; a `turns.Player`.
 
     Gradients are those of the real run: there losses are multiplied by G / W_t before the mean over G ranks, here by
     1 / W_t in a sum. Every rank has its own random stream per step, as a real one has.
@@ -69,32 +69,44 @@ class VirtualLoop:
     writers: Sequence[RowWriter]
     evaluator: Evaluator
     comm_ms: float
-    stop: StopFlag
 
-    def run(self) -> None:
-        """Warm-up and measured steps."""
-        run_steps(self.config.train, self.step, self.evaluate, self.timer.restart, self.stop)
+    def due(self, step: int) -> bool:
+        """Whether to evaluate or save after `step`."""
+        return self.evaluator.due(step)
 
-    def evaluate(self, step: int) -> bool:
-        """Evaluate after `step` if that is due."""
-        return self.evaluator.evaluate_if_due(step, self.replica.strategy, self.replica.precision)
+    def evaluate(self, step: int) -> None:
+        """Evaluate and save after `step`."""
+        self.evaluator.after(step, self.replica.strategy, self.replica.precision)
 
-    def step(self, step: int) -> None:
-        """One optimizer step: every rank's turn, then one update."""
+    def enter(self) -> None:
+        """From here on, what is allocated is this arm's."""
+        self.memory.enter()
+
+    def leave(self) -> None:
+        """Up to here it was."""
+        self.memory.leave()
+
+    def restart(self) -> None:
+        """Begin the next step now."""
+        self.timer.restart()
+
+    def step(self, moment: Moment) -> None:
+        """One optimizer step: every rank's part, then one update."""
+        step = moment.step
         with self.timer.host("plan"):
             plan = self.plans.plan(step)
         plan_ms = self.timer.take_phases()["plan"]
         weight = sum(self.replica.weight(share) for share in plan.shares)
         scale = 1 / weight if weight else 0.0
-        turns = [self.turn(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
+        played = [self.play(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
         with self.timer.device("optimizer"):
             self.replica.update()
         phases, _ = self.timer.end_step()
-        for rank, turn in enumerate(turns):
-            self.plans.observe(rank, turn.share, turn.compute_ms)
-        self.record(step, turns, plan_ms, phases["optimizer"])
+        for rank, part in enumerate(played):
+            self.plans.observe(rank, part.share, part.compute_ms)
+        self.record(moment, played, plan_ms, phases["optimizer"])
 
-    def turn(self, step: int, rank: int, share: Share, scale: float) -> Turn:
+    def play(self, step: int, rank: int, share: Share, scale: float) -> Played:
         """Forward and backward of one rank, its loss times `scale`, the device synchronised around them."""
         self.memory.reset()
         with self.timer.host("data"):
@@ -106,27 +118,27 @@ class VirtualLoop:
         phases = self.timer.take_phases()
         factor = self.config.launch.slowdown.get(rank, 1.0)
         stretched = {**phases, "forward": phases["forward"] * factor, "backward": phases["backward"] * factor}
-        return Turn(share, parts, stretched, self.memory.peak_mb(), self.memory.reserved_mb())
+        return Played(share, parts, stretched, self.memory.peak_mb(), self.memory.reserved_mb())
 
-    def record(self, step: int, turns: Sequence[Turn], plan_ms: float, optimizer_ms: float) -> None:
+    def record(self, moment: Moment, played: Sequence[Played], plan_ms: float, optimizer_ms: float) -> None:
         """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
-        skipped, extra = self.replica.precision.take_skipped(), self.replica.row()
-        slowest_ms = max(turn.busy_ms for turn in turns)
-        for turn, rows, writer in zip(turns, self.rows, self.writers, strict=True):
+        skipped, extra = self.replica.precision.take_skipped(), {TURN.name: moment.turn, **self.replica.row()}
+        slowest_ms = max(part.busy_ms for part in played)
+        for part, rows, writer in zip(played, self.rows, self.writers, strict=True):
             phases: dict[Phase, float] = {
-                **turn.phases,
+                **part.phases,
                 "plan": plan_ms,
-                "sync": slowest_ms - turn.busy_ms + self.comm_ms,
+                "sync": slowest_ms - part.busy_ms + self.comm_ms,
                 "optimizer": optimizer_ms,
             }
             row = rows.row(
-                step,
-                turn.share,
-                turn.parts,
+                moment,
+                part.share,
+                part.parts,
                 phases,
                 step_ms=plan_ms + slowest_ms + self.comm_ms + optimizer_ms,
-                peak_mem_mb=turn.peak_mem_mb,
-                reserved_mem_mb=turn.reserved_mem_mb,
+                peak_mem_mb=part.peak_mem_mb,
+                reserved_mem_mb=part.reserved_mem_mb,
                 skipped=skipped,
             )
             writer.write(row, extra)
@@ -134,7 +146,7 @@ class VirtualLoop:
 
 @contextmanager
 def virtual_loop(
-    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter, stop: StopFlag
+    run: Run, config: Config, context: RankContext, workload: Workload, memory: MemoryMeter
 ) -> Iterator[VirtualLoop]:
     """The loop of all virtual ranks; their row files are closed on the way out."""
     multiple, world_size = config.workload.pad_to_multiple_of, config.launch.world_size
@@ -145,16 +157,16 @@ def virtual_loop(
     timer = StepTimer(context.device)
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
         replica = Replica(config, workload, context.device, timer, strategy)
-        names = [column.name for column in replica.columns]
-        if names:
-            write_columns(run.ranks_dir, replica.columns)
+        columns = [TURN, *replica.columns]
+        names = [column.name for column in columns]
+        write_columns(run.ranks_dir, columns)
         yield VirtualLoop(
             config=config,
             plans=step_plans(config, problem, paces_in_order, run.path / SPEEDS_FILE),
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=[RowBuilder(rank, policy, config.train.warmup_steps, lengths) for rank in range(world_size)],
+            rows=[RowBuilder(rank, policy, lengths) for rank in range(world_size)],
             writers=[files.enter_context(RowWriter(run.rank_file(rank), names)) for rank in range(world_size)],
             evaluator=Evaluator(
                 config,
@@ -167,7 +179,6 @@ def virtual_loop(
             comm_ms=charged_ms(
                 config.launch.comm_model, gradient_megabytes(replica.model), world_size, run.path.parent
             ),
-            stop=stop,
         )
 
 

@@ -1,39 +1,77 @@
-"""What one rank of a training runs: `python -m dynbench.engine.rank.worker RUN_FOLDER`."""
+"""What one rank of a training runs: `python -m dynbench.engine.rank.worker RUN_FOLDER…`, a run for each arm."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 
 from dynbench.config.schema import Config
+from dynbench.engine.failure import note_turn
 from dynbench.engine.rank.agreement import check_same_config, check_same_data
-from dynbench.engine.rank.exchange import wait_patiently
+from dynbench.engine.rank.exchange import wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
-from dynbench.engine.rank.memory import memory_meter
+from dynbench.engine.rank.loop import Loop
+from dynbench.engine.rank.memory import MemoryMeter, arm_meter, memory_meter
 from dynbench.engine.rank.rank_facts import write_facts
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.real import real_loop
-from dynbench.engine.rank.virtual import virtual_loop
+from dynbench.engine.rank.replica_room import check_room
+from dynbench.engine.rank.turns import Player, Switch, garbage_between_turns, play
+from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
+from dynbench.engine.turn_order import Turns, read_turns
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload
 
 _log = logging.getLogger(__name__)
+MakeLoop = Callable[[Run, Config, RankContext, Workload, MemoryMeter], AbstractContextManager[Loop | VirtualLoop]]
 
 
-def train(run: Run, config: Config, context: RankContext, stop: StopFlag) -> None:
-    """Load the workload, then run the loop of the launcher."""
-    check_same_config(config)
-    workload = load_workload(config, context)
-    check_same_data(workload.train.fingerprint)
-    memory = memory_meter(context.device)
-    write_facts(run, config, context, workload, memory)
-    _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
-    make_loop = virtual_loop if config.launch.launcher == "virtual" else real_loop
-    with make_loop(run, config, context, workload, memory, stop) as loop:
-        loop.run()
+def train(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, stop: StopFlag) -> None:
+    """Train the arms of a launch: one, or several that take turns."""
+    turns = read_turns(runs[0].path)
+    with ExitStack() as open_loops:
+        players = _build(runs, configs, turns, context, open_loops)
+        switch = None
+        if turns is not None:
+            open_loops.enter_context(garbage_between_turns())
+            switch = Switch(players, lambda arm: note_turn(runs[0], context.rank, arm), wait_for_all)
+        play(configs[0].train, players, turns, stop, switch)
     if stop.signum is not None:
         sys.exit(128 + stop.signum)
+
+
+def _build(
+    runs: Sequence[Run], configs: Sequence[Config], turns: Turns | None, context: RankContext, open_loops: ExitStack
+) -> list[Player]:
+    """The arms' loops, in the order of the runs; built in the order that the turns say."""
+    together = None if turns is None else {"id": runs[0].id, **asdict(turns)}
+    players: dict[int, Player] = {}
+    workloads: dict[tuple[object, ...], Workload] = {}
+    for arm in [0] if turns is None else turns.building():
+        note_turn(runs[0], context.rank, arm)
+        run, config = runs[arm], configs[arm]
+        check_same_config(config)
+        # Code of the user's own may keep something of the model.
+        data = config.workload.model_dump_json(), config.train.seed, config.workload.runs_own_code and arm
+        if data not in workloads:
+            workloads[data] = load_workload(config, context)
+        workload = workloads[data]
+        check_same_data(workload.train.fingerprint)
+        memory = memory_meter(context.device) if turns is None else arm_meter(context.device)
+        write_facts(run, config, context, workload, memory, together)
+        if not players:
+            _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
+        make_loop: MakeLoop = virtual_loop if config.launch.launcher == "virtual" else real_loop
+        loop = open_loops.enter_context(make_loop(run, config, context, workload, memory))
+        memory.leave()
+        if not players:
+            check_room(config, loop.replica.model, context.device, len(runs))
+        players[arm] = loop
+    return [players[arm] for arm in range(len(runs))]
 
 
 def load_workload(config: Config, context: RankContext) -> Workload:

@@ -13,8 +13,8 @@ from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.stats import paired_ratio
 from dynbench.analysis.verdict import Verdict, decide
 from dynbench.config.schema import Analysis
-from dynbench.experiment.order import abba_order
-from dynbench.experiment.state import plan_state
+from dynbench.experiment.meeting import apart
+from dynbench.experiment.state import LaunchState, plan_state
 
 BLOCKS = 4
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ SEEDS = {
 }
 
 
-def launch(arm, block, seed, at, *, partial=False, rows=True):
+def launch(arm, block, seed, at, *, partial=False, rows=True, together=None):
     """A launch as pairing sees it; `at` counts launches of the session."""
     return SimpleNamespace(
         run=SimpleNamespace(id=f"{arm}{block}@{at}"),
@@ -37,7 +37,11 @@ def launch(arm, block, seed, at, *, partial=False, rows=True):
         partial=partial,
         lacks=("status is failed",) if partial else (),
         measured=SimpleNamespace(height=10 if rows else 0),
-        facts=SimpleNamespace(seed=seed, started=(NOON + timedelta(minutes=at)).isoformat(timespec="microseconds")),
+        facts=SimpleNamespace(
+            seed=seed,
+            started=(NOON + timedelta(minutes=at)).isoformat(timespec="microseconds"),
+            together=together,
+        ),
     )
 
 
@@ -55,12 +59,16 @@ def names(pairing):
     return [base.label + other.label for base, other in pairing.pairs]
 
 
+def abba_order(arms: str) -> tuple[LaunchState, ...]:
+    return plan_state("r", "A", apart(arms, ""), BLOCKS, dict.fromkeys(arms, 0)).launches
+
+
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("arms", ["AB", "BA", "ACB"])
 @pytest.mark.parametrize("fault", ["removed", "partial", "without a measured step"])
 @pytest.mark.parametrize("position", range(2 * BLOCKS))
 def test_a_launch_that_is_missing_takes_its_partner_along_and_shifts_no_pair(seeds, arms, fault, position):
-    order = [(at, planned) for at, planned in enumerate(abba_order(arms, BLOCKS)) if planned.arm in "AB"]
+    order = [(at, planned) for at, planned in enumerate(abba_order(arms)) if planned.arm in "AB"]
     lost = order[position][1]
     launches = [
         launch(
@@ -84,7 +92,7 @@ def test_a_launch_that_is_missing_takes_its_partner_along_and_shifts_no_pair(see
 
 
 def test_compare_gives_every_block_a_seed_so_that_a_launch_made_later_finds_its_partner():
-    state = plan_state("r", "A", abba_order("AB", BLOCKS), {"A": 3, "B": 3})
+    state = plan_state("r", "A", apart("AB", ""), BLOCKS, {"A": 3, "B": 3})
     launches = [launch(each.arm, each.block, each.seed, at) for at, each in enumerate(state.launches)]
     late = launches.pop(2)
     pairing = pair([*launches, launch(late.arm, late.block, late.facts.seed, at=50)])
@@ -134,7 +142,7 @@ def test_partial_launches_pair_when_forced():
 
 def test_drift_does_not_make_equal_arms_different_when_a_launch_is_partial(make_run):
     runs = []
-    for at, each in enumerate(abba_order("AB", BLOCKS)):
+    for at, each in enumerate(abba_order("AB")):
         broken = {"status": "failed", "steps_written": 20} if at == 1 else {}
         other = ("train.eval_every=5",) if each.arm == "B" else ()
         runs.append(merge_run(make_run("static", overrides=other, noise=0.0, slowdown=1 + 0.05 * at, **broken)))

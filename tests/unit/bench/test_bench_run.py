@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., RanksEnded]:
     """Stands in for `launch_ranks`: measures at once; before a row by its number, ends with what is planted for it."""
 
-    def launched(module: str, run: Run, launch: object) -> RanksEnded:
+    def launched(module: str, runs: Sequence[Run], launch: object) -> RanksEnded:
+        (run,) = runs
         benchmark = read_benchmark(run)
         assert module == "dynbench.bench.rank" and not list(run.ranks_dir.glob("failure_*"))
         for case in benchmark.cases()[len(read_rows(run)) :]:

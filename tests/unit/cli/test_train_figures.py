@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 import pytest
@@ -26,10 +26,9 @@ from dynbench.runs.store import Naming, RunStore
 Output = pytest.CaptureFixture[str]
 
 
-def launched(
-    config: Config, store: RunStore, *, asked: Config | None, on_progress: object = None, **naming: Unpack[Naming]
-) -> Run:
-    """Stands in for `launch_training`: a complete run of made-up steps."""
+def launched(arms: Sequence[tuple[Config, Naming]], store: RunStore, *, asked: Config | None, **_: object) -> list[Run]:
+    """Stands in for `launch_arms`: a complete run of made-up steps."""
+    ((config, naming),) = arms
     resolved = resolve(config, this_machine(), store)
     warnings = launch_warnings(asked, resolved, store.root)
     run = create_run(resolved, store, warnings, **naming)
@@ -40,7 +39,7 @@ def launched(
             writer.write(row(step, rank, 100.0 + 7 * step * rank))
         writer.close()
     run.update(status=Status.COMPLETED, exit_code=0)
-    return run
+    return [run]
 
 
 def row(step: int, rank: int, step_ms: float) -> StepRow:
@@ -57,7 +56,7 @@ def row(step: int, rank: int, step_ms: float) -> StepRow:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setattr(training, "launch_training", launched)
+    monkeypatch.setattr(training, "launch_arms", launched)
     return RunStore(tmp_path / "results")
 
 

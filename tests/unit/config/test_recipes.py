@@ -73,7 +73,7 @@ def test_shipped_recipes_load_and_open_with_goal_command_time_and_expectation(na
     assert f"#     dynbench compare recipes/{name}.yaml" in header
     assert "\n# Time: " in header
     assert "\n# Expect: " in header
-    assert recipe.launches % 2 == 0
+    assert recipe.launches.count % 2 == 0
     assert recipe.baseline in recipe.arms
 
 
@@ -123,12 +123,14 @@ def test_regimes_vary_batch_model_ranks_and_launcher() -> None:
 def test_command_line_over_arm_over_settings_over_defaults(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
 
-    recipe = load_cells(path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches=2)[0]
+    recipe = load_cells(
+        path, ["train.seed=5"], {"train.global_batch": "32", "train.steps": None}, launches={"count": 2}
+    )[0]
 
     config = recipe.arms["partition"]
     assert (config.train.steps, config.train.seed, config.train.global_batch) == (4, 5, 32)
     assert (config.schedule.mode, config.launch.slowdown) == ("dynamic", {1: 2.0})
-    assert (recipe.baseline, recipe.launches) == ("static", 2)
+    assert (recipe.baseline, recipe.launches.count) == ("static", 2)
     assert recipe.arms["static"].schedule.mode == "static"
 
 
@@ -138,7 +140,7 @@ def test_a_resolved_recipe_loads_back(tmp_path: Path) -> None:
     again = load_recipe(written(tmp_path, dump_recipe(recipe)))
 
     assert again.arms == recipe.arms
-    assert (again.baseline, again.launches, again.description) == (recipe.baseline, 4, "two arms")
+    assert (again.baseline, again.launches.count, again.description) == (recipe.baseline, 4, "two arms")
 
 
 @pytest.mark.parametrize("value", ["8", "8,4", "null", "1e-4", "auto", "[1]"])
@@ -179,7 +181,11 @@ def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
         ("name: partition", "name: Partition!", r"^6: arms.1.name: 'Partition!' is not allowed; use lower-case"),
         ("name: partition", "nmae: partition", r"^6: arms.1.nmae: unknown key. Did you mean 'name'\?"),
         ("name: partition", "name: static", r"^6: arms.1.name: 'static' is the name of an earlier arm"),
-        ("launches: 4", "launches: two", r"^8: launches: 'two' is not allowed: input should be a valid integer"),
+        (
+            "launches: 4",
+            "launches: two",
+            r"^8: launches: 'two' is not allowed: .*give launches per arm, or count, ",
+        ),
         ("launches: 4", "launches: 4\norder: abab", r"^9: order: 'abab' is not allowed"),
         ("  - name: static\n", "", r"^4: arms: 1 given; a comparison needs two or more"),
         ("settings:", "settings: 3\nsettingz:", r"^2: settings: 3 is not allowed: input should be a valid dictionary"),
@@ -193,10 +199,11 @@ def test_one_mistake(tmp_path: Path, old: str, new: str, pattern: str) -> None:
 
 @pytest.mark.parametrize("launches", [1, 3, 0, -2])
 def test_launches_of_the_command_line_must_be_even(tmp_path: Path, launches: int) -> None:
-    found = problems(tmp_path, GOOD, launches=launches)
+    found = problems(tmp_path, GOOD, launches={"count": launches})
 
     assert len(found) == 1
-    assert found[0].startswith(f"--launches: {launches} launches per arm")
+    wrong = "launches per arm" if launches > 0 else "is not allowed: input should be greater than 0"
+    assert found[0].startswith(f"--launches: {launches} {wrong}")
 
 
 def test_rules_over_several_fields_are_checked_for_every_arm(tmp_path: Path) -> None:

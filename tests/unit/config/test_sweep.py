@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def sweep(
     config: str | None = None,
     overrides: tuple[str, ...] = (),
     flags: dict[str, object] | None = None,
-    launches: int | None = None,
+    launches: Mapping[str, object] | None = None,
 ) -> tuple[Document, list[Recipe]]:
     shared = {text.partition("=")[0]: f"--set {text.partition('=')[0]}" for text in overrides}
     shared |= dict.fromkeys(flags or {}, "--flag")
@@ -177,12 +178,12 @@ def test_arms_stand_on_the_defaults_and_the_first_is_the_baseline() -> None:
         "static": load_config(flags={"schedule.mode": "static"}),
         "part": load_config(flags={"schedule.policy": "partition", "schedule.window": 1}),
     }
-    assert (recipe.name, recipe.baseline, recipe.launches) == ("static-part", "static", 2)
+    assert (recipe.name, recipe.baseline, recipe.launches.count) == ("static-part", "static", 2)
     assert document.mapping["description"] == "static against part"
 
 
 def test_every_combination_is_a_cell_and_the_last_key_varies_fastest() -> None:
-    _, recipes = sweep(*TWO, over=("train.global_batch=32,64", "seed=1,2"), launches=4)
+    _, recipes = sweep(*TWO, over=("train.global_batch=32,64", "seed=1,2"), launches={"count": 4})
 
     found = [tuple(recipe.cell.values()) for recipe in recipes]
     assert found == [(32, 1), (32, 2), (64, 1), (64, 2)]
@@ -190,7 +191,7 @@ def test_every_combination_is_a_cell_and_the_last_key_varies_fastest() -> None:
         assert {(config.train.global_batch, config.train.seed) for config in recipe.arms.values()} == {
             tuple(recipe.cell.values())
         }
-        assert recipe.launches == 4
+        assert recipe.launches.count == 4
 
 
 def test_lists_and_mappings_are_varied_in_brackets() -> None:
@@ -313,7 +314,7 @@ def test_an_arm_that_adds_to_a_cells_mapping_leaves_the_others_alone(tmp_path: P
             {"reference": "regimes", "over": ("global_batch=8,9",)},
             "--over train.global_batch: the recipe's cells set",
         ),
-        (TWO, {"launches": 3}, "--launches: 3 launches per arm"),
+        (TWO, {"launches": {"count": 3}}, "--launches: 3 launches per arm"),
     ],
 )
 def test_what_is_wrong_or_says_two_things_is_refused_by_name(
@@ -323,12 +324,15 @@ def test_what_is_wrong_or_says_two_things_is_refused_by_name(
 
 
 def test_all_mistakes_of_a_command_line_are_told_at_once() -> None:
-    found = problems("a:polcy=lpt", "b:window", over=("seed=x", "steps"), launches=3)
+    found = problems("a:polcy=lpt", "b:window", over=("seed=x", "steps"), launches={"count": 3})
 
     assert [line.split(": ")[:2] for line in found] == [
         ["--arm b", "window"],
         ["--over steps", "write it as key=value,value, like --over train.global_batch=32,64"],
-        ["--launches", "3 launches per arm; ABBA order needs an even number, like 4"],
+        [
+            "--launches",
+            "3 launches per arm; ABBA order needs an even number, like 4, unless launches.mode is interleaved",
+        ],
         ["--over", "train.seed"],
         ["--arm a", "polcy"],
     ]

@@ -11,6 +11,7 @@ import torch
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.turns import Moment
 from dynbench.plugins import POLICIES
 from dynbench.probe.prober import _length_grid, _within
 from dynbench.probe.soak import planned_shapes
@@ -45,7 +46,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
     window = ["schedule.window=2"] if policy == "window" else []
     config = load_config(None, [*SETTINGS, f"schedule.policy={policy}", f"schedule.cost_type={cost_type}", *window])
     problem = build_problem(config, workload.train.lengths, 2, MULTIPLE, positions=workload.positions)
-    rows = [RowBuilder(rank, policy, 0, problem.lengths) for rank in (0, 1)]
+    rows = [RowBuilder(rank, policy, problem.lengths) for rank in (0, 1)]
     planner, widths = Planner(policy, problem), []
     for step in range(STEPS):
         plan = planner.plan(step)
@@ -55,7 +56,14 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
             shapes = [batch.inputs["input_ids"].shape for batch in batches]
             parts = [LossPart(batch.n, batch.weight, batch.width, torch.zeros(())) for batch in batches]
             row = rows[rank].row(
-                step, share, parts, PHASES, step_ms=0.0, peak_mem_mb=0.0, reserved_mem_mb=0.0, skipped=False
+                Moment(step, measured=True),
+                share,
+                parts,
+                PHASES,
+                step_ms=0.0,
+                peak_mem_mb=0.0,
+                reserved_mem_mb=0.0,
+                skipped=False,
             )
             assert row.padded_tokens == planned.padded_tokens[rank] == sum(n * width for n, width in shapes)
             assert row.max_seq_len_in_batch == max(width for _, width in shapes)

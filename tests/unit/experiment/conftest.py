@@ -12,7 +12,7 @@ import pytest
 
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
-from dynbench.experiment.order import abba_order
+from dynbench.experiment.meeting import apart
 from dynbench.experiment.state import plan_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
@@ -103,7 +103,7 @@ def make_comparison(store: RunStore) -> MakeComparison:
             arms.append({"name": name, "runs": [run.id for run in runs]})
         folder = store.create("compare", "demo")
         if planned:
-            plan_state("demo", "static", abba_order(names, 2), dict.fromkeys(names, 0)).write(folder.path)
+            plan_state("demo", "static", apart(names, "asked for"), 2, dict.fromkeys(names, 0)).write(folder.path)
         folder.figures_dir.mkdir()
         for figure in ("timeline", "unheard_of"):
             (folder.figures_dir / f"{figure}.png").write_bytes(png())

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -45,8 +45,9 @@ from dynbench.experiment.training import TrainingResult
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.run import Run
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 
 RECIPE = """\
 description: two arms
@@ -58,13 +59,13 @@ arms:
   - name: static
   - name: partition
     set: {schedule.mode: dynamic, schedule.policy: partition}
-launches: 4
+launches: {count: 4, mode: apart}
 """
 
 
 @dataclass
 class FakeTraining:
-    """Stands in for `run_training`: writes rows at once, and fails when it is told to.
+    """Stands in for `run_arms`: writes rows at once, and fails when it is told to.
 
     Attributes:
         fail_at: number of the call (from 0) that raises.
@@ -78,9 +79,21 @@ class FakeTraining:
     calls: list[tuple[str, str, int]] = field(default_factory=list)
     data: dict[str, object] = field(default_factory=lambda: {"fingerprint": "f"})
 
-    def __call__(self, config: Config, store: RunStore, *, name: str, on_progress: object, **_: object) -> object:
+    def __call__(
+        self,
+        arms: Sequence[tuple[Config, Naming]],
+        store: RunStore,
+        *,
+        on_made: Callable[[Sequence[Run]], None],
+        **_: object,
+    ) -> list[TrainingResult]:
+        made = [store.create("train", config.schedule.policy_name, **naming) for config, naming in arms]
+        on_made(made)
+        return [self.train(config, run, str(naming["name"])) for (config, naming), run in zip(arms, made, strict=True)]
+
+    def train(self, config: Config, run: Run, name: str) -> TrainingResult:
+        """The run of one arm."""
         self.calls.append((name, config.schedule.policy_name, config.train.seed))
-        run = store.create("train", config.schedule.policy_name, name=name, replace=True)
         write_text(run.config_file, dump_config(config))
         write_json(run.env_file, {"data": self.data, "cpu_cores": {"usable": 2}})
         run.update(status=Status.RUNNING)
@@ -113,7 +126,7 @@ def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
     fake = FakeTraining()
-    monkeypatch.setattr(launches, "run_training", fake)
+    monkeypatch.setattr(launches, "run_arms", fake)
     return fake
 
 
@@ -199,7 +212,7 @@ def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
 
     comparison = start_comparison(recipe(), store, name="demo")
     with monkeypatch.context() as patched, pytest.raises(kind) as caught:
-        patched.setattr(launches, "run_training", gone)
+        patched.setattr(launches, "run_arms", gone)
         run_comparison(comparison, store)
 
     going_on = f"Bring it back. Go on with: dynbench compare --resume demo --results {store.root}"
@@ -241,7 +254,7 @@ def test_a_bug_leaves_no_comparison_running(
     def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(launches, "run_training", broken)
+    monkeypatch.setattr(launches, "run_arms", broken)
     comparison = start_comparison(recipe(), store)
 
     with pytest.raises(BugError):
@@ -317,7 +330,9 @@ def test_arms_of_equal_configuration_stay_two_arms(
 def test_the_baseline_comes_first_wherever_the_recipe_puts_it(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
-    outcome = run_comparison(start_comparison(recipe("launches: 4", "launches: 2\nbaseline: partition"), store), store)
+    outcome = run_comparison(
+        start_comparison(recipe("mode: apart}", "mode: apart}\nbaseline: partition"), store), store
+    )
 
     assert [arm.label for arm in outcome.analysed.arms] == ["partition", "static"]
 
@@ -404,7 +419,7 @@ def test_every_next_step_can_be_pasted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A registry whose name has a space; every command is the one that its predecessor suggests."""
-    recipe("launches: 4", "launches: 2")
+    recipe("count: 4", "count: 2")
     results = tmp_path / "its results"
 
     def pasted() -> list[str]:
@@ -444,7 +459,7 @@ def test_strict_keeps_the_result_beside_the_error(
         assert err.splitlines()[-2:] == [f"error: {error['message']}", f"hint: {error['hint']}"]
         return calm, strict
 
-    recipe("launches: 4", "launches: 2")
+    recipe("count: 4", "count: 2")
     calm, strict = both("compare", str(tmp_path / "demo.yaml"))
     assert list(calm) == list(strict)
     assert [item["verdict"] for item in strict["comparisons"]] == ["FASTER"]
@@ -481,13 +496,13 @@ def test_show_of_a_comparison_says_its_runs_verdicts_and_the_next_step(
 def test_few_launches_of_a_comparison_send_to_more_of_the_same_recipe(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], launches: int
 ) -> None:
-    comparison = start_comparison(recipe("launches: 4", f"launches: {launches}"), store)
+    comparison = start_comparison(recipe("count: 4", f"count: {launches}"), store)
     findings = {finding.id: finding for finding in run_comparison(comparison, store).findings}
     assert ("few_launches" in findings) == (launches == 2)
     if launches == 2:
         again = f"dynbench compare {comparison.path / 'recipe.yaml'} --results {store.root} --launches 4"
         assert again in findings["few_launches"].hint
-        assert load_recipe(comparison.path / "recipe.yaml").launches == 2
+        assert load_recipe(comparison.path / "recipe.yaml").launches.count == 2
 
 
 def test_a_comparison_that_was_terminated_says_so(
@@ -496,7 +511,7 @@ def test_a_comparison_that_was_terminated_says_so(
     def terminate(*_: object, **__: object) -> None:
         raise Terminated(signal.SIGTERM)
 
-    monkeypatch.setattr(launches, "run_training", terminate)
+    monkeypatch.setattr(launches, "run_arms", terminate)
     comparison = start_comparison(recipe(), store)
     with pytest.raises(Interrupted):
         run_comparison(comparison, store)
@@ -553,7 +568,7 @@ def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
         ("16", "part", "FASTER"),
     ]
     assert all(len(row["speedup"]) > 6 and row["interval_low"] < row["speedup"] for row in found)
-    assert len(training.calls) == 9
+    assert len(training.calls) == 10  # both arms of the launch that one ended
     assert {name.partition("-")[0] for name, _, _ in training.calls} == {"static", "part"}
 
 

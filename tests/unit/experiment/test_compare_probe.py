@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
-from dynbench.experiment import compare, launches, probing
+from dynbench.experiment import launches, probing, startable
 from dynbench.experiment.cells import start_cells
 from dynbench.experiment.compare import RECIPE_FILE, run_comparison, start_comparison
 from dynbench.experiment.training import TrainingResult
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.run import Run
-from dynbench.runs.store import RunStore
+from dynbench.runs.store import Naming, RunStore
 
 MACHINES = {
     "cpu": Machine(cores=4, gpus=0, bf16=False),
@@ -37,7 +37,7 @@ SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: to
 @pytest.fixture(params=MACHINES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """CPU or GPUs, as the whole comparison sees them."""
-    for module in (probing, compare):
+    for module in (probing, startable):
         monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
     return str(request.param)
 
@@ -65,19 +65,21 @@ class Training:
     probes: dict[str, str | None] = field(default_factory=dict)
     """Arm to the name of the probe that it was launched with last."""
 
-    def __call__(self, config: Config, store: RunStore, *, name: str, **_: object) -> TrainingResult:
+    def __call__(self, arms: Sequence[tuple[Config, Naming]], store: RunStore, **_: object) -> list[TrainingResult]:
+        ((config, naming),) = arms
+        name = str(naming["name"])
         if self.launches == 0:
             raise WorkerFailed("that will do")
         self.launches -= 1
         arm, reference = name.rsplit("-", 2)[0], config.probe.run
         self.probes[arm] = store.resolve(reference).name if reference not in (None, "auto", "off") else reference
-        return TrainingResult(store.create("train", arm, name=name), {})
+        return [TrainingResult(store.create("train", arm, name=name), {})]
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     stand_in = Training()
-    monkeypatch.setattr(launches, "run_training", stand_in)
+    monkeypatch.setattr(launches, "run_arms", stand_in)
     return stand_in
 
 
@@ -85,7 +87,9 @@ def recipe(folder: Path, device: str, **arms: str) -> Recipe:
     """A recipe of these arms, each with its settings as YAML."""
     lines = [f"  - {{name: {name}, set: {{{settings}}}}}\n" for name, settings in arms.items()]
     path = folder / "demo.yaml"
-    path.write_text(f"description: arms\n{SETTINGS % device}arms:\n{''.join(lines)}", encoding="utf-8")
+    path.write_text(
+        f"description: arms\nlaunches: {{mode: apart}}\n{SETTINGS % device}arms:\n{''.join(lines)}", encoding="utf-8"
+    )
     return load_recipe(path)
 
 

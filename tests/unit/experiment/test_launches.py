@@ -30,11 +30,11 @@ def test_arms_are_warned_about_together_and_launches_draw_nothing(
         told.append(options)
         raise WorkerFailed("enough")
 
-    monkeypatch.setattr(launches, "run_training", training)
+    monkeypatch.setattr(launches, "run_arms", training)
     shown = ["--window", "16", "--device", "cpu", "--results", str(tmp_path), "--name", "c"]
     assert main(["compare", "quickstart", "--launches", "2", *shown]) == 3
     (options,) = told
-    assert options["warn_unread"] is False
+    assert options.get("asked") is None
     assert not options.get("figures", False)
     (warning,) = RunStore(tmp_path).resolve("c").record().warnings
     assert warning.startswith("schedule.window: 16 has no effect: policy 'static, prefix, partition'")

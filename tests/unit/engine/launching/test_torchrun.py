@@ -23,7 +23,7 @@ def resolved(*overrides: str) -> Config:
 
 
 def test_one_node() -> None:
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, Path("results/r1"), resolved().launch))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("results/r1")], resolved().launch))
     assert options.standalone and options.nproc_per_node == "2"
     assert options.max_restarts == 0 and options.redirects == "3"
     assert options.log_dir == "results/r1/logs/torchrun"
@@ -35,7 +35,7 @@ def test_rendezvous_flags_pass_through() -> None:
     several = resolved(
         "launch.nnodes=2", "launch.node_rank=1", "launch.rdzv_endpoint=host:29400", "launch.rdzv_id=job7"
     )
-    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, Path("r"), several.launch))
+    options = get_args_parser().parse_args(torchrun_argv(WORKER_MODULE, [Path("r")], several.launch))
     assert not options.standalone
     assert (options.nnodes, options.node_rank, options.rdzv_id) == ("2", 1, "job7")
     assert (options.rdzv_endpoint, options.rdzv_backend) == ("host:29400", "c10d")

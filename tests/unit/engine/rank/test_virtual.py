@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dynbench.engine.rank.row_builder import RowBuilder
-from dynbench.engine.rank.virtual import Turn, VirtualLoop, gradient_megabytes
+from dynbench.engine.rank.turns import Moment
+from dynbench.engine.rank.virtual import Played, VirtualLoop, gradient_megabytes
 from dynbench.runs.records import StepRow
 from dynbench.workloads.micro_batch import LossPart
 
@@ -22,10 +23,10 @@ class Collected:
         self.rows.append(row)
 
 
-def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -> Turn:
+def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -> Played:
     phases = {"plan": 0.0, "data": 1.0, "forward": forward_ms, "backward": backward_ms, "sync": 0.0, "optimizer": 0.0}
     parts = [LossPart(len(ids), 1.0, int(ids.max()) + 1, torch.tensor(0.5)) for ids in share]
-    return Turn(share, parts, phases, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
+    return Played(share, parts, phases, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
 
 
 def test_everyone_waits_for_the_slowest() -> None:
@@ -36,14 +37,13 @@ def test_everyone_waits_for_the_slowest() -> None:
         replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict),
         timer=None,
         memory=None,
-        rows=[RowBuilder(rank, "static", 0, lengths) for rank in (0, 1)],
+        rows=[RowBuilder(rank, "static", lengths) for rank in (0, 1)],
         writers=files,
         evaluator=None,
         comm_ms=4.0,
-        stop=None,
     )
     turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]
-    loop.record(0, turns, plan_ms=3.0, optimizer_ms=5.0)
+    loop.record(Moment(0, measured=True), turns, plan_ms=3.0, optimizer_ms=5.0)
     quick, slow = (file.rows[0] for file in files)
     assert (quick.sync_ms, slow.sync_ms) == (20 + 4, 4)
     assert quick.step_time_ms == slow.step_time_ms == 3 + (1 + 50) + 4 + 5

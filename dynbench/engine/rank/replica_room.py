@@ -1,0 +1,57 @@
+"""Whether the replicas of several arms fit into one process beside the largest step of one of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dynbench.config.schema import Config
+from dynbench.engine.rank.exchange import gather_objects
+from dynbench.errors import ReplicasTooLarge
+from dynbench.runs.provenance import UnknownFactError, memory_mb
+from dynbench.units import mb
+
+COPIES = 4
+"""Of its parameters, what a replica keeps between steps: weights, AdamW's two moments, buckets of gradients."""
+SHARE = 0.5
+"""Of the memory, what the replicas may take together where nothing says how much a step needs."""
+SHARE_PROBED = 0.1
+"""The same where the capacities are probed ones, up to which a step may use all the rest."""
+
+
+def check_room(config: Config, model: nn.Module, device: torch.device, arms: int) -> None:
+    """Refuse several arms whose replicas do not fit, before the second is built; a collective.
+
+    Args:
+        config: of the arm that was built.
+        model: its model.
+        device: where it is.
+        arms: arms of the launch.
+
+    Raises:
+        ReplicasTooLarge: on some rank they do not fit; raised on every rank.
+    """
+    if arms == 1:
+        return
+    replica_mb = COPIES * mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    share = SHARE_PROBED if isinstance(config.schedule.capacity, str) else SHARE
+    room_mb = min(gather_objects(_room_mb(config, device)))
+    if arms * replica_mb > share * room_mb:
+        raise ReplicasTooLarge(
+            f"the models of {arms} arms take {arms * replica_mb:,.0f} MB per rank at rest, more than {share:.0%} of "
+            f"{room_mb:,.0f} MB",
+            "Launch the arms apart: launches.mode=apart (--launch-mode apart).",
+        )
+
+
+def _room_mb(config: Config, device: torch.device) -> float:
+    """Memory for a rank, MB: of its GPU, or its share of what is available; without end where that is not known."""
+    if device.type == "cuda":
+        return mb(torch.cuda.get_device_properties(device).total_memory)
+    ranks = config.launch.nproc
+    assert isinstance(ranks, int), "resolved"
+    try:
+        available = memory_mb()["available"]
+    except UnknownFactError:
+        return float("inf")
+    return float("inf") if available is None else available / ranks

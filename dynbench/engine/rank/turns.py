@@ -1,0 +1,210 @@
+"""The steps of a launch: of one arm one after the other, of several in turns, each under a clock of its own."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, repeat
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dynbench.config.schema import Train
+from dynbench.engine.rank.rank_process import StopFlag
+from dynbench.engine.turn_order import Turns
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step of an arm in its launch.
+
+    Attributes:
+        step: number of the arm's step, from 0.
+        measured: neither in the warm-up, nor in the round after an evaluation of arms that take turns.
+        turn: number of the turn in the launch, from 0.
+        leaving: another arm is next: what still runs in the background ends within this step.
+    """
+
+    step: int
+    measured: bool
+    turn: int = 0
+    leaving: bool = False
+
+
+class Player(Protocol):
+    """The loop of one arm."""
+
+    def restart(self) -> None:
+        """Begin the next step now, leaving out what was done and sent since the last one ended."""
+
+    def step(self, moment: Moment) -> None:
+        """Run, measure and write one step."""
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate after a step."""
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate after a step, out of its time."""
+
+    def enter(self) -> None:
+        """This arm's turn begins; out of all clocks."""
+
+    def leave(self) -> None:
+        """This arm's turn has ended; out of all clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Steps that every arm runs before another round begins."""
+
+    steps: range
+    measured: bool
+    evaluated: bool
+    """Some arm evaluates after it."""
+
+
+def plan_rounds(train: Train, due: Callable[[int], bool], block: int, *, alone: bool) -> Iterator[Round]:
+    """The rounds of a run: blocks of steps, cut where the warm-up ends and where an arm evaluates.
+
+    Where arms take turns, a round of one step that does not count follows every evaluation, which has moved what the
+    caches hold. One arm alone runs on until it evaluates.
+
+    Args:
+        train: how many steps.
+        due: whether some arm evaluates after a step.
+        block: most steps in a round of several arms.
+        alone: there is one arm.
+    """
+    last = train.warmup_steps + train.steps
+    start, settling = 0, False
+    while start < last:
+        segment = train.warmup_steps if start < train.warmup_steps else last
+        end = segment if alone else min(segment, start + (1 if settling else block))
+        end = next((step + 1 for step in range(start, end) if due(step)), end)
+        evaluated = due(end - 1)
+        yield Round(range(start, end), start >= train.warmup_steps and not settling, evaluated)
+        start, settling = end, evaluated and not alone
+
+
+class Switch:
+    """What happens between two turns, out of all clocks.
+
+    Random states of Python, numpy and torch belong to the arm. Python's garbage is collected here, within
+    `garbage_between_turns`: a collection in the middle of a step would be charged to the arm that happens to be on.
+
+    Args:
+        players: the arms.
+        on_turn: told which arm comes.
+        meet: returns when every rank has called it.
+    """
+
+    def __init__(self, players: Sequence[Player], on_turn: Callable[[int], None], meet: Callable[[], None]) -> None:
+        self._players = players
+        self._on_turn = on_turn
+        self._meet = meet
+        self._states = [_random_state()] * len(players)
+        self._on: int | None = None
+
+    def __call__(self, arm: int) -> None:
+        """Hand over to an arm, which may be the one that had the last turn; ranks leave this together."""
+        if self._on is not None:
+            self._players[self._on].leave()
+            self._states[self._on] = _random_state()
+        self._on = arm
+        self._on_turn(arm)
+        _set_random_state(self._states[arm])
+        self._players[arm].enter()
+        gc.collect()
+        self._meet()
+
+
+@contextmanager
+def garbage_between_turns() -> Iterator[None]:
+    """Inside it Python collects garbage only when it is told to, and looks only at what was made inside."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: StopFlag, switch: Switch | None) -> None:
+    """All steps of all arms, or as many as are done when a signal asks to stop.
+
+    Args:
+        train: how many steps; the same for all arms.
+        players: their loops, in the order of `turns.arms`.
+        turns: how they take turns; None for one arm.
+        stop: tells of the signal.
+        switch: hands over from arm to arm; None for one arm.
+    """
+
+    def due(step: int) -> bool:
+        return any(player.due(step) for player in players)
+
+    orders: Iterator[Sequence[int]] = repeat((0,)) if turns is None else turns.rounds()
+    block, turn = turns.block if turns is not None else 1, count()
+    compiled: int | None = None
+    with stop.defer():
+        for round_ in plan_rounds(train, due, block, alone=switch is None):
+            order = next(orders)
+            if round_.measured and compiled is None:
+                compiled = graphs_compiled()
+            for arm in order:
+                if switch is not None:
+                    switch(arm)
+                players[arm].restart()
+                number = next(turn)
+                for step in round_.steps:
+                    leaving = switch is not None and step == round_.steps[-1]
+                    players[arm].step(Moment(step, round_.measured, number, leaving))
+                    if stop.signum is not None:
+                        return
+            if round_.evaluated:
+                _evaluate(players, order, round_.steps[-1], switch)
+    if compiled is not None and (more := graphs_compiled() - compiled):
+        _log.warning(
+            "torch.compile made %d graphs while steps were measured, 0 is the limit: their time is in these steps; "
+            "raise train.warmup_steps, or compile with dynamic=True",
+            more,
+        )
+
+
+def graphs_compiled() -> int:
+    """Graphs that torch.compile has made in this process; nothing is imported to ask."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+
+
+def _evaluate(players: Sequence[Player], order: Sequence[int], step: int, switch: Switch | None) -> None:
+    """Evaluate all arms that are due, one after the other at one point."""
+    for arm in order:
+        if players[arm].due(step):
+            if switch is not None:
+                switch(arm)
+            players[arm].evaluate(step)
+
+
+def _random_state() -> tuple[object, ...]:
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch's is untyped
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # own code may use it
+
+
+def _set_random_state(state: tuple[object, ...]) -> None:
+    python, numpy, cpu, cuda = state
+    random.setstate(python)  # type: ignore[arg-type]
+    np.random.set_state(numpy)  # type: ignore[arg-type]
+    torch.set_rng_state(cpu)  # type: ignore[arg-type]
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""Which arms of a comparison share a launch: all of them, each with the baseline, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dynbench.config.digest import differences
+from dynbench.config.launches import Launches
+from dynbench.config.schema import Config
+from dynbench.errors import ConfigError
+from dynbench.plugins import STRATEGIES
+
+Mode = Literal["interleaved", "apart"]
+Groups = tuple[tuple[str, ...], ...]
+
+MOST_TOGETHER = 12
+"""Arms of one launch: each has process groups, threads and a replica that rest while the others run."""
+LEAST_BLOCK = 8
+"""Steps of a turn where an arm's work goes on across steps."""
+
+OF_THE_PROCESS = ("launch", "train.steps", "train.warmup_steps")
+"""Sections and keys that a process has once."""
+OF_THE_ARM = ("launch.slowdown", "launch.comm_model", "launch.world_size")
+"""Keys among these that each arm has by itself."""
+OF_THE_CODE = ("workload.name", "workload.import_from", "workload.code_digest")
+"""Where code of the user's own comes from: two versions of a module cannot be in one process."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the arms of a comparison meet.
+
+    Attributes:
+        mode: whether arms share launches.
+        reason: why.
+        groups: the arms of each launch; together they are launched once per block, every second block in reverse.
+    """
+
+    mode: Mode
+    reason: str
+    groups: Groups
+
+    def without(self, arm: str, baseline: str, reason: str) -> Meeting:
+        """One arm apart, with launches of the baseline apart to be compared with; without the baseline, all apart."""
+        if arm == baseline:
+            return apart([name for group in self.groups for name in group], reason)
+        left = [kept for group in self.groups if len(kept := tuple(name for name in group if name != arm)) > 1]
+        alone = [group for group in self.groups if len(group) == 1 and group not in ((arm,), (baseline,))]
+        mode: Mode = "interleaved" if left else "apart"
+        return Meeting(mode, reason, (*left, (baseline,), *alone, (arm,)))
+
+    def smaller(self, baseline: str, reason: str) -> Meeting:
+        """Fewer arms in a launch: each with the baseline, or, where it is so already, none together."""
+        arms = list(dict.fromkeys(name for group in self.groups for name in group))
+        if max(map(len, self.groups)) > 2:
+            return Meeting("interleaved", reason, _pairs(arms, baseline))
+        return apart(arms, reason)
+
+
+def apart(arms: Sequence[str], reason: str) -> Meeting:
+    """Every arm in launches of its own."""
+    return Meeting("apart", reason, tuple((arm,) for arm in dict.fromkeys(arms)))
+
+
+def decide_meeting(launches: Launches, arms: Mapping[str, Config], baseline: str) -> Meeting:
+    """How the arms of a comparison meet.
+
+    Args:
+        launches: what is asked for.
+        arms: their resolved settings.
+        baseline: the arm that the others are compared with.
+
+    Raises:
+        ConfigError: arms are to be interleaved and cannot be; names what is in the way.
+    """
+    if launches.mode == "apart":
+        return apart(list(arms), "launches.mode is apart")
+    obstacles = list(dict.fromkeys(_obstacles(launches, arms, baseline)))
+    if obstacles and launches.mode == "interleaved":
+        hint = "Make them equal, or launch the arms apart: launches.mode=apart (--launch-mode apart)."
+        raise ConfigError([f"launches.mode: interleaved, but {obstacle}" for obstacle in obstacles], hint)
+    if obstacles:
+        return apart(list(arms), "; ".join(obstacles))
+    asked = "launches.mode is interleaved" if launches.mode == "interleaved" else "the arms can share their processes"
+    if len(arms) > MOST_TOGETHER:
+        reason = f"{asked}; {len(arms)} arms are more than {MOST_TOGETHER}, so each meets the baseline"
+        return Meeting("interleaved", reason, _pairs(list(arms), baseline))
+    return Meeting("interleaved", asked, (tuple(arms),))
+
+
+def _pairs(arms: Sequence[str], baseline: str) -> Groups:
+    return tuple((baseline, arm) for arm in arms if arm != baseline)
+
+
+def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) -> Iterator[str]:
+    """Why arms cannot share their processes."""
+    first = arms[baseline]
+    for name, config in arms.items():
+        code = OF_THE_CODE if first.workload.runs_own_code or config.workload.runs_own_code else ()
+        for key, (one, other) in differences(first, config).items():
+            if key.startswith((*OF_THE_PROCESS, *code)) and key not in OF_THE_ARM:
+                yield f"{key} is {one} in arm {baseline}, {other} in arm {name}"
+        if STRATEGIES.find(config.sync.name).across_steps and launches.block < LEAST_BLOCK:
+            yield (
+                f"sync.name {config.sync.name} of arm {name} works on across steps, which takes turns of "
+                f"{LEAST_BLOCK} steps (launches.block, --block), not of {launches.block}"
+            )

@@ -1,0 +1,94 @@
+"""How many launches follow the first stage of a comparison that is to reach a half-width."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.pairing import pair_launches
+from dynbench.analysis.questions.base import Question
+from dynbench.analysis.speedup import log_ratios
+from dynbench.analysis.two_stage import Plan, plan_launches
+from dynbench.config.recipes import Recipe
+from dynbench.experiment.state import CompareState
+from dynbench.runs.run import duration_s
+from dynbench.runs.store import RunStore
+from dynbench.units import format_ms
+
+
+@dataclass(frozen=True)
+class SecondStage:
+    """What follows the first stage.
+
+    Attributes:
+        launches: per arm, the first stage among them.
+        said: what is shown of it.
+        warning: what a limit costs; None where none bites.
+    """
+
+    launches: int
+    said: str
+    warning: str | None
+
+
+def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, store: RunStore) -> SecondStage:
+    """The launches that the widest interval against the baseline needs, by the spread of the first stage.
+
+    Args:
+        state: with the first stage done.
+        recipe: what is asked for.
+        question: says what is counted as work.
+        store: registry of the runs.
+
+    Raises:
+        RecordError: a run that cannot be read.
+    """
+    asked = recipe.launches
+    assert asked.half_width is not None, "it is asked for"
+    settings = recipe.arms[recipe.baseline].analysis
+    names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
+    runs = {name: [merge_run(store.resolve(run)) for run in state.arms[name]] for name in names}
+    baseline, *candidates = named_arms(runs)
+    first_stage = [log_ratios(pair_launches(baseline, arm).pairs, question.unit) for arm in candidates]
+    fewest = min(map(len, first_stage))
+    if fewest < 2:
+        text = (
+            f"the first stage left {fewest} paired launches, 2 are the least: no number of launches follows from them"
+        )
+        return SecondStage(state.blocks, text, text)
+    block_s = sum(_seconds(state, store, members) for members in state.together) / state.blocks
+    plan = plan_launches(
+        [logs[: asked.first] for logs in first_stage],
+        asked.half_width,
+        settings.confidence,
+        most_launches=asked.max_launches,
+        most_s=asked.max_time_s,
+        launch_s=block_s,
+    )
+    launches = plan.launches + (plan.launches % 2 if state.mode == "apart" else 0)
+    return SecondStage(launches, _said(plan, launches, block_s, asked.half_width), _warning(plan, asked.half_width))
+
+
+def _seconds(state: CompareState, store: RunStore, members: list[int]) -> float:
+    """How long a launch took; its arms ran at the same time."""
+    runs = [state.launches[index].run for index in members]
+    return max(duration_s(store.resolve(run).record()) or 0.0 for run in runs if run is not None)
+
+
+def _said(plan: Plan, launches: int, block_s: float, half_width: float) -> str:
+    more = launches - plan.first
+    if more == 0:
+        return f"the first {plan.first} launches are enough for intervals of ±{half_width:.1%}"
+    left = format_ms(1000 * math.ceil(more * block_s))
+    return f"±{half_width:.1%} needs {plan.needed} launches: {more} more, about {left}"
+
+
+def _warning(plan: Plan, half_width: float) -> str | None:
+    if plan.launches >= plan.needed:
+        return None
+    return (
+        f"launches.half_width: ±{half_width:.1%} needs {plan.needed} launches, the limit allows {plan.launches}, which "
+        f"give about ±{plan.half_width:.1%}; raise launches.max_launches or max_time_s (--max-launches, --max-time)"
+    )

@@ -1,0 +1,90 @@
+"""Whether a comparison can begin: its arms can run here, may be compared, and it is known how they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynbench.analysis.comparability import describe
+from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
+from dynbench.analysis.questions.base import Question
+from dynbench.config.recipes import Recipe
+from dynbench.config.schema import Config
+from dynbench.engine.launching.attach import started_as_rank
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.plan_check import check_plan
+from dynbench.errors import ConfigError, NothingFits, UsageError, did_you_mean
+from dynbench.experiment.meeting import Meeting, decide_meeting
+from dynbench.runs.store import RunStore
+from dynbench.workloads.inputs import check_batch
+
+
+@dataclass(frozen=True)
+class Startable:
+    """A comparison that can begin.
+
+    Attributes:
+        question: what is asked of the arms, named or found.
+        meeting: which of them share launches.
+    """
+
+    question: Question
+    meeting: Meeting
+
+
+def check_startable(recipe: Recipe, store: RunStore) -> Startable:
+    """Refuse, before anything is made, what could not end well.
+
+    Raises:
+        NotComparable: arms that differ in more than may be compared.
+        UsageError, NothingFits: this process is itself a rank, or an arm cannot run here or be planned.
+        ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
+        DataError: a file that the arms, which share their data, cannot use.
+    """
+    if started_as_rank(recipe.arms[recipe.baseline]):
+        raise UsageError(
+            "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
+        )
+    resolved = resolved_arms(recipe, store)
+    question = _check_comparable(recipe, resolved)
+    meeting = decide_meeting(recipe.launches, resolved, recipe.baseline)
+    check_batch(recipe.arms[recipe.baseline])
+    return Startable(question, meeting)
+
+
+def resolved_arms(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
+    """Every arm's settings as they are decided here, or what is wrong with all of them at once."""
+    arms: dict[str, Config] = {}
+    problems: dict[str, None] = {}
+    hint = ""
+    if recipe.question is not None and recipe.question not in QUESTIONS:
+        near = did_you_mean(recipe.question, QUESTIONS)
+        problems[f"question: {recipe.question!r} is not asked. {near} Allowed: {', '.join(QUESTIONS)}"] = None
+    for name, config in recipe.arms.items():
+        try:
+            resolved = resolve(config, this_machine(), store)
+            check_plan(resolved.config, resolved.workers, store.root, recipe.launches.planned)
+            arms[name] = resolved.config
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+            hint = error.hint
+        except NothingFits as error:
+            raise type(error)(f"arm {name}: {error.message}", error.hint) from error
+    if problems:
+        raise ConfigError(list(problems), hint)
+    return arms
+
+
+def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> Question:
+    """The question that the arms answer. Refuse, before anything is launched, what the analysis would refuse after it.
+
+    It will see the settings resolved: `auto` and the value that it means are the same.
+    """
+    found = {name: settings_differences(arms[recipe.baseline], config) for name, config in arms.items()}
+    question = find_question(list(found.values()), recipe.question)
+    for name, differing in found.items():
+        if forbidden := question.forbidden(differing):
+            who = f"recipe {recipe.name}: arms {recipe.baseline} and {name}"
+            hint = "Give these keys under settings, the same for all arms."
+            raise not_comparable(who, describe(forbidden), question, list(found.values()), hint)
+    return question
