@@ -1,0 +1,189 @@
+"""Arms in turns: which steps, in which order, under whose clock, with whose random state."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from itertools import groupby
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.config.schema import Train
+from dynbench.engine.rank import turns as module
+from dynbench.engine.rank.rank_process import StopFlag
+from dynbench.engine.rank.turns import Moment, Switch, garbage_between_turns, plan_rounds, play
+from dynbench.engine.turn_order import Turns
+
+
+class Arm:
+    """A loop that keeps what happens to it."""
+
+    def __init__(self, name: str, events: list[tuple[str, str, object]], every: int = 0, last: int = -1) -> None:
+        self.name, self.events, self.every, self.last = name, events, every, last
+        self.moments: list[Moment] = []
+        self.drawn: list[tuple[float, float, float]] = []
+
+    def restart(self) -> None:
+        self.events.append((self.name, "restart", None))
+
+    def step(self, moment: Moment) -> None:
+        self.events.append((self.name, "step", moment.step))
+        self.moments.append(moment)
+        self.drawn.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
+
+    def due(self, step: int) -> bool:
+        return step == self.last or (self.every > 0 and (step + 1) % self.every == 0)
+
+    def evaluate(self, step: int) -> None:
+        self.events.append((self.name, "evaluate", step))
+
+    def enter(self) -> None:
+        self.events.append((self.name, "enter", None))
+
+    def leave(self) -> None:
+        self.events.append((self.name, "leave", None))
+
+
+def run(
+    arms: int, train: Train, block: int = 1, every: int = 0, stop_after: int | None = None, last: int = -1
+) -> tuple[list[Arm], list[tuple[str, str, object]]]:
+    events: list[tuple[str, str, object]] = []
+    players = [Arm("abcdef"[index], events, every, last) for index in range(arms)]
+    turns = Turns(tuple(player.name for player in players), block, seed=1) if arms > 1 else None
+    stop = StopFlag.__new__(StopFlag)
+    stop.signum, stop.deferred = None, False
+    if stop_after is not None:
+        original = players[0].step
+
+        def step(moment: Moment) -> None:
+            original(moment)
+            stop.signum = 15 if moment.step == stop_after else None
+
+        players[0].step = step  # type: ignore[method-assign]
+    switch = Switch(players, lambda arm: None, lambda: events.append(("", "meet", None))) if turns else None
+    with patch.object(gc, "collect"):  # of a whole test session
+        play(train, players, turns, stop, switch)
+    return players, events
+
+
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 20), st.integers(1, 9), st.integers(0, 7))
+def test_every_arm_runs_every_step_once_in_order(arms: int, warmup: int, steps: int, block: int, every: int) -> None:
+    train = Train(steps=steps, warmup_steps=warmup)
+    players, events = run(arms, train, block, every, last=warmup + steps - 1)
+    for player in players:
+        assert [moment.step for moment in player.moments] == list(range(warmup + steps))
+        settling = {step + 1 for step in range(warmup + steps) if player.due(step)} if arms > 1 else set()
+        assert [moment.measured for moment in player.moments] == [
+            step >= warmup and step not in settling for step in range(warmup + steps)
+        ]
+        assert [step for name, what, step in events if (name, what) == (player.name, "evaluate")] == [
+            step for step in range(warmup + steps) if player.due(step)
+        ]
+
+
+def test_the_warm_up_of_all_arms_ends_before_anything_is_measured() -> None:
+    _, events = run(3, Train(steps=6, warmup_steps=4), block=3)
+    order = [(name, step) for name, what, step in events if what == "step"]
+    first = next(at for at, (_, step) in enumerate(order) if step == 4)
+    assert {step for _, step in order[:first]} == {0, 1, 2, 3} and len(order[:first]) == 12
+
+
+def test_ranks_meet_before_every_turn_and_no_clock_runs_meanwhile() -> None:
+    _, events = run(2, Train(steps=4, warmup_steps=1))
+    words = [what for _, what, _ in events]
+    for at, word in enumerate(words):
+        if word == "meet":
+            assert words[at + 1] == "restart"
+        if word == "restart":
+            assert words[at - 1] == "meet" and words[at + 1] == "step"
+        if word == "step":
+            assert words[at - 1] == "restart"
+
+
+def test_turns_are_numbered_across_arms_and_a_block_is_one_turn() -> None:
+    players, _ = run(2, Train(steps=7, warmup_steps=2), block=3)
+    numbers = sorted({moment.turn for player in players for moment in player.moments})
+    assert numbers == list(range(len(numbers)))
+    lengths = [len(list(steps)) for _, steps in groupby(players[0].moments, key=lambda moment: moment.turn)]
+    assert lengths == [2, 3, 3, 1]
+    assert [moment.leaving for moment in players[0].moments] == [False, True] + [False, False, True] * 2 + [True]
+    (alone,), _ = run(1, Train(steps=3, warmup_steps=1))
+    assert not any(moment.leaving for moment in alone.moments)
+
+
+def test_evaluation_of_all_arms_is_at_one_point() -> None:
+    _, events = run(3, Train(steps=6, warmup_steps=0), every=3)
+    stages = [key for key, _ in groupby(what for _, what, _ in events if what in ("step", "evaluate"))]
+    assert stages == ["step", "evaluate", "step", "evaluate"]
+
+
+def test_a_signal_ends_it_after_the_step_in_progress() -> None:
+    players, events = run(2, Train(steps=9, warmup_steps=0), stop_after=3)
+    assert players[0].moments[-1].step == 3
+    assert events[-1] == ("a", "step", 3)
+
+
+def test_random_states_are_the_arms_own() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    (alone,), _ = run(1, Train(steps=5, warmup_steps=0))
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    players, _ = run(3, Train(steps=5, warmup_steps=0))
+    assert all(player.drawn == alone.drawn for player in players)
+
+
+def test_without_the_swap_arms_would_draw_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what the test above would miss if states were not swapped."""
+    monkeypatch.setattr(module, "_set_random_state", lambda state: None)
+    players, _ = run(2, Train(steps=5, warmup_steps=0))
+    assert players[0].drawn != players[1].drawn
+
+
+def test_garbage_is_collected_between_turns_only() -> None:
+    with garbage_between_turns():
+        assert not gc.isenabled() and gc.get_freeze_count() > 0
+        run(2, Train(steps=2, warmup_steps=0))
+        assert not gc.isenabled()
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_graphs_compiled_while_steps_are_measured_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: bool
+) -> None:
+    made = 0
+
+    def compiling(arm: Arm) -> Callable[[Moment], None]:
+        def step(moment: Moment) -> None:
+            nonlocal made
+            made += moment.step == (0 if before else 3)
+
+        return step
+
+    monkeypatch.setattr(module, "graphs_compiled", lambda: made)
+    monkeypatch.setattr(Arm, "step", lambda self, moment: compiling(self)(moment))
+    run(2, Train(steps=4, warmup_steps=2))
+    assert ("2 graphs" in caplog.text) == (not before)
+
+
+def test_rounds_by_hand() -> None:
+    train = Train(steps=5, warmup_steps=2)
+    found = [
+        (list(round_.steps), round_.measured, round_.evaluated)
+        for round_ in plan_rounds(train, lambda step: step in (3, 6), 2, alone=False)
+    ]
+    assert found == [
+        ([0, 1], False, False),
+        ([2, 3], True, True),
+        ([4], False, False),
+        ([5, 6], True, True),
+    ]
