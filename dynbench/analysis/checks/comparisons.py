@@ -12,6 +12,7 @@ from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.levels import windows_agree
 from dynbench.analysis.pairing import Pair
 from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
+from dynbench.analysis.predecessor import effects
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.speedup import log_ratios, seconds_per_unit
 from dynbench.analysis.stats import coefficient_of_variation
@@ -22,6 +23,8 @@ FEWEST = 4
 """Pairs of launches below which an interval means little: the launch is the unit of inference, not the step."""
 SESSION_H = 1.0
 """Hours without a launch after which the machine is in another state: other clocks, other neighbours, other code."""
+PREDECESSOR_LIMIT = 0.01
+"""How often equal steps would differ as much by chance."""
 SPREAD_LIMIT = 0.10
 """Coefficient of variation over launches; `pyperf check` (github.com/psf/pyperf) has it for values of one benchmark."""
 
@@ -102,6 +105,15 @@ def launch_order(evidence: Evidence) -> Iterator[Seen]:
             between = datetime.fromisoformat(other[0]) - datetime.fromisoformat(one[-1])
             hours = between.total_seconds() / 3600
             yield Seen("warn", {**_arms(comparison), "hours": hours}, "sessions" if hours >= SESSION_H else "turns")
+
+
+def predecessor(evidence: Evidence) -> Iterator[Seen]:
+    """Arms whose steps in a shared launch depend on the arm before by more than the noise threshold."""
+    for effect in effects(evidence.arms):
+        if effect.p < PREDECESSOR_LIMIT and abs(effect.share) > evidence.settings.noise_threshold:
+            values = {"arm": effect.arm, "before": effect.before, "share": effect.share, "p": effect.p}
+            limits = {"limit": PREDECESSOR_LIMIT, "noise": evidence.settings.noise_threshold}
+            yield Seen("warn", {**values, **limits, "launches": effect.launches})
 
 
 def launch_spread(evidence: Evidence) -> Iterator[Seen]:
