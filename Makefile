@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
 
-.PHONY: help install install-test quickstart test test-quick test-gpu bench-self lint clean
+.PHONY: help install install-test quickstart test test-quick test-gpu bench-self trust lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-quick   what a change needs first, in two minutes: no launches, nothing slow"
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make bench-self   how long planning, analysing and --help take"
+	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
 	@echo "make install      .venv with dynbench in it"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
@@ -59,6 +60,9 @@ test-quick: install-test
 
 test-gpu: install-test
 	$(PYTEST) -m gpu tests/gpu
+
+trust: install-test
+	$(BIN)/python tests/trust/trust.py results/trust
 
 bench-self: install-test
 	$(PYTEST) --capture no -m clock tests/unit

@@ -1,0 +1,197 @@
+"""How far comparisons can be trusted: equal arms must not differ, and a tenth more work must be seen.
+
+    make trust                                  all of it: about an hour, on a machine with nothing else to do
+    python tests/trust/trust.py FOLDER --most 4 the next four comparisons; what FOLDER holds is not done again
+
+Twenty comparisons of equal arms and twenty in which every rank of one arm runs a tenth of its samples again, quickstart
+settings, four interleaved launches each; in half of them another process keeps one core busy. Seeds are fixed, every
+result is kept as it comes (`trust.jsonl`), and nothing is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+os.environ["DYNBENCH_PLUGINS"] = str(HERE / "plugins.py")
+
+from dynbench.analysis.arms import named_arms  # noqa: E402  # plug-ins are read where dynbench is imported
+from dynbench.analysis.comparison import compare_arms  # noqa: E402
+from dynbench.analysis.merge import merge_run  # noqa: E402
+from dynbench.config.recipes import load_recipe  # noqa: E402
+from dynbench.experiment.compare import start_comparison  # noqa: E402
+from dynbench.experiment.launches import run_launches  # noqa: E402
+from dynbench.experiment.state import read_state  # noqa: E402
+from dynbench.runs.store import RunStore  # noqa: E402
+
+COMPARISONS = 40
+FIRST_SEED = 20261122
+RECIPE = """\
+description: DDP against {other}
+settings:
+  workload: {{dataset: embedded, dropout: 0.0}}
+  train: {{steps: 30, warmup_steps: 5, global_batch: 64, eval_samples: 0, seed: {seed}}}
+  launch: {{launcher: torchrun}}
+arms:
+  - name: ddp
+  - name: {other}
+    set: {{sync.name: {other}}}
+baseline: ddp
+launches: {{count: 4, mode: interleaved}}
+question: sync
+"""
+BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison: what differs, beside what, from which seed."""
+
+    number: int
+
+    @property
+    def other(self) -> str:
+        """The arm that DDP is compared with."""
+        return "twin" if self.number % 2 == 0 else "tenth_more"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process keeps one core busy."""
+        return self.number % 4 >= 2
+
+    @property
+    def seed(self) -> int:
+        """Of the first launch."""
+        return FIRST_SEED + 10 * self.number
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a comparison found."""
+
+    number: int
+    other: str
+    busy: bool
+    seed: int
+    verdict: str
+    speedup: float
+    low: float
+    high: float
+    level: str
+    loss_max_rel_diff: float | None
+    logs: list[float]
+    seconds: float
+    load_1min: float
+
+
+def run(trial: Trial, store: RunStore) -> Result:
+    """Launch and judge one comparison."""
+    began = time.monotonic()
+    file = store.root / f"trial_{trial.number}.yaml"
+    store.root.mkdir(parents=True, exist_ok=True)
+    file.write_text(RECIPE.format(other=trial.other, seed=trial.seed), encoding="utf-8")
+    recipe = load_recipe(file)
+    comparison = start_comparison(recipe, store)
+    with _busy() if trial.busy else contextlib.nullcontext():
+        state = run_launches(comparison, read_state(comparison.path), recipe, store.within(comparison))
+    runs = {name: [merge_run(store.resolve(run)) for run in state.arms[name]] for name in recipe.arms}
+    (found,) = compare_arms(named_arms(runs), recipe.arms["ddp"].analysis, question="sync")
+    record = found.record()
+    assert record.ci95 is not None and record.launches == 4, "four launches have an interval"
+    from dynbench.analysis.speedup import log_ratios
+
+    return Result(
+        trial.number,
+        trial.other,
+        trial.busy,
+        trial.seed,
+        str(record.verdict),
+        record.speedup,
+        *record.ci95,
+        record.level,
+        record.loss_max_rel_diff,
+        log_ratios(found.pairing.pairs, found.question.unit),
+        time.monotonic() - began,
+        os.getloadavg()[0],
+    )
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def judge(results: list[Result]) -> list[str]:
+    """What must hold of all forty, and does not."""
+    equal = Counter(one.verdict for one in results if one.other == "twin")
+    slower = Counter(one.verdict for one in results if one.other == "tenth_more")
+    wrong = []
+    if equal["FASTER"] + equal["SLOWER"] > 1:
+        wrong.append(f"equal arms differ: {dict(equal)}")
+    if slower["SLOWER"] < 18 or slower["FASTER"] or slower["SAME"]:
+        wrong.append(f"a tenth more work is not SLOWER in 18 of 20, or is FASTER or SAME: {dict(slower)}")
+    return wrong
+
+
+def show(results: list[Result]) -> None:
+    """A line per kind."""
+    for other in ("twin", "tenth_more"):
+        for busy in (False, True):
+            of_kind = [one for one in results if (one.other, one.busy) == (other, busy)]
+            if of_kind:
+                verdicts = ", ".join(f"{count} {word}" for word, count in Counter(o.verdict for o in of_kind).items())
+                spread = [(one.high / one.low) ** 0.5 - 1 for one in of_kind]
+                where = "one core busy" if busy else "nothing beside it"
+                print(
+                    f"{other}, {where}: {verdicts}; speed-up {min(o.speedup for o in of_kind):.3f} to "
+                    f"{max(o.speedup for o in of_kind):.3f}, half-width {sorted(spread)[len(spread) // 2]:.1%} (median)"
+                )
+
+
+def main() -> int:
+    """Run what is missing, then judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--most", type=int, default=COMPARISONS, help="comparisons to run now")
+    given = parser.parse_args()
+    kept = given.folder / "trust.jsonl"
+    results = [Result(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {one.number for one in results}
+    store = RunStore(given.folder)
+    for number in [number for number in range(COMPARISONS) if number not in done][: given.most]:
+        result = run(Trial(number), store)
+        results.append(result)
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+        busy = "busy" if result.busy else "idle"
+        print(
+            f"{len(results)}/{COMPARISONS} {result.other} {busy}: {result.verdict} {result.speedup:.3f} "
+            f"[{result.low:.3f}, {result.high:.3f}] {result.seconds:.0f} s",
+            flush=True,
+        )
+    show(results)
+    if len(results) < COMPARISONS:
+        print(f"{len(results)} of {COMPARISONS}: no judgement yet")
+        return 0
+    wrong = judge(results)
+    print("\n".join(wrong) or "trusted: equal arms do not differ, and a tenth more work is seen")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
