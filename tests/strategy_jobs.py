@@ -321,7 +321,7 @@ def train_run(rank: int, folder: str, config: Config, tell: bool = False, forget
         _one_batch_too_few() if forgets else nullcontext(),
     ):
         try:
-            train(run, config, context, StopFlag())
+            train([run], [config], context, StopFlag())
         except BaseException as error:
             if tell:
                 tell_failure(run, rank, error)

@@ -92,7 +92,8 @@ def with_flags(launches: Launches, flags: Mapping[str, object], document: Docume
     try:
         asked = Launches.model_validate({**launches.model_dump(exclude_unset=True), **given})
     except ValidationError as error:
-        wrong = [(str(item["loc"][0]), item["input"], item["msg"]) for item in error.errors()]
+        found = {str(item["loc"][0]): item for item in error.errors()}
+        wrong = [(key, given.get(key, item["input"]), item["msg"]) for key, item in found.items()]
         return launches, [
             f"{where(key)}: {value!r} is not allowed: {why[:1].lower()}{why[1:]}" for key, value, why in wrong
         ]

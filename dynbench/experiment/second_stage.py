@@ -67,7 +67,9 @@ def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, s
         most_s=asked.max_time_s,
         launch_s=block_s,
     )
-    launches = plan.launches + (plan.launches % 2 if state.mode == "apart" else 0)
+    launches = plan.launches
+    if state.mode == "apart" and launches % 2:
+        launches += 1 if asked.max_launches is None or launches < asked.max_launches else -1
     return SecondStage(launches, _said(plan, launches, block_s, asked.half_width), _warning(plan, asked.half_width))
 
 

@@ -22,7 +22,7 @@ arms:
   - name: static
   - name: partition
     set: {schedule.mode: dynamic}
-launches: 2
+launches: {count: 2, mode: apart}
 """
 
 

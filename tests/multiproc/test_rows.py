@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from multiproc.launches import rows_of
 
-from dynbench.runs.columns import COMM_COLUMNS, read_columns
+from dynbench.runs.columns import COMM_COLUMNS, TURN, read_columns
 from dynbench.runs.records import COLUMNS
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -22,8 +22,8 @@ STEPS, WARMUP, RANKS, BATCH = 8, 2, 2, 12
 def test_every_rank_has_a_row_for_every_step(static_run: Run) -> None:
     rows = rows_of(static_run)
     assert rows.select("step", "rank").rows() == [(step, rank) for step in range(STEPS) for rank in range(RANKS)]
-    assert tuple(rows.columns) == (*COLUMNS, *(column.name for column in COMM_COLUMNS))
-    assert tuple(read_columns(static_run.ranks_dir).values()) == COMM_COLUMNS
+    assert tuple(rows.columns) == (*COLUMNS, *(column.name for column in (TURN, *COMM_COLUMNS)))
+    assert tuple(read_columns(static_run.ranks_dir).values()) == (TURN, *COMM_COLUMNS)
     assert rows["bytes_raw"].n_unique() == 1
     assert (rows["bytes_wire"] == rows["bytes_raw"]).all(), "a ring of two"
     assert (rows["comm_ms"] > 0).all()

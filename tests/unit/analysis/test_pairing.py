@@ -150,3 +150,47 @@ def test_drift_does_not_make_equal_arms_different_when_a_launch_is_partial(make_
     assert found.speedup.pairs == BLOCKS - 1
     assert found.verdict == Verdict.AMBIGUOUS
     assert found.speedup.low < 1 < found.speedup.high
+
+
+def in_turns(blocks, *, lost=(), seed=0):
+    """Launches that A and B shared, block by block; of those in `lost` a run is gone, or partial with an x."""
+    return [
+        launch(arm, block, seed, 2 * block, together=f"launch{block}", partial=f"{arm}{block}x" in lost)
+        for block in range(blocks)
+        for arm in "AB"
+        if f"{arm}{block}" not in lost
+    ]
+
+
+def test_runs_of_one_launch_are_a_pair_whatever_their_seeds_and_order():
+    launches = in_turns(3)
+    assert names(pair(launches[::-1])) == ["A0B0", "A1B1", "A2B2"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "pairs", "left_out"),
+    [
+        (("B1",), ["A0B0", "A2B2"], ()),
+        (("A1",), ["A0B0", "A2B2"], ("B1 has no partner with seed 0",)),
+        (("B1x",), ["A0B0", "A2B2"], ("A1 ran beside B1, which is partial", "B1 is partial (status is failed)")),
+    ],
+)
+def test_a_run_that_is_missing_from_a_launch_shifts_no_pair(lost, pairs, left_out):
+    """The baseline may have shared that launch with another arm, so that it is not told to lack a partner."""
+    found = pair(in_turns(3, lost=lost))
+    assert names(found) == pairs
+    assert found.left_out == left_out
+
+
+def test_launches_apart_are_paired_beside_those_in_turns():
+    """As after an arm had ended a launch that it shared."""
+    later = [launch("A", 2, 0, at=20), launch("B", 2, 0, at=21)]
+    other = launch("A", 1, 0, at=2, together="with C")
+    assert names(pair([*in_turns(1), other, *later])) == ["A0B0", "A2B2"]
+
+
+def test_arms_that_never_shared_a_launch_are_paired_in_time():
+    apart = [
+        launch(arm, block, 0, 2 * block + (arm == "B"), together=f"{arm}{block}") for block in (0, 1) for arm in "AB"
+    ]
+    assert names(pair(apart)) == ["A0B0", "A1B1"]

@@ -22,12 +22,16 @@ def test_dry_run_shows_launches_and_settings_and_touches_nothing(
 
     shown = json.loads(capsys.readouterr().out)
     assert [launch["arm"] for launch in shown["launches"]] == [
-        "static", "prefix", "partition", "partition", "prefix", "static",
+        "static", "prefix", "partition", "static", "prefix", "partition",
     ]  # fmt: skip
     assert {arm["train"]["steps"] for arm in shown["arms"].values()} == {7}
     assert not results.exists()
     assert main(["compare", "--dry-run"]) == 0
-    assert "12 launches: static prefix partition partition" in capsys.readouterr().out
+    together = "4 launches, interleaved (the arms can share their processes): static prefix partition; static prefix"
+    assert together in capsys.readouterr().out
+    assert main(["compare", "--dry-run", "--launch-mode", "apart"]) == 0
+    apart = "12 launches, apart (launches.mode is apart): static; prefix; partition; partition; prefix"
+    assert apart in capsys.readouterr().out
 
 
 def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,17 +125,17 @@ def test_resuming_what_is_no_comparison_says_what_to_resume(
 
 
 def test_without_a_terminal_every_launch_and_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    launch = LaunchState("static", 0, 0)
+    launch = [LaunchState("static", 0, 0)]
     with compare_display(True) as display:
         for step in (0, 1, 2):
             display.on_progress(CompareProgress(0, 2, launch, step, 2, None if step == 0 else 61.2))
-        display.on_progress(CompareProgress(1, 2, launch, 0, 2, 7.0))
+        display.on_progress(CompareProgress(1, 2, [*launch, LaunchState("partition", 0, 0)], 0, 2, 7.0))
         for text in ("merging a (1 of 2)", "merging b (2 of 2)", "drawing figures"):
             display.on_stage(text)
 
     assert capsys.readouterr().err.splitlines() == [
         "launch 1/2  static #1",
-        "launch 2/2  static #1  about 7 s left",
+        "launch 2/2  2 arms in turns #1  about 7 s left",
         "merging a (1 of 2)",
         "drawing figures",
     ]
@@ -139,7 +143,7 @@ def test_without_a_terminal_every_launch_and_stage_is_one_line(capsys: pytest.Ca
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with compare_display(False) as display:
-        display.on_progress(CompareProgress(0, 1, LaunchState("a", 0, 0), 0, 1, None))
+        display.on_progress(CompareProgress(0, 1, [LaunchState("a", 0, 0)], 0, 1, None))
         display.on_stage("drawing figures")
 
     assert capsys.readouterr().err == ""

@@ -64,14 +64,18 @@ def test_a_dry_run_shows_arms_cells_launches_and_time_and_touches_nothing(
     ]
     for cell in shown["cells"]:
         assert list(cell["arms"]) == ["static", "part"]
-        assert [launch["arm"] for launch in cell["launches"]] == ["static", "part", "part", "static"]
+        assert [launch["arm"] for launch in cell["launches"]] == ["static", "part", "static", "part"]
         assert {arm["train"]["steps"] for arm in cell["arms"].values()} == {4}
     assert (shown["estimated_s"], shown["alike"]) == (None, [])
     assert not store.root.exists()
 
     assert main(["compare", *SWEEP, "--dry-run", "--results", str(store.root)]) == 0
     text = capsys.readouterr().out
-    assert "# 4 comparisons of 4 launches: static part part static\n# time unknown: no completed run here" in text
+    assert (
+        "# 4 comparisons of 2 launches, interleaved (the arms can share their processes): static part; static part\n"
+        in text
+    )
+    assert "# time unknown: no completed run here" in text
 
 
 @pytest.mark.parametrize("words", [(*ARMS, *SMALL), SWEEP, ("quickstart", *ARMS[2:], *SMALL)], ids=len)

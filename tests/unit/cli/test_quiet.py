@@ -40,8 +40,8 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "bench ls": (["bench", "ls"], lambda run: list(BENCHMARKS)),
     "doctor": (["doctor"], lambda run: ["poor"]),
 }
-ELSEWHERE = {"analyze", "compare", "report"}
-"""With a comparison to show, in tests/unit/experiment/test_compare.py."""
+ELSEWHERE = {"analyze", "compare", "report", "eval", "generate"}
+"""With a comparison to show, in unit/experiment/test_compare.py; with a model kept, in engine/rank/test_saved.py."""
 
 
 def _latest(run: Run, command: str) -> str:

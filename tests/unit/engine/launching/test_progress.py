@@ -40,7 +40,7 @@ def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, m
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
     keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")))
-    reader = ProgressReader(run, range(1), 10, None)
+    reader = ProgressReader([run], range(1), 10, None)
     with caplog.at_level(logging.INFO):
         pace.Pace("tokenising a file", 100, "characters").add(50)
     assert reader.look().preparing.startswith("tokenising a file: ")

@@ -63,8 +63,8 @@ def kept(folder: Path, config: Config, worsens: bool = False) -> list[dict[str, 
         with torch.no_grad():
             for parameter in strategy.model.parameters():
                 parameter += (0.05 if worsens else 0.01) * torch.randn_like(parameter)
-        if evaluator.due(step):
-            evaluator.after(step, strategy, Precision("fp32", CPU))
+        evaluator.after(step, strategy, Precision("fp32", CPU))
+        if evaluator._evaluates(step):
             found.append(evaluator.measure(strategy, Precision("fp32", CPU)))
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     return found
@@ -195,6 +195,10 @@ def test_the_commands_print_one_object(
     assert main(["generate", str(run), "--prompt", "number", "--length", "4", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert (written["prompt"], written["seed"]) == ("number", 0) and 1 <= written["tokens"] <= 4
+    assert main(["eval", str(run), "-q"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{told['loss']} {told['perplexity']}"]
+    assert main(["generate", str(run), "--prompt", "number", "--length", "4", "-q"]) == 0
+    assert capsys.readouterr().out == f"{written['text']}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("number\n"))
     assert main(["generate", str(run), "--length", "3"]) == 0
     out, err = capsys.readouterr()

@@ -1,0 +1,76 @@
+"""`launches` of a recipe: a number or a section, percentages, and what the command line says over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynbench.config.launches import FLAGS, Launches
+from dynbench.config.load import load_mapping
+from dynbench.config.recipes import dump_recipe, load_recipe, resolve_cells
+from dynbench.errors import ConfigError
+
+ARMS = "description: d\narms:\n  - name: a\n  - {name: b, set: {schedule.mode: dynamic}}\n"
+
+
+def recipe(folder: Path, launches: str, **flags: object) -> Launches:
+    path = folder / "r.yaml"
+    path.write_text(f"{ARMS}launches: {launches}\n", encoding="utf-8")
+    return resolve_cells("r", load_mapping(path), launches=flags)[0].launches
+
+
+def wrong(folder: Path, launches: str, **flags: object) -> list[str]:
+    with pytest.raises(ConfigError) as found:
+        recipe(folder, launches, **flags)
+    return list(found.value.problems)
+
+
+def test_a_number_is_launches_per_arm(tmp_path: Path) -> None:
+    assert recipe(tmp_path, "4") == Launches(count=4)
+    assert recipe(tmp_path, "{mode: interleaved, count: 3}") == Launches(count=3, mode="interleaved")
+
+
+@pytest.mark.parametrize("text", ["3%", "0.03", "'3 %'"])
+def test_a_half_width_is_a_part_or_a_percentage(tmp_path: Path, text: str) -> None:
+    found = recipe(tmp_path, f"{{half_width: {text}}}")
+    assert found.half_width == pytest.approx(0.03) and found.planned == 8
+
+
+def test_the_command_line_goes_over_the_recipe(tmp_path: Path) -> None:
+    found = recipe(tmp_path, "{count: 4, block: 8}", half_width="5%", first=4, block=None, max_time_s=90.0)
+    assert found == Launches(count=4, block=8, half_width=0.05, first=4, max_time_s=90.0)
+
+
+def test_it_is_dumped_as_it_loads(tmp_path: Path) -> None:
+    for text in ("4", "{count: 4, mode: apart}", "{half_width: 3%, first: 6, max_launches: 20}"):
+        path = tmp_path / "again.yaml"
+        first = tmp_path / "first.yaml"
+        first.write_text(f"{ARMS}launches: {text}\n", encoding="utf-8")
+        path.write_text(dump_recipe(load_recipe(first)), encoding="utf-8")
+        assert load_recipe(path).launches == load_recipe(first).launches
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("3", {}, "launches.count: 3 launches per arm; ABBA order needs an even number, like 4, unless"),
+        ("4", {"count": 5}, "--launches: 5 launches per arm"),
+        ("{half_width: 3%, first: 7}", {}, "launches.first: 7 launches per arm"),
+        ("4", {"max_launches": 9}, "--max-launches: 9 limits what half_width asks for, which is not given"),
+        ("{half_width: 3%, max_launches: 4}", {}, "launches.max_launches: 4 is less than the 8 of the first stage"),
+        ("4", {"half_width": "wide"}, "--half-width: 'wide' is not allowed"),
+        ("4", {"half_width": "300%"}, "--half-width: '300%' is not allowed"),
+        ("4", {"block": 0}, "--block: 0 is not allowed"),
+        ("{cuont: 4}", {}, "launches.cuont: unknown key. Did you mean 'count'?"),
+        ("{mode: together}", {}, "launches.mode: 'together' is not allowed"),
+        ("four", {}, "launches: 'four' is not allowed"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, text: str, flags: dict[str, object], said: str) -> None:
+    (line,) = wrong(tmp_path, text, **flags)
+    assert line.partition(": ")[2].startswith(said) or line.startswith(said), line
+
+
+def test_every_key_has_an_option() -> None:
+    assert set(FLAGS) == set(Launches.model_fields)

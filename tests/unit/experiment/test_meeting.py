@@ -1,0 +1,86 @@
+"""Which arms share a launch: all that can, pairs, or none; and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynbench.config.launches import Launches
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.errors import ConfigError
+from dynbench.experiment import meeting
+from dynbench.experiment.meeting import decide_meeting
+from dynbench.plugins import STRATEGIES, StrategyEntry
+
+BASE = ("launch.launcher=torchrun", "launch.nproc=2", "launch.threads=1", "launch.device=cpu", "workload.dropout=0")
+
+
+def arms(**settings: tuple[str, ...]) -> dict[str, Config]:
+    return {"static": load_config(None, BASE)} | {
+        name: load_config(None, (*BASE, *given)) for name, given in settings.items()
+    }
+
+
+PARTITION = ("schedule.policy=partition",)
+
+
+def test_arms_that_can_share_a_process_do() -> None:
+    found = decide_meeting(Launches(), arms(part=PARTITION, window=("schedule.window=8",)), "static")
+    assert (found.mode, found.groups) == ("interleaved", (("static", "part", "window"),))
+    assert "can share" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("launch.nproc", 3),
+        ("launch.threads", 2),
+        ("launch.timeout_s", 60),
+        ("train.steps", 7),
+        ("train.warmup_steps", 0),
+    ],
+)
+def test_what_a_process_has_once_parts_them(key: str, value: int) -> None:
+    different = arms(part=(*PARTITION, f"{key}={value}"))
+    found = decide_meeting(Launches(), different, "static")
+    assert (found.mode, found.groups) == ("apart", (("static",), ("part",)))
+    assert f"{key} is " in found.reason and f"{value} in arm part" in found.reason
+    with pytest.raises(ConfigError, match=rf"launches.mode: interleaved, but {key} is"):
+        decide_meeting(Launches(mode="interleaved"), different, "static")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["launch.slowdown={0: 1.5}", "train.precision=bf16", "train.eval_every=5", "sync.bucket_mb=1", "train.seed=4"],
+)
+def test_what_each_arm_has_by_itself_does_not(setting: str) -> None:
+    assert decide_meeting(Launches(), arms(part=(*PARTITION, setting)), "static").mode == "interleaved"
+
+
+def test_code_of_two_places_is_not_imported_into_one_process() -> None:
+    own = arms(a=("workload.name=one.py:Mine",), b=("workload.name=two.py:Mine",))
+    assert "workload.name is " in decide_meeting(Launches(), own, "a").reason
+    same = {name: config for name, config in arms(a=("workload.name=one.py:Mine",)).items() if name != "static"}
+    both = same | {"b": next(iter(same.values()))}
+    assert decide_meeting(Launches(), both, "a").mode == "interleaved"
+
+
+def test_apart_when_asked() -> None:
+    found = decide_meeting(Launches(mode="apart"), arms(part=PARTITION), "static")
+    assert (found.mode, found.reason) == ("apart", "launches.mode is apart")
+
+
+def test_many_arms_meet_the_baseline_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MOST_TOGETHER", 2)
+    found = decide_meeting(Launches(), arms(part=PARTITION, window=("schedule.window=8",)), "part")
+    assert found.groups == (("part", "static"), ("part", "window"))
+    assert "3 arms are more than 2" in found.reason
+
+
+def test_what_works_across_steps_takes_longer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = StrategyEntry("ddp", "works on", "dynbench.sync.ddp:Ddp", across_steps=True)
+    monkeypatch.setattr(type(STRATEGIES), "find", lambda *_: entry)
+    two = arms(part=PARTITION)
+    found = decide_meeting(Launches(), two, "static")
+    assert found.mode == "apart" and "turns of 8 steps" in found.reason
+    assert decide_meeting(Launches(block=8), two, "static").mode == "interleaved"
