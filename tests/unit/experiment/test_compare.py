@@ -594,7 +594,7 @@ def test_the_table_of_a_comparison_is_the_result_in_every_form(
     said = capsys.readouterr()
     header, _, *body = said.out.split("\n\n")[0].splitlines()
     assert (header, len(body)) == ("|  | static | part | part gains |", len(found))
-    assert "exposed" in said.out.split("\n\n")[1], "where the time goes"
+    assert "Where the step time goes" in said.out.split("\n\n")[1]
     assert "\nFASTER  part " in said.err and "folder   " in said.err
     assert main(["analyze", "c", "--format", "md", "-q", *results]) == 0
     assert capsys.readouterr() == (said.out, "")
