@@ -195,6 +195,8 @@ def _noise(one: Arm, other: Arm, confidence: float, unit: Unit, first: int | Non
     if one.stored != other.stored:
         return 0.0
     pairs = pair_launches(one, other).pairs
+    if any(run.facts.together is not None and run.facts.together != beside.facts.together for run, beside in pairs):
+        return 0.0  # each took turns with others: what lies between launches is no noise of theirs
     return speedup_of(pairs, unit, confidence, first).noise if pairs and alike(pairs) else 0.0
 
 

@@ -58,14 +58,15 @@ def pair_launches(baseline: Arm, candidate: Arm, *, partial: bool = False) -> Pa
     left_out = [
         _reason(run, partners.get(run.run.id), run.run.id in usable)
         for run in launches
-        if run.run.id not in paired and not (shared and _is_with_others(run, baseline, shared))
+        if run.run.id not in paired and not _is_with_others(run, pairs, shared)
     ]
     return Pairing(tuple(kept), tuple(left_out))
 
 
-def _is_with_others(run: MergedRun, baseline: Arm, shared: Collection[str]) -> bool:
-    """Whether a run is the baseline's in a launch shared with another arm than the candidate."""
-    return run in baseline.runs and run.facts.together is not None and run.run.id not in shared
+def _is_with_others(run: MergedRun, pairs: Sequence[Pair], shared: Collection[str]) -> bool:
+    """Whether a run is in a launch shared with other arms, and its arm has another run of its block that is paired."""
+    paired = {one.facts.seed for pair in pairs for one in pair}
+    return run.facts.together is not None and run.run.id not in shared and run.facts.seed in paired
 
 
 def _reason(run: MergedRun, partner: MergedRun | None, usable: bool) -> str:
@@ -78,8 +79,9 @@ def _reason(run: MergedRun, partner: MergedRun | None, usable: bool) -> str:
 
 def _of_one_launch(first: Sequence[MergedRun], second: Sequence[MergedRun]) -> list[Pair]:
     """Pairs of two arms' runs that shared a launch, partial ones among them."""
-    by_launch = {run.facts.together: run for run in second if run.facts.together is not None}
-    return [(run, by_launch[run.facts.together]) for run in first if run.facts.together in by_launch]
+    launches = dict.fromkeys(run.facts.together for run in first if run.facts.together is not None)
+    sides = [[[run for run in arm if run.facts.together == launch] for arm in (first, second)] for launch in launches]
+    return [pair for one, other in sides for pair in zip(one, other, strict=False)]
 
 
 def _of_one_seed(first: Sequence[MergedRun], second: Sequence[MergedRun], usable: Collection[str]) -> list[Pair]:

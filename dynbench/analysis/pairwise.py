@@ -111,6 +111,7 @@ def compare_pairs(terms: Terms, comparisons: Sequence[Comparison]) -> list[ArmPa
 def launch_table(arms: Sequence[Arm], unit: Unit) -> FloatArray:
     """Logarithm of seconds per unit, [launches, arms], of the launches of the first arm that all others pair with.
 
+    Arms that took turns make a row only where all of them shared the launch: what disturbs it is then common to them.
     In order of seeds, as `speedup_of` has them; without a row for a single arm, and where an arm is stored.
     """
     if len(arms) < 2 or any(arm.stored for arm in arms):
@@ -121,6 +122,7 @@ def launch_table(arms: Sequence[Arm], unit: Unit) -> FloatArray:
         for base in sorted(arms[0].runs, key=lambda run: run.facts.seed)
         if all(base.run.id in found for found in partners)
     ]
+    rows = [row for row in rows if len({run.facts.together for run in row}) == 1]
     table = [[math.log(seconds_per_unit(run, unit)) for run in row] for row in rows]
     return np.array(table, dtype=np.float64).reshape(len(rows), len(arms))
 

@@ -95,7 +95,7 @@ def select_runs(
                 )
             export = opened.enter_context(open_export(against))
             baseline = _baseline(export, chosen.live, arm)
-            chosen = replace(chosen, baseline=baseline, into=None, export=export)
+            chosen = replace(chosen, baseline=baseline, into=None, export=export, first=None)
         yield chosen
 
 

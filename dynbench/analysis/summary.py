@@ -94,7 +94,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "workers": merged.workers,
         "global_batch": facts.config.train.global_batch,
         "steps": steps.height,
-        "warmup_steps": merged.steps.height - steps.height,
+        "warmup_steps": merged.steps.height - steps.height - merged.settling,
         "rows": merged.rows,
         "partial": merged.partial,
         "missing": list(merged.lacks),

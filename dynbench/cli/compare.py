@@ -142,14 +142,13 @@ def _start(
     return start_cells(recipes, store, name=name, replace=replace, text=recipe_yaml(written))
 
 
-def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> Startable:
+def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> list[Startable]:
     from dynbench.experiment.compare import on_first_node
     from dynbench.experiment.startable import check_startable
 
     if on_first_node(recipes[0]):
         store.check_name(name, replace)
-    startable, *_ = [check_startable(recipe, store) for recipe in recipes]
-    return startable
+    return [check_startable(recipe, store) for recipe in recipes]
 
 
 def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:

@@ -18,7 +18,7 @@ from dynbench.experiment.compare import on_first_node
 from dynbench.experiment.estimate import estimate
 from dynbench.experiment.recipe_warnings import arms_alike
 from dynbench.experiment.startable import Startable
-from dynbench.experiment.state import plan_state
+from dynbench.experiment.state import CompareState, plan_state
 from dynbench.runs.store import RunStore
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def tell_alike(recipes: Sequence[Recipe], store: RunStore) -> list[list[str]]:
 
 def show_plan(
     recipes: Sequence[Recipe],
-    startable: Startable,
+    startable: Sequence[Startable],
     written: Mapping[str, object],
     warnings: Sequence[str],
     settings: Settings,
@@ -81,22 +81,23 @@ def show_plan(
     store = settings.store()
     alike = tell_alike(recipes, store)
     expected = estimate(recipes, store)
-    question, meeting = startable.question, startable.meeting
-    seeds = dict.fromkeys(recipes[0].arms, 0)
-    planned = plan_state(recipes[0].name, recipes[0].baseline, meeting, recipes[0].launches.planned, seeds)
+    planned = [
+        plan_state(recipe.name, recipe.baseline, one.meeting, recipe.launches.planned, dict.fromkeys(recipe.arms, 0))
+        for recipe, one in zip(recipes, startable, strict=True)
+    ]
     if settings.as_json:
         plans = [
             {
                 "recipe": recipe.name,
-                "question": question.name,
+                "question": one.question.name,
                 "settings": recipe.cell,
                 "baseline": recipe.baseline,
                 "arms": {name: config.model_dump(mode="json") for name, config in recipe.arms.items()},
-                "launches": [{"arm": one.arm, "block": one.block, "launch": one.launch} for one in planned.launches],
-                "mode": meeting.mode,
-                "mode_reason": meeting.reason,
+                "launches": [{"arm": it.arm, "block": it.block, "launch": it.launch} for it in state.launches],
+                "mode": state.mode,
+                "mode_reason": state.reason,
             }
-            for recipe in recipes
+            for recipe, one, state in zip(recipes, startable, planned, strict=True)
         ]
         content = plans[0] if len(plans) == 1 else {"cells": plans}
         about = {"estimated_s": expected.seconds if expected.known == expected.launches else None, "alike": alike}
@@ -107,8 +108,16 @@ def show_plan(
     if settings.verbosity > 0:
         for recipe in recipes:
             print_line("\n# in full:\n" + "\n".join(f"# {line}" for line in dump_recipe(recipe).splitlines()))
-    shared = [[planned.launches[index].arm for index in members] for members in planned.together]
-    total = f"{len(shared)} launches" if len(recipes) == 1 else f"{len(recipes)} comparisons of {len(shared)} launches"
-    print_line(f"\n# question: {question.name}, {question.description}")
-    print_line(f"# {total}, {meeting.mode} ({meeting.reason}): {'; '.join(map(' '.join, shared))}")
+    print_line(f"\n# question: {startable[0].question.name}, {startable[0].question.description}")
+    for said in dict.fromkeys(map(_launches, planned)):
+        many = (
+            "" if len(recipes) == 1 else f"{len([1 for state in planned if _launches(state) == said])} comparisons of "
+        )
+        print_line(f"# {many}{said}")
     print_line(f"# {expected}")
+
+
+def _launches(state: CompareState) -> str:
+    """The launches of a comparison in a line."""
+    shared = [" ".join(state.launches[index].arm for index in members) for members in state.together]
+    return f"{len(shared)} launches, {state.mode} ({state.reason}): {'; '.join(shared)}"

@@ -110,9 +110,9 @@ def launch_problems(launches: Launches) -> Iterator[tuple[str, str]]:
             "launches.mode is interleaved",
         )
     if launches.half_width is None:
-        for name in ("max_launches", "max_time_s"):
-            if getattr(launches, name) is not None:
-                yield name, f"{getattr(launches, name):g} limits what half_width asks for, which is not given"
+        for name in ("first", "max_launches", "max_time_s"):
+            if name in launches.model_fields_set and getattr(launches, name) is not None:
+                yield name, f"{getattr(launches, name):g} is of no use without half_width, which is not given"
     elif launches.max_launches is not None and launches.max_launches < launches.first:
         yield "max_launches", f"{launches.max_launches} is less than the {launches.first} of the first stage"
 

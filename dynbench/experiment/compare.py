@@ -212,7 +212,9 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
     names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
     arms = {name: [store.resolve(run_id) for run_id in state.arms[name]] for name in names}
     settings = recipe.arms[recipe.baseline].analysis
-    first = recipe.launches.first if recipe.launches.half_width is not None else None
+    # Launches that went on apart spread otherwise than a first stage in turns: their interval keeps none.
+    alike = len({len(members) > 1 for members in state.together}) == 1
+    first = recipe.launches.first if recipe.launches.half_width is not None and alike else None
     return analyze_runs(
         (), store, settings, arms=arms, into=comparison, question=recipe.question, first=first, on_progress=on_stage
     )

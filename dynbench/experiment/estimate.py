@@ -77,7 +77,7 @@ def estimate(recipes: Sequence[Recipe], store: RunStore) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A completed run, and its seconds per step, start and end of the run included."""
+    """A completed run, and its seconds per step, start and end included; of a shared launch, the arm's part."""
 
     run: str
     step_s: float
@@ -92,9 +92,11 @@ def _by_likeness(store: RunStore) -> list[dict[str, _Known]]:
         if record.status is not Status.COMPLETED or took_s is None:
             continue
         try:
-            config = run.config()
+            config, together = run.config(), run.env().get("together")
         except RecordError:  # a broken run of another day is no reason to fail this one
             continue
+        if isinstance(together, dict):
+            took_s /= max(1, len(together.get("arms", ())))
         for known, ignored in zip(found, LIKENESSES, strict=True):
             known.setdefault(config_digest(config, ignored), _Known(run.id, took_s / _steps(config)))
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dynbench.config.change import changed
 from dynbench.config.recipes import Recipe
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import DynbenchError, ReplicasTooLarge
+from dynbench.errors import DynbenchError, NothingFits, ReplicasTooLarge, WorkerFailed
 from dynbench.experiment.state import CompareState, LaunchState, read_state
 from dynbench.experiment.training import run_arms
 from dynbench.runs.run import Run
@@ -80,7 +80,7 @@ def run_launches(
 
     Raises:
         WorkerFailed, NothingFits, Interrupted, UsageError: a launch ended so; the state on disk names its runs, and
-            where one arm of several ended it, plans that arm apart.
+            where one arm of several ended it and `launches.mode` is auto, plans that arm apart.
     """
     clock = Clock(len(state.missing))
     seeds = {name: config.train.seed for name, config in recipe.arms.items()}
@@ -93,13 +93,14 @@ def run_launches(
             if recipe.launches.mode != "auto":
                 raise
             for made in launch.made:
-                store.remove(made)
+                if made.record_file.exists():  # of several nodes, one keeps the folders that they share
+                    store.remove(made)
             state = state.meeting_as(state.meeting.smaller(state.baseline, error.message), seeds)
             _log.warning("%s; fewer arms share a launch from here on", error.message)
             clock = Clock(len(state.missing))
         except DynbenchError as error:
-            if error.arm is not None and len(members) > 1:
-                arm = state.launches[members[error.arm]].arm
+            if len(members) > 1 and recipe.launches.mode == "auto" and _is_of_its_arm(error, recipe):
+                arm = state.launches[members[error.arm or 0]].arm
                 reason = f"arm {arm} ended a launch that it shared: {error.message}"
                 kept = read_state(comparison.path)
                 kept.meeting_as(kept.meeting.without(arm, kept.baseline, reason), seeds).write(comparison.path)
@@ -108,6 +109,15 @@ def run_launches(
             clock.finished += 1
         state.write(comparison.path)
     return state
+
+
+def _is_of_its_arm(error: DynbenchError, recipe: Recipe) -> bool:
+    """Whether what ended a launch is likely to be the doing of the arm whose turn it was: its memory, or a dead rank.
+
+    On several nodes nobody knows for all whose turn it was.
+    """
+    failed = isinstance(error, NothingFits) or (isinstance(error, WorkerFailed) and error.rank is not None)
+    return failed and error.arm is not None and recipe.arms[recipe.baseline].launch.nnodes == 1
 
 
 @dataclass

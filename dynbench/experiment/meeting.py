@@ -17,6 +17,8 @@ Groups = tuple[tuple[str, ...], ...]
 
 MOST_TOGETHER = 12
 """Arms of one launch: each has process groups, threads and a replica that rest while the others run."""
+OFTEN = 5
+"""Steps between evaluations below which too little is left: in a shared launch, the step after each does not count."""
 LEAST_BLOCK = 8
 """Steps of a turn where an arm's work goes on across steps."""
 
@@ -53,10 +55,13 @@ class Meeting:
 
     def smaller(self, baseline: str, reason: str) -> Meeting:
         """Fewer arms in a launch: each with the baseline, or, where it is so already, none together."""
-        arms = list(dict.fromkeys(name for group in self.groups for name in group))
-        if max(map(len, self.groups)) > 2:
-            return Meeting("interleaved", reason, _pairs(arms, baseline))
-        return apart(arms, reason)
+        groups: list[tuple[str, ...]] = []
+        for group in self.groups:
+            groups += (
+                [group] if len(group) == 1 else _pairs(group, baseline) if len(group) > 2 else [(one,) for one in group]
+            )
+        smaller = tuple(dict.fromkeys(groups))
+        return Meeting("interleaved" if max(map(len, smaller)) > 1 else "apart", reason, smaller)
 
 
 def apart(arms: Sequence[str], reason: str) -> Meeting:
@@ -102,6 +107,8 @@ def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) ->
         for key, (one, other) in differences(first, config).items():
             if key.startswith((*OF_THE_PROCESS, *code)) and key not in OF_THE_ARM:
                 yield f"{key} is {one} in arm {baseline}, {other} in arm {name}"
+        if 0 < config.train.eval_every < OFTEN and config.train.eval_samples:
+            yield f"train.eval_every of arm {name} is {config.train.eval_every}, and the step after each does not count"
         if STRATEGIES.find(config.sync.name).across_steps and launches.block < LEAST_BLOCK:
             yield (
                 f"sync.name {config.sync.name} of arm {name} works on across steps, which takes turns of "

@@ -11,6 +11,7 @@ from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.speedup import log_ratios
 from dynbench.analysis.two_stage import Plan, plan_launches
+from dynbench.config.launches import Launches
 from dynbench.config.recipes import Recipe
 from dynbench.experiment.state import CompareState
 from dynbench.runs.run import duration_s
@@ -51,8 +52,13 @@ def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, s
     names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
     runs = {name: [merge_run(store.resolve(run)) for run in state.arms[name]] for name in names}
     baseline, *candidates = named_arms(runs)
-    first_stage = [log_ratios(pair_launches(baseline, arm).pairs, question.unit) for arm in candidates]
-    fewest = min(map(len, first_stage))
+    by_seed = []
+    for arm in candidates:
+        pairs = pair_launches(baseline, arm).pairs
+        seeds = [base.facts.seed for base, _ in pairs]
+        by_seed.append(dict(zip(seeds, log_ratios(pairs, question.unit), strict=True)))
+    common = sorted(set(by_seed[0]).intersection(*by_seed))[: asked.first]
+    fewest = len(common)
     if fewest < 2:
         text = (
             f"the first stage left {fewest} paired launches, 2 are the least: no number of launches follows from them"
@@ -60,7 +66,7 @@ def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, s
         return SecondStage(state.blocks, text, text)
     block_s = sum(_seconds(state, store, members) for members in state.together) / state.blocks
     plan = plan_launches(
-        [logs[: asked.first] for logs in first_stage],
+        [[logs[seed] for seed in common] for logs in by_seed],
         asked.half_width,
         settings.confidence,
         most_launches=asked.max_launches,
@@ -69,8 +75,16 @@ def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, s
     )
     launches = plan.launches
     if state.mode == "apart" and launches % 2:
-        launches += 1 if asked.max_launches is None or launches < asked.max_launches else -1
-    return SecondStage(launches, _said(plan, launches, block_s, asked.half_width), _warning(plan, asked.half_width))
+        launches += 1 if _allows(asked, launches + 1, block_s) else -1
+    return SecondStage(
+        launches, _said(plan, launches, block_s, asked.half_width), _warning(plan, launches, asked.half_width)
+    )
+
+
+def _allows(asked: Launches, launches: int, block_s: float) -> bool:
+    """Whether the limits allow so many launches."""
+    in_number = asked.max_launches is None or launches <= asked.max_launches
+    return in_number and (asked.max_time_s is None or launches * block_s <= asked.max_time_s)
 
 
 def _seconds(state: CompareState, store: RunStore, members: list[int]) -> float:
@@ -87,10 +101,11 @@ def _said(plan: Plan, launches: int, block_s: float, half_width: float) -> str:
     return f"±{half_width:.1%} needs {plan.needed} launches: {more} more, about {left}"
 
 
-def _warning(plan: Plan, half_width: float) -> str | None:
-    if plan.launches >= plan.needed:
+def _warning(plan: Plan, launches: int, half_width: float) -> str | None:
+    if launches >= plan.needed:
         return None
+    reached = math.expm1(math.log1p(plan.half_width) * math.sqrt(plan.launches / launches))
     return (
-        f"launches.half_width: ±{half_width:.1%} needs {plan.needed} launches, the limit allows {plan.launches}, which "
-        f"give about ±{plan.half_width:.1%}; raise launches.max_launches or max_time_s (--max-launches, --max-time)"
+        f"launches.half_width: ±{half_width:.1%} needs {plan.needed} launches, the limit allows {launches}, which "
+        f"give about ±{reached:.1%}; raise launches.max_launches or max_time_s (--max-launches, --max-time)"
     )

@@ -47,6 +47,11 @@ def check_startable(recipe: Recipe, store: RunStore) -> Startable:
         )
     resolved = resolved_arms(recipe, store)
     question = _check_comparable(recipe, resolved)
+    if recipe.launches.half_width is not None and resolved[recipe.baseline].launch.nnodes > 1:
+        raise UsageError(
+            "launches.half_width: on several nodes each would count launches for itself",
+            "Give a number: --launches N; the check `resolution` says how many would decide.",
+        )
     meeting = decide_meeting(recipe.launches, resolved, recipe.baseline)
     check_batch(recipe.arms[recipe.baseline])
     return Startable(question, meeting)

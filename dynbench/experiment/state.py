@@ -101,18 +101,26 @@ class CompareState:
         return replace(self, launches=(*self.launches, *self._planned(range(self.blocks, blocks), seeds)))
 
     def meeting_as(self, meeting: Meeting, seeds: Mapping[str, int]) -> CompareState:
-        """With every block of which something is missing planned anew; launches of it that are done stay."""
+        """With every block of which something is missing planned anew; launches of the same arms that are done stay.
+
+        A run that took turns is no partner for one that had the machine to itself, so that the baseline may run twice.
+        """
         found = replace(self, mode=meeting.mode, reason=meeting.reason, groups=meeting.groups)
         kept = [self.launches[index] for members in self.together if members not in self.missing for index in members]
         blocks = sorted({self.launches[index].block for members in self.missing for index in members})
-        done = {(one.block, one.arm) for one in kept}
+        done = [
+            (self.launches[members[0]].block, {self.launches[index].arm for index in members})
+            for members in self.together
+            if members not in self.missing
+        ]
         anew = replace(found, launches=tuple(kept))._planned(blocks, seeds)
-        needless = {
-            one.launch
-            for one in anew
-            if all((other.block, other.arm) in done for other in anew if other.launch == one.launch)
-        }
-        return replace(found, launches=(*kept, *(one for one in anew if one.launch not in needless)))
+        planned = replace(found, launches=anew).together
+        needed = [
+            members
+            for members in planned
+            if (anew[members[0]].block, {anew[index].arm for index in members}) not in done
+        ]
+        return replace(found, launches=(*kept, *(anew[index] for members in needed for index in members)))
 
     def write(self, folder: Path) -> None:
         """Replace `compare.json`."""

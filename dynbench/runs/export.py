@@ -29,7 +29,7 @@ KIND = "dynbench export"
 EXPORT_SCHEMA_VERSION = 2
 RUNS = "runs"
 """Folder of the run folders within the file."""
-RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", f"ranks/{COLUMNS_FILE}", PROBE_FILE)
+RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", "speeds.csv", f"ranks/{COLUMNS_FILE}", PROBE_FILE)
 """Files of a run folder that are kept, with the rows of its ranks."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)

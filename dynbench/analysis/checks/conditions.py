@@ -36,7 +36,9 @@ def memory_limit(evidence: Evidence) -> Iterator[Seen]:
     """Runs whose peak is above the memory that their capacities were probed under: they promise more than they keep."""
     for run in evidence.runs:
         limit = _limit_mb(run)
-        peaks = run.steps.select("step", pl.col("peak_mem_mb_max").alias("peak")).sort("peak", descending=True)
+        peaks = (
+            run.steps.select("step", pl.col("peak_mem_mb_max").alias("peak")).drop_nulls().sort("peak", descending=True)
+        )
         if limit is not None and peaks.height and peaks["peak"][0] > MEMORY_TOLERANCE * limit:
             peak = {"peak_mb": float(peaks["peak"][0]), "step": int(peaks["step"][0])}
             yield Seen("warn", {"run": run.label, **peak, "limit_mb": limit})

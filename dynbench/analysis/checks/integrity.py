@@ -26,7 +26,8 @@ def missing_ranks(evidence: Evidence) -> Iterator[Seen]:
 def partial_run(evidence: Evidence) -> Iterator[Seen]:
     """Runs that ended early: their numbers are of the part that is there."""
     for run in evidence.runs:
-        facts, measured, steps = run.facts, run.measured.height, run.facts.config.train.steps
+        facts, measured = run.facts, run.measured.height
+        steps = facts.config.train.steps - run.settling
         if measured < steps or facts.status != "completed":
             found = {"measured": measured, "status": status_phrase(facts.status), "steps": steps}
             values = {"run": run.label, **found, "folder": str(run.run.logs_dir)}

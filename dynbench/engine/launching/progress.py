@@ -114,14 +114,16 @@ class ProgressReader:
 
     Args:
         runs: the run, or those of arms that share a launch, whose steps are then added up.
-        ranks: ranks whose files are read.
+        ranks: of each, the ranks whose files are read.
         total_steps: steps of a run, warm-up included.
         on_progress: called in the thread whenever a step was completed, and once at the end.
     """
 
-    def __init__(self, runs: Sequence[Run], ranks: range, total_steps: int, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, runs: Sequence[Run], ranks: Sequence[range], total_steps: int, on_progress: OnProgress | None
+    ) -> None:
         self._first = runs[0]
-        self._arms = [_Arm(run, ranks) for run in runs]
+        self._arms = [_Arm(run, of_run) for run, of_run in zip(runs, ranks, strict=True)]
         self._total_steps = total_steps * len(runs)
         self._on_progress = on_progress
         self._started = time.monotonic()

@@ -21,7 +21,7 @@ from dynbench.engine.rank.nodes import settle
 from dynbench.engine.rank.rank_facts import merge_facts
 from dynbench.engine.rank.rank_warnings import read_warnings
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import DynbenchError
+from dynbench.errors import DynbenchError, WorkerFailed
 from dynbench.runs.recorder import Recording, new_run, recorded
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
@@ -133,7 +133,7 @@ def launch_arms(
     """
     plans = [plan_launch(config, store, asked=asked, **naming) for config, naming in arms]
     launch, train = plans[0].resolved.config.launch, plans[0].resolved.config.train
-    ranks = range(plans[0].resolved.world_size if launch.nnodes == 1 else 1)
+    ranks = [range(plan.resolved.world_size if launch.nnodes == 1 else 1) for plan in plans]
     with ExitStack() as stack:
         recordings = []
         for plan, (_, naming) in zip(plans, arms, strict=True):
@@ -171,6 +171,8 @@ def _blame(failure: DynbenchError, name: str, recordings: Sequence[Recording], a
     """Let the arm that was on have ended the launch, and the others be interrupted by it."""
     failure.message = f"arm {name}: {failure.message}"
     failure.run_path = recordings[arm].run.path
+    if isinstance(failure, WorkerFailed) and failure.log is not None:
+        failure.log = recordings[arm].run.logs_dir / failure.log.name
     for position, recording in enumerate(recordings):
         if position != arm:
             recording.ended_by = f"the launch that it shared was ended: {failure.message}"

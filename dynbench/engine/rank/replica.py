@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -146,9 +147,12 @@ def build_optimizer(parameters: Iterable[nn.Parameter], settings: Train) -> Opti
 def seed_dropout(seed: int, rank: int, step: int, device: torch.device) -> None:
     """Give this rank and step a random stream of its own, the same whichever process plays the rank.
 
-    Only the generator of `device` is seeded: `torch.manual_seed` visits every backend and is slow where one is absent.
+    Of torch, only the generator of `device` is seeded: `torch.manual_seed` visits every backend and is slow where one
+    is absent. Python's and numpy's are for code of the user's own.
     """
     mixed = int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0] >> 1)
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)  # the global one
     if device.type == "cuda":
         torch.cuda.manual_seed(mixed)
     else:

@@ -152,10 +152,10 @@ def test_drift_does_not_make_equal_arms_different_when_a_launch_is_partial(make_
     assert found.speedup.low < 1 < found.speedup.high
 
 
-def in_turns(blocks, *, lost=(), seed=0):
+def in_turns(blocks, *, lost=()):
     """Launches that A and B shared, block by block; of those in `lost` a run is gone, or partial with an x."""
     return [
-        launch(arm, block, seed, 2 * block, together=f"launch{block}", partial=f"{arm}{block}x" in lost)
+        launch(arm, block, block, 2 * block, together=f"launch{block}", partial=f"{arm}{block}x" in lost)
         for block in range(blocks)
         for arm in "AB"
         if f"{arm}{block}" not in lost
@@ -170,13 +170,12 @@ def test_runs_of_one_launch_are_a_pair_whatever_their_seeds_and_order():
 @pytest.mark.parametrize(
     ("lost", "pairs", "left_out"),
     [
-        (("B1",), ["A0B0", "A2B2"], ()),
-        (("A1",), ["A0B0", "A2B2"], ("B1 has no partner with seed 0",)),
+        (("B1",), ["A0B0", "A2B2"], ("A1 has no partner with seed 1",)),
+        (("A1",), ["A0B0", "A2B2"], ("B1 has no partner with seed 1",)),
         (("B1x",), ["A0B0", "A2B2"], ("A1 ran beside B1, which is partial", "B1 is partial (status is failed)")),
     ],
 )
 def test_a_run_that_is_missing_from_a_launch_shifts_no_pair(lost, pairs, left_out):
-    """The baseline may have shared that launch with another arm, so that it is not told to lack a partner."""
     found = pair(in_turns(3, lost=lost))
     assert names(found) == pairs
     assert found.left_out == left_out
@@ -185,8 +184,10 @@ def test_a_run_that_is_missing_from_a_launch_shifts_no_pair(lost, pairs, left_ou
 def test_launches_apart_are_paired_beside_those_in_turns():
     """As after an arm had ended a launch that it shared."""
     later = [launch("A", 2, 0, at=20), launch("B", 2, 0, at=21)]
-    other = launch("A", 1, 0, at=2, together="with C")
-    assert names(pair([*in_turns(1), other, *later])) == ["A0B0", "A2B2"]
+    other = launch("A", 0, 0, at=2, together="with C")
+    found = pair([*in_turns(1), other, *later])
+    assert names(found) == ["A0B0", "A2B2"]
+    assert found.left_out == (), "the baseline's run beside another arm lacks nothing"
 
 
 def test_arms_that_never_shared_a_launch_are_paired_in_time():
@@ -194,3 +195,15 @@ def test_arms_that_never_shared_a_launch_are_paired_in_time():
         launch(arm, block, 0, 2 * block + (arm == "B"), together=f"{arm}{block}") for block in (0, 1) for arm in "AB"
     ]
     assert names(pair(apart)) == ["A0B0", "A1B1"]
+
+
+def test_arms_of_one_configuration_taken_for_one_use_every_run_once():
+    """As where the runs of an A/A comparison are named one by one."""
+    runs = in_turns(2)
+    twins = [launch("A", block, block, 2 * block + 1, together=f"launch{block}") for block in (0, 1)]
+    for found in (
+        pair([*runs, *twins]),
+        pair_launches(*(Arm(arm, tuple(r for r in [*runs, *twins] if r.arm == arm)) for arm in "BA")),
+    ):
+        used = [run.run.id for couple in found.pairs for run in couple]
+        assert len(found.pairs) == 2 and len(set(used)) == 4

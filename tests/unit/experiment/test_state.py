@@ -128,3 +128,13 @@ def test_more_launches_follow_those_that_were_planned() -> None:
     assert [one.block for one in state.launches] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     assert {one.launch for one in state.launches} == {0, 1, 2, 3}
     assert state.launches[-1].seed == 8
+
+
+def test_a_baseline_that_ran_beside_one_arm_is_no_partner_of_an_arm_that_goes_on_apart() -> None:
+    pairs = Meeting("interleaved", "large", (("a", "b"), ("a", "c")))
+    state = plan_state("r", "a", pairs, 1, seeds(["a", "b", "c"])).with_runs({0: "r0", 1: "r1"}, done=True)
+
+    parted = state.meeting_as(state.meeting.without("c", "a", "it ended"), seeds(["a", "b", "c"]))
+
+    assert [[parted.launches[i].arm for i in members] for members in parted.together] == [["a", "b"], ["a"], ["c"]]
+    assert [[parted.launches[i].arm for i in members] for members in parted.missing] == [["a"], ["c"]]

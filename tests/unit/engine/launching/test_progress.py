@@ -30,7 +30,7 @@ def append(run: Run, rank: int, text: str) -> None:
 
 
 def test_before_the_first_row(run: Run) -> None:
-    progress = ProgressReader([run], range(2), 10, None).look()
+    progress = ProgressReader([run], [range(2)], 10, None).look()
     assert (progress.steps_done, progress.total_steps, progress.loss) == (0, 10, None)
 
 
@@ -40,7 +40,7 @@ def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, m
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
     keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")))
-    reader = ProgressReader([run], range(1), 10, None)
+    reader = ProgressReader([run], [range(1)], 10, None)
     with caplog.at_level(logging.INFO):
         pace.Pace("tokenising a file", 100, "characters").add(50)
     assert reader.look().preparing.startswith("tokenising a file: ")
@@ -50,7 +50,7 @@ def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, m
 
 
 def test_rates_over_ranks(run: Run) -> None:
-    reader = ProgressReader([run], range(2), 10, None)
+    reader = ProgressReader([run], [range(2)], 10, None)
     append(run, 0, HEADER + "0,3.0,30,10,40,1.0\n1,3.0,30,30,40,2.0\n2,3.0,3")
     append(run, 1, HEADER + "0,1,10,20,40,5.0\n1,1,10,10,42,6.0\n")
     progress = reader.look()
@@ -68,7 +68,7 @@ def test_ranks_that_train_nothing_count_in_no_rate(run: Run, ranks: int, imbalan
     append(run, 0, HEADER + "0,0,0,0,90,0\n")
     append(run, 1, HEADER + "0,1,10,30,40,1.0\n")
     append(run, 2, HEADER + "0,1,10,10,40,2.0\n")
-    progress = ProgressReader([run], range(ranks), 10, None).look()
+    progress = ProgressReader([run], [range(ranks)], 10, None).look()
     assert (progress.steps_done, progress.imbalance) == (1, imbalance)
     assert progress.tokens_per_s == (None if imbalance is None else pytest.approx(20 / 0.040))
 
@@ -76,12 +76,12 @@ def test_ranks_that_train_nothing_count_in_no_rate(run: Run, ranks: int, imbalan
 def test_ranks_that_are_apart_use_common_steps(run: Run) -> None:
     append(run, 0, HEADER + "".join(f"{step},1,10,10,40,1.0\n" for step in range(40)))
     append(run, 1, HEADER + "0,1,10,10,40,1.0\n")
-    progress = ProgressReader([run], range(2), 50, None).look()
+    progress = ProgressReader([run], [range(2)], 50, None).look()
     assert progress.steps_done == 1 and progress.loss is None
 
 
 def test_the_end_is_always_reported(run: Run) -> None:
     seen: list[Progress] = []
-    with ProgressReader([run], range(1), 1, seen.append):
+    with ProgressReader([run], [range(1)], 1, seen.append):
         append(run, 0, HEADER + "0,1,10,10,40,1.0\n")
     assert seen[-1].steps_done == 1
