@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dynbench.config.plugin_names import CompressorName, DatasetName, OwnClass, PolicyName, StrategyName, WorkloadName
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
 from dynbench.plugins.policies import WindowOptions
 from dynbench.plugins.registry import with_options
@@ -24,28 +25,6 @@ from dynbench.plugins.section import (
     options_of,
 )
 from dynbench.plugins.workloads import OF_MODEL
-
-if TYPE_CHECKING:
-    WorkloadName: TypeAlias = str
-    DatasetName: TypeAlias = str
-    PolicyName: TypeAlias = str
-    StrategyName: TypeAlias = str
-    CompressorName: TypeAlias = str
-else:
-    WorkloadName = Literal[tuple(WORKLOADS)]
-    DatasetName = Literal[tuple(DATASETS)]
-    PolicyName = Literal[tuple(name for name, entry in POLICIES.items() if entry.in_train)]
-    StrategyName = Literal[tuple(STRATEGIES)]
-    CompressorName = Literal[tuple(COMPRESSORS)]
-
-OwnClass = Annotated[
-    str,
-    Field(
-        pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*$",
-        description="MODULE:CLASS or FILE.py:CLASS of your own",
-    ),
-]
-"""A workload that no registry knows."""
 
 
 @with_options(name=WORKLOADS, dataset=DATASETS)
