@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import socket
 import time
@@ -105,8 +106,15 @@ def keep_failure(run: Run, failure: RankFailure) -> None:
 
 
 def note_turn(run: Run, rank: int, arm: int) -> None:
-    """Keep which arm of the launch a rank works for, for the case that it dies without a word."""
-    (run.ranks_dir / f"turn_{rank}").write_text(str(arm), encoding="ascii")
+    """Keep which arm of the launch a rank works for, for the case that it dies without a word.
+
+    Written over what is there, so that at no moment there is nothing.
+    """
+    file = os.open(run.ranks_dir / f"turn_{rank}", os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.pwrite(file, b"%4d" % arm, 0)
+    finally:
+        os.close(file)
 
 
 def arm_on_turn(run: Run, rank: int) -> int | None:

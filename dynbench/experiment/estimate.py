@@ -12,7 +12,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import RecordError
 from dynbench.experiment.probing import wants_probe
-from dynbench.runs.run import duration_s
+from dynbench.runs.run import Run, duration_s
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.units import format_ms
@@ -92,14 +92,19 @@ def _by_likeness(store: RunStore) -> list[dict[str, _Known]]:
         if record.status is not Status.COMPLETED or took_s is None:
             continue
         try:
-            config, together = run.config(), run.env().get("together")
+            config, arms = run.config(), _arms_of(run)
         except RecordError:  # a broken run of another day is no reason to fail this one
             continue
-        if isinstance(together, dict):
-            took_s /= max(1, len(together.get("arms", ())))
+        took_s /= arms
         for known, ignored in zip(found, LIKENESSES, strict=True):
             known.setdefault(config_digest(config, ignored), _Known(run.id, took_s / _steps(config)))
     return found
+
+
+def _arms_of(run: Run) -> int:
+    """How many arms its launch had."""
+    together = run.env().get("together") if run.env_file.exists() else None
+    return len(together["arms"]) if isinstance(together, dict) and "arms" in together else 1
 
 
 def _steps(config: Config) -> int:

@@ -20,7 +20,7 @@ from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.errors import WorkerFailed
 from dynbench.plugins import STRATEGIES as REGISTERED
-from dynbench.runs.columns import COMM_COLUMNS, read_columns
+from dynbench.runs.columns import COMM_COLUMNS, TURN, read_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -201,7 +201,8 @@ def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
     assert [line.split(",")[0] for line in evaluations] == ([] if null else ["1", "3"])
     assert {line.split(",")[-1] for line in evaluations} == (set() if null else {"9"})
     declared = read_columns(run.ranks_dir)
-    assert list(declared)[: len(COMM_COLUMNS)] == [column.name for column in COMM_COLUMNS]
+    common = [column.name for column in (TURN, *COMM_COLUMNS)]
+    assert list(declared)[: len(common)] == common
     if ALL[sync].collective_forward:
         most = merged.group_by("step").agg(pl.col("micro_batches").max()).sort("step")["micro_batches"]
         ran = merged.with_columns(ran=pl.col("micro_batches") + pl.col("repeated_micro_batches"))

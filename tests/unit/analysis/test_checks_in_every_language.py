@@ -79,6 +79,19 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield against(env={"host": "elsewhere"})
     yield findings({name: [merged(name, steps=15) for _ in range(5)] for name in ("static", "partition")})
     yield findings({"static": [merged("static", slowdown=factor) for factor in (1.0, 1.3, 1.0, 1.4)]})
+    odd = pl.col("step") % 2
+    in_turns = {
+        name: [
+            scaled(
+                merged(name, seed=seed, env={"together": {"id": f"launch{seed}"}}),
+                turn=2 * pl.col("step") + (odd if name == "static" else 1 - odd),
+                step_time_max_ms=time * (1 + 0.5 * odd) if name == "static" else time,
+            )
+            for seed in range(4)
+        ]
+        for name in ("static", "partition")
+    }
+    yield findings(in_turns)
     yield undecided(1.25, 0.95, 1.2, 0.95)
     yield undecided(1.15, 0.87, 1.15, 0.87)
     yield undecided(3.0, 0.34, 2.8, 0.35)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,16 @@ def _run(root: Path) -> Path:
     return new_run(RunStore(root), "train", "static", load_config(), decisions={}, data={}, warnings=()).path
 
 
+@pytest.fixture
+def levels() -> Iterator[None]:
+    """Commands set the levels of loggers; they come back."""
+    loggers = {logging.getLogger(name): logging.getLogger(name).level for name in ("", "dynbench")}
+    yield
+    for logger, level in loggers.items():
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("levels")
 def test_the_commands_print_one_object(
     tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
