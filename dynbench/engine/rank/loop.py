@@ -5,59 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynbench.config.ranks import Ranks
-from dynbench.config.schema import Config
 from dynbench.engine.planning import PlanSource
-from dynbench.engine.rank.evaluation import Evaluator
+from dynbench.engine.rank.arm_loop import ArmLoop
 from dynbench.engine.rank.exchange import GlobalBatch
-from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.replica import Replica, seed_dropout
+from dynbench.engine.rank.replica import seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder, extra_values
-from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
 from dynbench.runs.row_writer import RowWriter
 from dynbench.workloads.micro_batch import evened_out
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(ArmLoop):
     """The steps of one rank under one arm; a `turns.Player`.
 
     Ranks end every step together, because none gets past the gradients of the others.
     """
 
-    config: Config
     context: RankContext
     ranks: Ranks
     plans: PlanSource
-    replica: Replica
-    timer: StepTimer
-    memory: MemoryMeter
     rows: RowBuilder
     writer: RowWriter
-    evaluator: Evaluator
     fixed_batch: bool
     """Every step has `train.global_batch` samples."""
 
-    def due(self, step: int) -> bool:
-        """Whether to evaluate or save after `step`."""
-        return self.evaluator.due(step)
-
-    def evaluate(self, step: int) -> None:
-        """Evaluate and save after `step`."""
-        self.evaluator.after(step, self.replica.strategy, self.replica.precision)
-
-    def enter(self) -> None:
-        """From here on, what is allocated is this arm's."""
-        self.memory.enter()
-
-    def leave(self) -> None:
-        """Up to here it was."""
-        self.memory.leave()
-
     def restart(self) -> None:
         """Begin the next step now, leaving out what was done and sent since the last one ended."""
-        self.timer.restart()
+        super().restart()
         self.replica.strategy.wire.take()
 
     def step(self, moment: Moment) -> None:

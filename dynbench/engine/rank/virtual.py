@@ -13,6 +13,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import build_problem
+from dynbench.engine.rank.arm_loop import ArmLoop
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
@@ -53,42 +54,17 @@ class Played:
 
 
 @dataclass(frozen=True)
-class VirtualLoop:
+class VirtualLoop(ArmLoop):
     """The steps of all virtual ranks under one arm; a `turns.Player`.
 
     Gradients are those of the real run: there losses are multiplied by G / W_t before the mean over G ranks, here by
     1 / W_t in a sum. Every rank has its own random stream per step, as a real one has.
     """
 
-    config: Config
     plans: StepPlans
-    replica: Replica
-    timer: StepTimer
-    memory: MemoryMeter
     rows: Sequence[RowBuilder]
     writers: Sequence[RowWriter]
-    evaluator: Evaluator
     comm_ms: float
-
-    def due(self, step: int) -> bool:
-        """Whether to evaluate or save after `step`."""
-        return self.evaluator.due(step)
-
-    def evaluate(self, step: int) -> None:
-        """Evaluate and save after `step`."""
-        self.evaluator.after(step, self.replica.strategy, self.replica.precision)
-
-    def enter(self) -> None:
-        """From here on, what is allocated is this arm's."""
-        self.memory.enter()
-
-    def leave(self) -> None:
-        """Up to here it was."""
-        self.memory.leave()
-
-    def restart(self) -> None:
-        """Begin the next step now."""
-        self.timer.restart()
 
     def step(self, moment: Moment) -> None:
         """One optimizer step: every rank's part, then one update."""
