@@ -189,8 +189,7 @@ def _with_second_stage(
 ) -> CompareState:
     """The state with the launches that the half-width needs, by the spread of those that are done."""
     on_stage("judging the first stage")
-    question = check_startable(recipe, store).question
-    stage = plan_second_stage(state, recipe, question, store)
+    stage = plan_second_stage(state, recipe, store)
     _log.info("%s", stage.said)
     if stage.warning is not None:
         _log.warning("%s", stage.warning)

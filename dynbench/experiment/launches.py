@@ -99,8 +99,9 @@ def run_launches(
             _log.warning("%s; fewer arms share a launch from here on", error.message)
             clock = Clock(len(state.missing))
         except DynbenchError as error:
-            if len(members) > 1 and recipe.launches.mode == "auto" and _is_of_its_arm(error, recipe):
-                arm = state.launches[members[error.arm or 0]].arm
+            position = _whose_doing(error, recipe) if len(members) > 1 else None
+            if position is not None:
+                arm = state.launches[members[position]].arm
                 reason = f"arm {arm} ended a launch that it shared: {error.message}"
                 kept = read_state(comparison.path)
                 kept.meeting_as(kept.meeting.without(arm, kept.baseline, reason), seeds).write(comparison.path)
@@ -111,13 +112,14 @@ def run_launches(
     return state
 
 
-def _is_of_its_arm(error: DynbenchError, recipe: Recipe) -> bool:
-    """Whether what ended a launch is likely to be the doing of the arm whose turn it was: its memory, or a dead rank.
+def _whose_doing(error: DynbenchError, recipe: Recipe) -> int | None:
+    """The position of the arm that is to go on apart: whose memory ran out in its turn, or a rank died.
 
-    On several nodes nobody knows for all whose turn it was.
+    None where the arms are to stay together, and on several nodes, where nobody knows for all whose turn it was.
     """
     failed = isinstance(error, NothingFits) or (isinstance(error, WorkerFailed) and error.rank is not None)
-    return failed and error.arm is not None and recipe.arms[recipe.baseline].launch.nnodes == 1
+    may_part = recipe.launches.mode == "auto" and recipe.arms[recipe.baseline].launch.nnodes == 1
+    return error.arm if failed and may_part else None
 
 
 @dataclass

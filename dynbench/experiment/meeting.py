@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dynbench.analysis.questions.base import within
 from dynbench.config.digest import differences
 from dynbench.config.launches import Launches
 from dynbench.config.schema import Config
@@ -105,7 +106,7 @@ def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) ->
     for name, config in arms.items():
         code = OF_THE_CODE if first.workload.runs_own_code or config.workload.runs_own_code else ()
         for key, (one, other) in differences(first, config).items():
-            if key.startswith((*OF_THE_PROCESS, *code)) and key not in OF_THE_ARM:
+            if within(key, (*OF_THE_PROCESS, *code)) and not within(key, OF_THE_ARM):
                 yield f"{key} is {one} in arm {baseline}, {other} in arm {name}"
         if 0 < config.train.eval_every < OFTEN and config.train.eval_samples:
             yield f"train.eval_every of arm {name} is {config.train.eval_every}, and the step after each does not count"

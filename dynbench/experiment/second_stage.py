@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from dynbench.analysis.arms import named_arms
+from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.pairing import pair_launches
-from dynbench.analysis.questions.base import Question
+from dynbench.analysis.questions import find_question
 from dynbench.analysis.speedup import log_ratios
 from dynbench.analysis.two_stage import Plan, plan_launches
 from dynbench.config.launches import Launches
@@ -34,13 +35,12 @@ class SecondStage:
     warning: str | None
 
 
-def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, store: RunStore) -> SecondStage:
+def plan_second_stage(state: CompareState, recipe: Recipe, store: RunStore) -> SecondStage:
     """The launches that the widest interval against the baseline needs, by the spread of the first stage.
 
     Args:
         state: with the first stage done.
         recipe: what is asked for.
-        question: says what is counted as work.
         store: registry of the runs.
 
     Raises:
@@ -52,11 +52,13 @@ def plan_second_stage(state: CompareState, recipe: Recipe, question: Question, s
     names = [recipe.baseline, *(name for name in recipe.arms if name != recipe.baseline)]
     runs = {name: [merge_run(store.resolve(run)) for run in state.arms[name]] for name in names}
     baseline, *candidates = named_arms(runs)
+    differences = [all_differences(baseline.runs[0], arm.runs[0]) for arm in candidates]
+    unit = find_question(differences, recipe.question).unit
     by_seed = []
     for arm in candidates:
         pairs = pair_launches(baseline, arm).pairs
         seeds = [base.facts.seed for base, _ in pairs]
-        by_seed.append(dict(zip(seeds, log_ratios(pairs, question.unit), strict=True)))
+        by_seed.append(dict(zip(seeds, log_ratios(pairs, unit), strict=True)))
     common = sorted(set(by_seed[0]).intersection(*by_seed))[: asked.first]
     fewest = len(common)
     if fewest < 2:

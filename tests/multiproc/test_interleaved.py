@@ -111,6 +111,9 @@ def test_one_arm_out_of_memory_is_told_from_the_others(tmp_path: Path) -> None:
         "from dynbench.sync.ddp import Ddp\n"
         "class Greedy(Ddp):\n"
         "    steps = 0\n"
+        "    def drain(self):\n"
+        f"        with open({str(tmp_path / 'drained')!r} + str(self.wire.rank), 'a') as file:\n"
+        "            file.write(f'{self.steps}\\n')\n"
         "    def step(self, optimizer, precision):\n"
         "        self.steps += 1\n"
         "        if self.steps == 4 and self.wire.rank == 1:\n"
@@ -132,6 +135,7 @@ def test_one_arm_out_of_memory_is_told_from_the_others(tmp_path: Path) -> None:
     comparison, ddp, greedy = store.list()
     assert (ddp.status, greedy.status) == (Status.INTERRUPTED, Status.OOM)
     assert rows_of(ddp).height >= 6 and rows_of(greedy).height >= 6
+    assert (tmp_path / "drained1").read_text().split() == ["1", "2", "3"], "once a turn, within its step"
     state = read_state(comparison.path)
     assert state.mode == "apart" and state.groups == (("ddp",), ("greedy",))
     assert "ended a launch that it shared" in state.reason

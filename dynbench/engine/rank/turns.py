@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank.rank_process import StopFlag
@@ -102,25 +103,33 @@ class Switch:
 
     Args:
         players: the arms.
+        device: of this rank.
         on_turn: told which arm comes.
         meet: returns when every rank has called it.
     """
 
-    def __init__(self, players: Sequence[Player], on_turn: Callable[[int], None], meet: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        players: Sequence[Player],
+        device: torch.device,
+        on_turn: Callable[[int], None],
+        meet: Callable[[], None],
+    ) -> None:
         self._players = players
+        self._device = device
         self._on_turn = on_turn
         self._meet = meet
-        self._states = [_random_state()] * len(players)
+        self._states = [_RandomState.now(device)] * len(players)
         self._on: int | None = None
 
     def __call__(self, arm: int) -> None:
         """Hand over to an arm, which may be the one that had the last turn; ranks leave this together."""
         if self._on is not None:
             self._players[self._on].leave()
-            self._states[self._on] = _random_state()
+            self._states[self._on] = _RandomState.now(self._device)
         self._on = arm
         self._on_turn(arm)
-        _set_random_state(self._states[arm])
+        self._states[arm].restore(self._device)
         self._players[arm].enter()
         gc.collect()
         self._meet()
@@ -196,15 +205,25 @@ def _evaluate(players: Sequence[Player], order: Sequence[int], step: int, switch
             players[arm].evaluate(step)
 
 
-def _random_state() -> tuple[object, ...]:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch's is untyped
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # own code may use it
+@dataclass(frozen=True, slots=True)
+class _RandomState:
+    """What the generators of a process would draw next; code of the user's own may use any of them."""
 
+    of_python: tuple[Any, ...]
+    of_numpy: dict[str, Any]
+    of_cpu: Tensor
+    of_cuda: Tensor | None
 
-def _set_random_state(state: tuple[object, ...]) -> None:
-    python, numpy, cpu, cuda = state
-    random.setstate(python)  # type: ignore[arg-type]
-    np.random.set_state(numpy)  # type: ignore[arg-type]
-    torch.set_rng_state(cpu)  # type: ignore[arg-type]
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)  # type: ignore[arg-type]
+    @classmethod
+    def now(cls, device: torch.device) -> _RandomState:
+        """As it is."""
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state(), cuda)
+
+    def restore(self, device: torch.device) -> None:
+        """As it was."""
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        torch.set_rng_state(self.of_cpu)
+        if self.of_cuda is not None:
+            torch.cuda.set_rng_state(self.of_cuda, device)

@@ -38,7 +38,7 @@ def train(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, 
         switch = None
         if turns is not None:
             open_loops.enter_context(garbage_between_turns())
-            switch = Switch(players, lambda arm: note_turn(runs[0], context.rank, arm), wait_for_all)
+            switch = Switch(players, context.device, lambda arm: note_turn(runs[0], context.rank, arm), wait_for_all)
         play(configs[0].train, players, turns, stop, switch)
     if stop.signum is not None:
         sys.exit(128 + stop.signum)
@@ -52,7 +52,8 @@ def _build(
     players: dict[int, Player] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     for arm in [0] if turns is None else turns.building():
-        note_turn(runs[0], context.rank, arm)
+        if turns is not None:
+            note_turn(runs[0], context.rank, arm)
         run, config = runs[arm], configs[arm]
         check_same_config(config)
         # Code of the user's own may keep something of the model.

@@ -72,9 +72,10 @@ class Arm:
 def run(arms: list[Arm], make_switch: Callable[..., Switch] = Switch, meet: Callable[[], None] = lambda: None) -> None:
     stop = StopFlag.__new__(StopFlag)
     stop.signum, stop.deferred = None, False
-    turns = Turns(("a", "b"))
+    turns, train = Turns(("a", "b")), Train(steps=2, warmup_steps=0)
+    switch = make_switch(arms, torch.device("cpu"), lambda arm: None, meet)
     with patch.object(gc, "collect"):  # of a whole test session
-        play(Train(steps=2, warmup_steps=0), arms, turns, stop, make_switch(arms, lambda arm: None, meet))
+        play(train, arms, turns, stop, switch)
 
 
 def wait() -> None:

@@ -20,6 +20,8 @@ from dynbench.engine.rank.rank_process import StopFlag
 from dynbench.engine.rank.turns import Moment, Switch, garbage_between_turns, plan_rounds, play
 from dynbench.engine.turn_order import Turns
 
+CPU = torch.device("cpu")
+
 
 class Arm:
     """A loop that keeps what happens to it."""
@@ -66,7 +68,7 @@ def run(
             stop.signum = 15 if moment.step == stop_after else None
 
         players[0].step = step  # type: ignore[method-assign]
-    switch = Switch(players, lambda arm: None, lambda: events.append(("", "meet", None))) if turns else None
+    switch = Switch(players, CPU, lambda arm: None, lambda: events.append(("", "meet", None))) if turns else None
     with patch.object(gc, "collect"):  # of a whole test session
         play(train, players, turns, stop, switch)
     return players, events
@@ -143,7 +145,7 @@ def test_random_states_are_the_arms_own() -> None:
 
 def test_without_the_swap_arms_would_draw_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what the test above would miss if states were not swapped."""
-    monkeypatch.setattr(module, "_set_random_state", lambda state: None)
+    monkeypatch.setattr(module._RandomState, "restore", lambda *_: None)
     players, _ = run(2, Train(steps=5, warmup_steps=0))
     assert players[0].drawn != players[1].drawn
 
