@@ -11,7 +11,8 @@ import re
 BYTES_PER_MB = 1_000_000
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
-_TIME = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smh]?)(?:in)?\s*$", re.IGNORECASE)
+_TIME = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*$", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -30,7 +31,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a time as people type it: `90`, `90s`, `20m`, `1.5h`.
+    """Seconds of a time as people type it: `90s`, `20m`, `1.5h`, `2d`, `1w`.
 
     Raises:
         ValueError: when the text is no time.
@@ -39,7 +40,7 @@ def parse_duration_s(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a time; write it like 90s, 20m or 1.5h")
     number, unit = match.groups()
-    return float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit.lower()]
+    return float(number) * _SECONDS[unit.lower()]
 
 
 def mb(n_bytes: float) -> float:

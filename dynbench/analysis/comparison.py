@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import TypedDict, Unpack
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe
@@ -111,22 +112,27 @@ class Comparison:
         )
 
 
-def compare_arms(
-    arms: Sequence[Arm],
-    settings: Analysis,
-    *,
-    question: str | None = None,
-    force: bool = False,
-    summaries: Mapping[str, Summary] | None = None,
-    first: int | None = None,
-) -> list[Comparison]:
+class Asked(TypedDict, total=False):
+    """What is asked of arms, handed on by everything that compares them."""
+
+    question: str | None
+    """Name of what is asked; None finds it from what differs."""
+    force: bool
+    """Compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it."""
+    summaries: Mapping[str, Summary] | None
+    """Id of each run to its summary; None makes them."""
+    first: int | None
+    """Launches per arm of the first stage, whose spread intervals keep, where it said how many follow."""
+
+
+def compare_arms(arms: Sequence[Arm], settings: Analysis, **asked: Unpack[Asked]) -> list[Comparison]:
     """Compares every further arm with the first, on the terms of `terms_of`.
 
     Raises:
         NotComparable: keys differ that may not, or no whole launches are left to pair.
         UsageError: no question has that name.
     """
-    terms = terms_of(arms, settings, question=question, force=force, summaries=summaries, first=first)
+    terms = terms_of(arms, settings, **asked)
     return [compare_two(terms, arms[0], arm) for arm in arms[1:]]
 
 
@@ -139,18 +145,10 @@ def terms_of(
     summaries: Mapping[str, Summary] | None = None,
     first: int | None = None,
 ) -> Terms:
-    """What all comparisons of some arms share.
+    """What all comparisons of some arms share; the baseline comes first, and what is asked is `Asked`.
 
     Two arms of one configuration, neither or both of them stored, are A/A: what they differ by, and the half-width of
     their interval, raise the noise threshold of the other comparisons.
-
-    Args:
-        arms: the baseline, then the candidates.
-        settings: threshold and confidence.
-        question: name of what is asked; None finds it from what differs.
-        force: compare what cannot be compared; the verdict is then INCOMPARABLE, with the numbers beside it.
-        summaries: id of each run to its summary; None makes them.
-        first: launches per arm of the first stage, whose spread intervals keep, where it said how many follow.
 
     Raises:
         UsageError: no question has that name.
@@ -172,7 +170,7 @@ class Terms:
         question: what is asked.
         differences: of every candidate, how it differs from the baseline.
         arms: all of them.
-        settings, force, summaries, first: as `terms_of` has them.
+        settings, force, summaries, first: as `Asked` has them.
         noise: the threshold, raised by arms configured alike.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,17 @@ DATASET_KEYS = (
 )
 
 
+def _output_options(default: str, text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """`-o --force`; the callback receives `output` and `force`."""
+
+    def add(function: Callable[..., object]) -> Callable[..., object]:
+        kind = click.Path(path_type=Path, dir_okay=False)
+        function = click.option("--force", is_flag=True, help="Overwrite the file.")(function)
+        return click.option("-o", "--output", type=kind, default=Path(default), show_default=True, help=text)(function)
+
+    return add
+
+
 @click.group()
 def command() -> None:
     """Take out of a data set what can be shared, or trained on elsewhere."""
@@ -35,15 +47,7 @@ def command() -> None:
     "  dynbench data lengths --dataset tsv --data-path train.tsv --tokenizer vocab.txt --max-length 512",
 )
 @click.argument("run", required=False)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("lengths.parquet"),
-    show_default=True,
-    help="File to write: .parquet, .csv, .jsonl, .txt or .npy.",
-)
-@click.option("--force", is_flag=True, help="Overwrite the file.")
+@_output_options("lengths.parquet", "File to write: .parquet, .csv, .jsonl, .txt or .npy.")
 @config_options(*(f"workload.{key}" for key in DATASET_KEYS), "train.seed")
 @common_options
 def export_lengths(settings: Settings, run: str | None, output: Path, force: bool) -> None:
@@ -78,15 +82,7 @@ def export_lengths(settings: Settings, run: str | None, output: Path, force: boo
     epilog="\b\nExamples:\n  dynbench data wikipedia -o articles.json --megabytes 10\n"
     "  dynbench train --workload causal_lm --dataset json --data-path articles.json",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("wikipedia.json"),
-    show_default=True,
-    help="File to write.",
-)
-@click.option("--force", is_flag=True, help="Overwrite the file.")
+@_output_options("wikipedia.json", "File to write.")
 @click.option(
     "--megabytes", type=click.FloatRange(min=0, min_open=True), default=10, show_default=True, help="Size of the file."
 )

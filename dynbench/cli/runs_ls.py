@@ -16,10 +16,10 @@ from dynbench.runs.lookup import Entries
 from dynbench.runs.run import Run, current_status, duration_s
 from dynbench.runs.run_record import RunRecord
 from dynbench.runs.status import Status
+from dynbench.units import parse_duration_s
 
 Row = dict[str, object]
 _INDENT = "  "
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,9 @@ def moment(text: str | None) -> datetime | None:
     """
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:]
     try:
-        if unit in _UNITS and number.isdecimal():
-            return datetime.now(UTC) - timedelta(**{_UNITS[unit]: int(number)})
+        if text[-1:].isalpha():
+            return datetime.now(UTC) - timedelta(seconds=parse_duration_s(text))
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise UsageError(
