@@ -94,6 +94,11 @@ def topic(speaker: Speaker, name: str) -> str:
     """One of `TOPICS`: where it got better or worse, then every candidate with its numbers."""
     subject, (first, second) = speaker.subject, TOPICS[name]
     baseline = subject.arms[subject.baseline]
+    refused = [item.verdict is Verdict.INCOMPARABLE for item in subject.comparisons]
+    unknown = all(mean_of(arm, metric) is None for arm in subject.arms.values() for metric in (first, second))
+    if unknown and not any(refused):
+        shared = any("together" in member.env for member in subject.members)
+        return speaker.say(f"answers.unknown.{'shared' if shared else 'missing'}")
     if not subject.comparisons:
         values = {"first_after": number(mean_of(baseline, first)), "second_after": number(mean_of(baseline, second))}
         return speaker.say(f"answers.{name}.alone", **values)

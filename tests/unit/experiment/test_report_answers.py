@@ -101,6 +101,26 @@ def test_better_worse_and_equal_arms_are_named_as_such(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("together", [True, False])
+def test_memory_that_nobody_knows_is_said_once_and_why(
+    store: RunStore, make_comparison: MakeComparison, language: str, together: bool
+) -> None:
+    known = metrics(100.0, 200.0, 10.0)
+    known["peak_mem_mb"] = {"max": None}
+    known["std_over_ranks"] = {"padded_tokens": {"mean": 100.0}, "peak_mem_mb": {"mean": None}}
+    make_comparison({"candidate": "other"}, summaries={"static": known, "other": known})
+    for run in store.list() if together else ():
+        write_json(run.env_file, {"together": {"id": "first", "arms": ["static", "other"]}})
+
+    text = part(report(store, language), "### 4.4", "### 4.5")
+
+    labels = load_template(language).labels
+    said = labels["answers.unknown.shared"].split()
+    assert (" ".join(said) in text) == together
+    assert f"{labels['words.not_measured']} MB" not in text and "200 ms" in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", ["imbalance", "tail", "memory"])
 def test_a_change_is_that_of_the_paired_launches(
     store: RunStore, make_comparison: MakeComparison, language: str, name: str
