@@ -19,6 +19,8 @@ from dynbench.cli.main import COMMANDS, GROUPS
 from dynbench.fields.page import anchor, page
 from dynbench.fields.tables import TYPES, Document, documents
 
+pytestmark = pytest.mark.xdist_group("fields")
+"""One worker takes the tour."""
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"
 ADD = "lines to add, then `python -m dynbench.fields > results/FIELDS.md`:\n"

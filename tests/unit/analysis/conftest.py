@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynbench.analysis import analyze
+from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.runs.atomic import write_json, write_text
@@ -220,3 +222,21 @@ def make_run(store: RunStore) -> Callable[..., Run]:
         return build_run(store, Fake(policy=policy, **fields), name)  # type: ignore[arg-type]  # typed by Fake
 
     return make
+
+
+@pytest.fixture
+def cli(store: RunStore, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`cli("analyze", …)`: exit code, stdout, stderr."""
+
+    def call(*arguments: object, results: Path | None = None) -> tuple[int, str, str]:
+        code = main([*map(str, arguments), "--results", str(results or store.root)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take longer than all else, for tests that are not about them."""
+    monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])

@@ -10,30 +10,14 @@ import pytest
 from probes import make_probe
 
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.cli.main import main
 from dynbench.config.schema import Analysis
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
 from dynbench.runs.export import EXPORT_FILE
 from dynbench.runs.store import RunStore
 
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Without figures, which take most of the time; `monkeypatch.undo()` brings them back."""
-    monkeypatch.setattr("dynbench.analysis.analyze.draw_figures", lambda *_: [])
-
-
-@pytest.fixture
-def cli(store, capsys):
-    """`cli("analyze", …)`: exit code, stdout, stderr."""
-
-    def call(*arguments, results=None):
-        code = main([*map(str, arguments), "--results", str(results or store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+pytestmark = pytest.mark.usefixtures("undrawn")
+"""`monkeypatch.undo()` brings figures back."""
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from probes import make_probe
 from dynbench.analysis import summary
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.proxy import proxy_error
-from dynbench.cli.main import main
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.config.schema import Analysis
@@ -17,18 +16,6 @@ from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
-
-
-@pytest.fixture
-def cli(store, capsys):
-    """`cli("analyze", …)`: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = main([*arguments, "--results", str(store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

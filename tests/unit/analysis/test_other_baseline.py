@@ -4,32 +4,13 @@ import json
 
 import pytest
 
-from dynbench.analysis import analyze
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.cli.main import main
 from dynbench.config.schema import Analysis
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 POLICIES = ("static", "partition", "prefix")
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Figures take longer than all else, and nothing here is about them."""
-    monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
-
-
-@pytest.fixture
-def cli(store, capsys):
-    """`cli("analyze", …)`: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = main([*map(str, arguments), "--results", str(store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

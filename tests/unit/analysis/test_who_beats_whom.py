@@ -4,28 +4,8 @@ import json
 
 import pytest
 
-from dynbench.analysis import analyze
-from dynbench.cli.main import main
-
+pytestmark = pytest.mark.usefixtures("undrawn")
 POLICIES = ("static", "partition", "prefix")
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Figures take longer than all else, and nothing here is about them."""
-    monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
-
-
-@pytest.fixture
-def cli(store, capsys):
-    """`cli("analyze", …)`: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        code = main([*arguments, "--results", str(store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

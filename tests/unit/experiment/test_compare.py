@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -89,27 +89,32 @@ class FakeTraining:
     ) -> list[TrainingResult]:
         made = [store.create("train", config.schedule.policy_name, **naming) for config, naming in arms]
         on_made(made)
-        return [self.train(config, run, str(naming["name"])) for (config, naming), run in zip(arms, made, strict=True)]
+        together = {"together": {"id": made[0].id}} if len(made) > 1 else {}
+        for (config, naming), run in zip(arms, made, strict=True):
+            self.train(config, run, str(naming["name"]), together)
+        return [TrainingResult(run, {}) for run in made]
 
-    def train(self, config: Config, run: Run, name: str) -> TrainingResult:
+    def step_ms(self, config: Config) -> float:
+        """Of the run that was begun last."""
+        slow = 200.0 if config.schedule.mode == "static" else 100.0
+        return slow + config.train.seed + 0.1 * len(self.calls)
+
+    def train(self, config: Config, run: Run, name: str, together: Mapping[str, object]) -> None:
         """The run of one arm."""
         self.calls.append((name, config.schedule.policy_name, config.train.seed))
         write_text(run.config_file, dump_config(config))
-        write_json(run.env_file, {"data": self.data, "cpu_cores": {"usable": 2}})
+        write_json(run.env_file, {"data": self.data, "cpu_cores": {"usable": 2}, **together})
         run.update(status=Status.RUNNING)
         if len(self.calls) - 1 == self.fail_at:
             error = Interrupted("stopped", signum=15) if self.error is Interrupted else WorkerFailed("rank 1 died")
             run.update(status=Status.INTERRUPTED if self.error is Interrupted else Status.FAILED)
             error.run_path = run.path
             raise error
-        slow = 200.0 if config.schedule.mode == "static" else 100.0
         for rank in range(2):
-            writer = RowWriter(run.rank_file(rank))
-            for step in range(7):
-                writer.write(row(step, rank, config, slow + config.train.seed + 0.1 * len(self.calls)))
-            writer.close()
+            with RowWriter(run.rank_file(rank)) as writer:
+                for step in range(7):
+                    writer.write(row(step, rank, config, self.step_ms(config)))
         run.update(status=Status.COMPLETED)
-        return TrainingResult(run, {})
 
 
 def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:

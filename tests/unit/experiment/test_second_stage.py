@@ -3,75 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from unit.experiment.test_compare import row
+from unit.experiment.test_compare import RECIPE, FakeTraining
 
+from dynbench.analysis import analyze
 from dynbench.analysis.stats import student_t_quantile
-from dynbench.config.dump import dump_config
 from dynbench.config.recipes import load_recipe
 from dynbench.config.schema import Config
-from dynbench.experiment import launches
+from dynbench.experiment import compare, launches
 from dynbench.experiment.compare import Outcome, run_comparison, start_comparison
 from dynbench.experiment.state import read_state
-from dynbench.experiment.training import TrainingResult
-from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.row_writer import RowWriter
-from dynbench.runs.run import Run
-from dynbench.runs.status import Status
-from dynbench.runs.store import Naming, RunStore
+from dynbench.runs.store import RunStore
 
-RECIPE = """\
-description: two arms
-settings:
-  workload: {dropout: 0.0}
-  train: {steps: 6, warmup_steps: 1, global_batch: 8}
-  launch: {launcher: torchrun, nproc: 2, threads: 1, device: cpu}
-arms:
-  - name: static
-  - name: partition
-    set: {schedule.mode: dynamic, schedule.policy: partition}
-"""
+LAUNCHES = "launches: {count: 4, mode: apart}"
 
 
-class Launched:
-    """Stands in for `run_arms`: launches whose log ratios spread as they are told to.
+class Launched(FakeTraining):
+    """Launches whose log ratios spread as they are told to.
 
     Args:
         spread: of the log ratios.
     """
 
     def __init__(self, spread: float) -> None:
+        super().__init__(data={})
         self.logs = (math.log(1.5) + spread * np.random.default_rng(0).standard_normal(200)).tolist()
-        self.launches = 0
 
-    def __call__(
-        self,
-        arms: Sequence[tuple[Config, Naming]],
-        store: RunStore,
-        *,
-        on_made: Callable[[Sequence[Run]], None],
-        **_: object,
-    ) -> list[TrainingResult]:
-        made = [store.create("train", config.schedule.policy_name, **naming) for config, naming in arms]
-        on_made(made)
-        ratio = math.exp(self.logs[self.launches])
-        for (config, _naming), run in zip(arms, made, strict=True):
-            write_text(run.config_file, dump_config(config))
-            together = {"together": {"id": made[0].id}} if len(made) > 1 else {}
-            write_json(run.env_file, {"data": {}, "cpu_cores": {"usable": 2}, **together})
-            run.update(status=Status.RUNNING)
-            for rank in range(2):
-                with RowWriter(run.rank_file(rank)) as writer:
-                    for step in range(7):
-                        slow = ratio if config.schedule.mode == "static" else 1.0
-                        writer.write(row(step, rank, config, 100.0 * slow))
-            run.update(status=Status.COMPLETED)
-        self.launches += 1
-        return [TrainingResult(run, {}) for run in made]
+    @property
+    def launches(self) -> int:
+        """Blocks begun so far; every run of one has its seed."""
+        return len({seed for _, _, seed in self.calls})
+
+    def step_ms(self, config: Config) -> float:
+        return 100.0 * (math.exp(self.logs[config.train.seed]) if config.schedule.mode == "static" else 1.0)
 
 
 @pytest.fixture
@@ -81,8 +49,10 @@ def compared(
     def run(spread: float, asked: str) -> tuple[Outcome, Launched, RunStore]:
         fake = Launched(spread)
         monkeypatch.setattr(launches, "run_arms", fake)
+        monkeypatch.setattr(analyze, "draw_figures", lambda *_: [])
+        monkeypatch.setattr(compare, "write_report", lambda *_, **__: tmp_path)
         path, store = tmp_path / "demo.yaml", RunStore(tmp_path / "results")
-        path.write_text(f"{RECIPE}launches: {{{asked}}}\n", encoding="utf-8")
+        path.write_text(RECIPE.replace(LAUNCHES, f"launches: {{{asked}}}"), encoding="utf-8")
         return run_comparison(start_comparison(load_recipe(path), store), store), fake, store
 
     return run
