@@ -175,6 +175,13 @@ class GateFailed(ChecksFailed):
     kind = "gate"
 
 
+class LeakFound(DynbenchError):
+    """Samples of a packed row see each other: what would be trained is not what was asked for."""
+
+    kind = "leak"
+    exit_code = EXIT_CHECKS
+
+
 class Interrupted(DynbenchError):
     """The run was stopped by a signal.
 

@@ -19,7 +19,16 @@ class BenchmarkEntry(Entry):
     """A subclass of `dynbench.bench.base.Benchmark`, called with its options; its module imports no torch."""
 
 
-class CollectivesOptions(Section):
+class TimedOptions(Section):
+    """Of everything that is timed over and over."""
+
+    iterations: PositiveInt = 20
+    """Iterations that are timed, per case."""
+    warmup: NonNegativeInt = 5
+    """Iterations before them."""
+
+
+class CollectivesOptions(TimedOptions):
     """Of the collectives."""
 
     sizes_mib: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0, 10.0)
@@ -30,10 +39,28 @@ class CollectivesOptions(Section):
     """NCCL runs on GPUs, gloo on the CPU; `auto` is NCCL where there is a GPU for each process."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the elements."""
-    iterations: PositiveInt = 20
-    """All-reduces that are timed, per size."""
-    warmup: NonNegativeInt = 5
-    """All-reduces before them."""
+
+
+class AttentionOptions(TimedOptions):
+    """Of attention over a packed row."""
+
+    tokens: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (256, 512, 1024, 2048)
+    """Tokens of a row."""
+    heads: PositiveInt = 4
+    """Heads of the layer."""
+    channels: PositiveInt = 64
+    """Of a head; the layer is as wide as all heads together."""
+    mean: PositiveInt = 24
+    """Mean length of the row's samples, about, tokens."""
+    longest: PositiveInt = 256
+    """No sample is longer, tokens."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes; `auto` is the GPU where there is one."""
+
+    @property
+    def width(self) -> int:
+        """Channels over all heads."""
+        return self.heads * self.channels
 
 
 BENCHMARKS: Registry[BenchmarkEntry] = Registry(
@@ -45,6 +72,12 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
             "all-reduce over gloo or NCCL: time and bandwidth by size",
             "dynbench.bench.collectives:Collectives",
             CollectivesOptions,
+        ),
+        BenchmarkEntry(
+            "attention",
+            "attention over a packed row by length, re-padded and with a mask: time by tokens per row",
+            "dynbench.bench.attention:Attention",
+            AttentionOptions,
         ),
     ),
 )

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
+from dynbench.bench.attention import WAYS
 from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -100,9 +101,13 @@ def cells(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
 def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     run = store.create("bench", "collectives")
     shown = {"status": "ok", "processes": 2, "backend": "gloo", "type": "float32", "n": 20, "busbw": 1.0}
-    rows = [{**shown, "size": size, "p20": 1.0, "p50": 2.0, "p80": 3.0} for size in (2**20, 2**24)]
-    write_text(run.path / "rows.csv", csv_text(rows))
-    return [run]
+    times = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+    write_text(run.path / "rows.csv", csv_text([{**shown, "size": size, **times} for size in (2**20, 2**24)]))
+    attention = store.create("bench", "attention")
+    layer = {"status": "ok", "samples": 9, "width": 256, "heads": 4, "device": "cpu", "n": 20, **times}
+    rows = [{**layer, "way": way, "tokens": tokens} for way in WAYS for tokens in (256, 512)]
+    write_text(attention.path / "rows.csv", csv_text(rows))
+    return [run, attention]
 
 
 SOURCES: Mapping[str, Callable[..., list[object]]] = {
@@ -132,17 +137,21 @@ def quoted(text: str) -> list[re.Pattern[str]]:
 def test_every_text_in_a_drawing_is_explained(
     make_run: Callable[..., Run], store: RunStore, language: str, kind: str
 ) -> None:
-    labels = load_template(language).labels
+    labels, drawn = load_template(language).labels, set()
     for source in SOURCES[kind](make_run, store):
         for name in FIGURES[kind]:
             explained = quoted(labels[f"drawings.{name}"])
             with matplotlib.rc_context(style.RC):
                 drawing = draw_figure(kind, name, source)
+                if drawing is None:
+                    continue
                 drawing.figure.draw_without_rendering()
+            drawn.add(name)
             written = texts(drawing.figure)
             assert written
             unexplained = {text for text in written if not any(code.fullmatch(text) for code in explained)}
             assert unexplained == set(), name
+    assert drawn == set(FIGURES[kind])
 
 
 def subject(store: RunStore, launcher: str, **summary: object) -> Subject:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dynbench.bench import bench_run
-from dynbench.bench.base import Case, Measured, Row
-from dynbench.bench.collectives import COMM_FILE
+from dynbench.bench.base import Benchmark, Case, Measured, Row
+from dynbench.bench.collectives import COMM_FILE, Collectives
 from dynbench.bench.rank import measured_row
 from dynbench.bench.record import add_row, read_benchmark, read_rows, rows_file
 from dynbench.cli import console
@@ -24,8 +24,9 @@ from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.launch_ranks import RanksEnded
 from dynbench.engine.launching.resolve import Machine
+from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import NothingFits, Terminated
-from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.plugins import BENCHMARKS
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -53,10 +54,16 @@ def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., Rank
             if error is not None:
                 record_failure(run, 1, error)
                 return RanksEnded({1: 1})
-            add_row(run, row(case))
+            add_row(run, row(case) if isinstance(benchmark, Collectives) else here(benchmark, case))
         return RanksEnded({})
 
     return launched
+
+
+def here(benchmark: Benchmark, case: Case) -> Row:
+    """Measured in this process."""
+    cpu = torch.device("cpu")
+    return measured_row(case, benchmark.measure(case, RankContext(0, 0, 1, cpu)), cpu)
 
 
 @pytest.fixture
@@ -147,9 +154,9 @@ def test_the_list(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert main(arguments) == 0
     assert "collectives" in capsys.readouterr().out
     assert main([*arguments, "--json"]) == 0
-    (line,) = json.loads(capsys.readouterr().out)["plugins"]
-    defaults = {option["key"]: option["default"] for option in line["options"]}
-    assert defaults == CollectivesOptions().model_dump(mode="json")
+    lines = {line["name"]: line["options"] for line in json.loads(capsys.readouterr().out)["plugins"]}
+    defaults = {name: {option["key"]: option["default"] for option in options} for name, options in lines.items()}
+    assert defaults == {name: entry.options().model_dump(mode="json") for name, entry in BENCHMARKS.items()}
 
 
 def test_a_mistake_leaves_nothing(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,228 @@
+"""Proof on samples of the user's own that those of a packed row do not see each other.
+
+The gradient of one sample's output to the embeddings of all others has to be exactly zero, and outputs and gradients
+have to agree with those of the samples padded, in fp32 without dropout. Where the run's precision is another, and with
+it perhaps the kernel, the zeros are asked for in that one too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import astuple, dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dynbench.errors import LeakFound
+from dynbench.kernels.packed_models import architecture_of, use_packed_rows
+from dynbench.kernels.packed_rows import Arrangement, Boundaries
+
+TOLERANCE = 1e-5
+"""Of outputs and gradients, of the largest of them: in another order, fp32 sums are off by about 1e-7."""
+HALF_TOLERANCE = 0.05
+"""The same of half precision against fp32."""
+HINT = (
+    "Nothing was trained. Keep the padded layout (workload.layout=padded), and report this with what `dynbench doctor` "
+    "shows."
+)
+Pass = Callable[[], Sequence[Tensor]]
+"""A forward pass: what it gives for each sample, without what pads."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a forward pass over some samples showed.
+
+    Args:
+        outputs: of each sample.
+        gradients: of each sample's output to all embeddings, [rows, tokens, channels].
+        of_parameters: of all outputs together to every parameter that has one, all in one.
+    """
+
+    outputs: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    of_parameters: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How far a packed pass is from a padded one."""
+
+    foreign_gradient: float = 0.0
+    """Largest gradient of a sample's output to another sample's embeddings."""
+    output_difference: float = 0.0
+    """Largest difference of outputs, of the largest output."""
+    gradient_difference: float = 0.0
+    """Largest difference of gradients to a sample's own embeddings, of the largest; or of those to all parameters
+    together, by their norms, if that is more."""
+
+    def worst(self, other: Seen) -> Seen:
+        """The larger of each."""
+        return Seen(*(_larger(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+
+    def fault(self, tolerance: float = TOLERANCE) -> str | None:
+        """What is wrong, in words; None where nothing is. What is no number is wrong too."""
+        if self.foreign_gradient != 0:
+            seen = f"{self.foreign_gradient:.3g}"
+            return f"the gradient of a sample's output to another sample's embeddings is {seen}, not 0"
+        for what, difference in (("outputs", self.output_difference), ("gradients", self.gradient_difference)):
+            if not difference <= tolerance:
+                return f"{what} differ from those of padded samples by {difference:.3g}, {tolerance:g} allowed"
+        return None
+
+
+def check_packed_rows(
+    model: nn.Module, samples: Sequence[Sequence[int]], autocast: torch.dtype | None = None
+) -> dict[str, object]:
+    """Compare a model on samples packed with itself on the same samples padded; it takes packed rows afterwards.
+
+    Args:
+        model: of transformers, in fp32 on its device, not prepared yet.
+        samples: token ids of each, at least two; the longest that will come among them, none with the padding's token.
+        autocast: the half precision that training is in, if it is.
+
+    Returns:
+        What was seen, ready for JSON.
+
+    Raises:
+        LeakFound: they differ.
+        UsageError: a model that is not known to be right on packed rows.
+    """
+    device = next(model.parameters()).device
+    ordered = sorted(samples, key=len)
+    boundaries = Boundaries(tuple(map(len, ordered)), device)
+    row = torch.cat([torch.as_tensor(sample) for sample in ordered]).long().to(device)[None]
+    lengths, worst = boundaries.lengths, Seen()
+    with _evaluating(model):
+        padded = observe(model, padded_pass(model, row, boundaries))
+        use_packed_rows(model)
+        for arrangement in get_args(Arrangement):
+            arranged = replace(boundaries, arrangement=arrangement)
+            worst = worst.worst(compare(observe(model, packed_pass(model, row, arranged)), padded, lengths))
+        found = {"fp32": worst.fault()}
+        if autocast is not None:
+            half = observe(model, packed_pass(model, row, boundaries), torch.autocast(device.type, dtype=autocast))
+            found[str(autocast).removeprefix("torch.")] = compare(half, padded, lengths).fault(HALF_TOLERANCE)
+    for precision, fault in found.items():
+        if fault is not None:
+            row_of = f"{type(model).__name__}: a packed row of {list(lengths)} tokens in {precision}"
+            raise LeakFound(f"{row_of}: {fault}", HINT)
+    return {
+        "lengths": list(lengths),
+        "precisions": list(found),
+        "foreign_gradient": worst.foreign_gradient,
+        "output_difference": worst.output_difference,
+        "gradient_difference": worst.gradient_difference,
+        "tolerance": TOLERANCE,
+    }
+
+
+def padded_pass(model: Any, row: Tensor, boundaries: Boundaries) -> Pass:
+    """The samples of a packed row [1, T] padded, through a model that was not prepared."""
+    pad_id = getattr(model.config, "pad_token_id", None) or 0
+    tokens = torch.full(boundaries.valid.shape, pad_id, device=row.device)
+    tokens[boundaries.valid] = row[0]
+    given = {"input_ids": tokens, "attention_mask": boundaries.valid.long()}
+    if not architecture_of(model).causal:
+        return lambda: list(model(**given).logits)
+
+    def states() -> Sequence[Tensor]:
+        found = model.base_model(**given, use_cache=False).last_hidden_state
+        return [each[:length] for each, length in zip(found, boundaries.lengths, strict=True)]
+
+    return states
+
+
+def packed_pass(model: Any, row: Tensor, boundaries: Boundaries) -> Pass:
+    """A packed row [1, T] through a model that was prepared: logits of a classifier, else the states of all tokens."""
+    given = {"input_ids": row, "boundaries": boundaries}
+    if not architecture_of(model).causal:
+        return lambda: list(model(**given).logits)
+    return lambda: model.base_model(**given).last_hidden_state[0].split(list(boundaries.lengths))
+
+
+def observe(model: Any, forward: Pass, precision: AbstractContextManager[object] | None = None) -> Observed:
+    """Outputs and gradients of a forward pass; parameters keep the gradients that they have.
+
+    Each sample's output is weighed by numbers that depend on its place alone, so that passes can be compared.
+
+    Args:
+        model: of transformers, in evaluation mode; the pass embeds its tokens once.
+        forward: runs it.
+        precision: in which it is run.
+    """
+    embedded: list[Tensor] = []
+
+    def keep(_: nn.Module, __: object, output: Tensor) -> Tensor:
+        embedded.append(output if output.requires_grad else output.detach().requires_grad_())
+        return embedded[-1]
+
+    handle = model.get_input_embeddings().register_forward_hook(keep)
+    try:
+        with precision or nullcontext():
+            outputs = list(forward())
+    finally:
+        handle.remove()
+    (states,) = embedded
+    scores = [(output * _weights(place, output)).sum() for place, output in enumerate(outputs)]
+    gradients = [torch.autograd.grad(score, states, retain_graph=True)[0] for score in scores]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(torch.stack(scores).sum(), parameters, allow_unused=True)
+    flat = [gradient.flatten() for gradient in found if gradient is not None]
+    return Observed([output.detach() for output in outputs], gradients, torch.cat(flat))
+
+
+def _weights(place: int, output: Tensor) -> Tensor:
+    drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(place))
+    return drawn.to(output.device, output.dtype)
+
+
+def compare(packed: Observed, padded: Observed, lengths: Sequence[int]) -> Seen:
+    """How far a packed pass is from a padded one.
+
+    Args:
+        packed: its gradients are of one row, [1, T, channels].
+        padded: its gradients are of a row for each sample, [n, L, channels].
+        lengths: tokens of each sample, by which they are told apart: not what the packed pass was given.
+    """
+    foreign, own, theirs, end = 0.0, [], [], 0
+    for place, length in enumerate(lengths):
+        begin, end = end, end + length
+        gradient = packed.gradients[place][0]
+        foreign = _larger((foreign, _largest((gradient[:begin], gradient[end:]))))
+        own.append(gradient[begin:end])
+        theirs.append(padded.gradients[place][place, :length])
+    of_parameters = float((packed.of_parameters - padded.of_parameters).norm() / padded.of_parameters.norm())
+    return Seen(
+        foreign, _difference(packed.outputs, padded.outputs), _larger((_difference(own, theirs), of_parameters))
+    )
+
+
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Largest difference over samples, of the largest value expected."""
+    differences = [a.double() - b.double() for a, b in zip(found, expected, strict=True)]
+    return _largest(differences) / (_largest(expected) or 1.0)
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """Largest magnitude in tensors, some of which may be empty."""
+    return _larger([float(tensor.abs().max()) for tensor in tensors if tensor.numel()])
+
+
+def _larger(values: Sequence[float]) -> float:
+    """The largest, or what is no number if one is none: `max` would depend on their order."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and as it was afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,177 @@
+"""Attention over a packed row: every token sees the tokens of its own sample, and no other.
+
+Registered with transformers' attention interface under a name of ours, without a mask function, so that transformers
+builds no mask. Boundaries come as a keyword argument through the model's forward pass; nothing is told from position
+ids. Where a kernel takes boundaries (`variable_length.py`), it gets the row as it is. Elsewhere
+`torch.nn.functional.scaled_dot_product_attention` gets the real tokens in one of two arrangements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dynbench.errors import UsageError
+from dynbench.kernels.packed_rows import Arrangement, Boundaries
+from dynbench.kernels.variable_length import variable_length_kernel
+
+ATTENTION = "dynbench_packed"
+"""Its name in transformers' attention interface."""
+CALL = 500_000
+"""What a further call costs, forward and backward, in units of one query, one key and one channel; on a CPU core."""
+COPY = 60
+"""What it costs to lay out a token's channel and to take it back, in the same units."""
+
+
+def register() -> None:
+    """Make the function known to transformers; a second time changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    boundaries: Boundaries | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer.
+
+    Args:
+        module: the attention layer, which says whether it is causal.
+        query: [1, heads, T, channels].
+        key: [1, key heads, T, channels]; query heads are a multiple of these.
+        value: as `key`.
+        attention_mask: None: no mask function is registered, and a packed row has no padding.
+        dropout: probability of dropping an attention weight.
+        scaling: of the scores; None is 1 / sqrt(channels).
+        is_causal: whether tokens see earlier ones only; None is what the module says.
+        sliding_window: tokens see others closer than this only, on both sides where they are not causal; None for any.
+        boundaries: where the samples are.
+
+    Returns:
+        [1, T, heads, channels], and no weights.
+
+    Raises:
+        UsageError: no boundaries came.
+    """
+    if boundaries is None:
+        raise UsageError(
+            f"{type(module).__name__}: the boundaries of the packed row did not get to this layer",
+            "Call the model that use_packed_rows prepared, not its parts; and take transformers 5.23 or later.",
+        )
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    attended = attend(
+        query.transpose(1, 2)[0],
+        key.transpose(1, 2)[0],
+        value.transpose(1, 2)[0],
+        boundaries,
+        causal=causal,
+        window=sliding_window,
+        scale=scaling,
+        dropout=dropout,
+    )
+    return attended[None], None
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Boundaries,
+    *,
+    causal: bool,
+    window: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of every sample to itself, [T, heads, channels]; states are [T, (key) heads, channels]."""
+    if window is not None and window >= boundaries.longest:
+        window = None
+    kernel = variable_length_kernel(query, dropout)
+    if kernel is not None:
+        return kernel(query, key, value, boundaries, causal=causal, window=window, scale=scale, dropout=dropout)
+    width = query.shape[1] * query.shape[2]
+    arranged = boundaries.arrangement or cheaper_arrangement(boundaries, width)
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    arrange = _by_length if arranged == "by_length" else _repadded
+    return arrange((query, key, value), boundaries, causal, window, options)
+
+
+def cheaper_arrangement(boundaries: Boundaries, width: int) -> Arrangement:
+    """By length a CPU core computes the fewest scores, re-padded it is called once: whichever takes less by `CALL`.
+
+    Other devices compute scores much faster than they are called, and re-pad unless that more than doubles the tokens.
+
+    Args:
+        boundaries: where the samples are.
+        width: channels over all heads.
+    """
+    samples, longest = len(boundaries.lengths), boundaries.longest
+    if boundaries.device.type != "cpu":
+        return "repadded" if samples * longest <= 2 * boundaries.tokens else "by_length"
+    by_length = CALL * len(boundaries.runs) + width * sum(length * length for length in boundaries.lengths)
+    repadded = CALL + width * samples * longest * (longest + COPY)
+    return "by_length" if by_length <= repadded else "repadded"
+
+
+def _by_length(
+    states: Sequence[Tensor], boundaries: Boundaries, causal: bool, window: int | None, options: dict[str, Any]
+) -> Tensor:
+    """A call for each run of equal lengths, whose states are looked at where they are; nothing is padded."""
+    sizes = [count * length for count, length in boundaries.runs]
+    parts = []
+    for (count, length), *pieces in zip(boundaries.runs, *(torch.split(each, sizes) for each in states), strict=True):
+        band = None if window is None or window >= length else _band(length, causal, window, boundaries.device)
+        rows = [piece.view(count, length, *piece.shape[1:]) for piece in pieces]
+        parts.append(_scaled_dot_product(rows, band, causal, options))
+    return torch.cat(parts)
+
+
+def _repadded(
+    states: Sequence[Tensor], boundaries: Boundaries, causal: bool, window: int | None, options: dict[str, Any]
+) -> Tensor:
+    """One call, samples padded to the longest; what pads is laid out behind a sample, so causal tokens never see it."""
+    samples, longest = len(boundaries.lengths), boundaries.longest
+
+    def laid_out(each: Tensor) -> Tensor:
+        empty = each.new_zeros(samples * longest, *each.shape[1:])
+        return empty.index_copy(0, boundaries.slots, each).view(samples, longest, *each.shape[1:])
+
+    mask = None
+    if not causal or window is not None:
+        mask = boundaries.valid[:, None, None, :]
+        if window is not None:
+            # What pads sees itself at least: a softmax over nothing is not a number, and spreads backward.
+            itself = torch.eye(longest, dtype=torch.bool, device=boundaries.device)
+            mask = (mask & _band(longest, causal, window, boundaries.device)) | itself
+    rows = [laid_out(each) for each in states]
+    return _scaled_dot_product(rows, mask, causal, options).index_select(0, boundaries.slots)
+
+
+def _scaled_dot_product(rows: Sequence[Tensor], mask: Tensor | None, causal: bool, options: dict[str, Any]) -> Tensor:
+    """What torch gives for query, key and value of shape [n, L, (key) heads, channels], as [n * L, heads, channels]."""
+    query, key, value = (each.transpose(1, 2) for each in rows)
+    is_causal = causal and mask is None
+    done = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, **options)
+    return done.transpose(1, 2).flatten(0, 1)
+
+
+def _band(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
+    """Which tokens of a sample are closer than the window, and not later where they are causal, bool [L, L]."""
+    places = torch.arange(length, device=device)
+    ahead = places[:, None] - places
+    near = ahead.abs() < window
+    return near & (ahead >= 0) if causal else near

@@ -1,0 +1,171 @@
+"""The models that are known to be right on packed rows, and what is changed in one so that it takes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from dynbench.errors import UsageError
+from dynbench.kernels.packed_attention import ATTENTION, register
+from dynbench.kernels.packed_rows import Boundaries
+
+Model = TypeVar("Model", bound=nn.Module)
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+UNKNOWN_PARTS = ("is_decoder", "add_cross_attention", "chunk_size_feed_forward")
+"""Settings that make of a known architecture another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What differs between the models that are known.
+
+    Args:
+        name: as configurations name it.
+        encoder: part of a classifier whose output the head reads; None of a causal language model.
+        behind_padding: positions are counted from behind the number of the padding's token, as RoBERTa does.
+    """
+
+    name: str
+    encoder: str | None
+    behind_padding: bool = False
+
+    @property
+    def causal(self) -> bool:
+        """Whether it tells every token's next one; else it classifies."""
+        return self.encoder is None
+
+
+KNOWN: dict[str, Architecture] = {
+    "DistilBertForSequenceClassification": Architecture("distilbert", "distilbert.transformer"),
+    "BertForSequenceClassification": Architecture("bert", "bert.encoder"),
+    "RobertaForSequenceClassification": Architecture("roberta", "roberta.encoder", behind_padding=True),
+    "ModernBertForSequenceClassification": Architecture("modernbert", "model"),
+    "GPT2LMHeadModel": Architecture("gpt2", None),
+    "LlamaForCausalLM": Architecture("llama", None),
+}
+"""By the class that transformers makes."""
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """What is known of a model.
+
+    Raises:
+        UsageError: nothing is.
+    """
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if name not in KNOWN:
+        raise UsageError(
+            f"{name} is not among the models that are known to be right on packed rows", f"Take {', '.join(KNOWN)}."
+        )
+    problem = unknown_architecture(config, causal=KNOWN[name].causal)
+    if problem is not None:
+        raise UsageError(f"{name}: {problem}", "Pad its batches.")
+    return KNOWN[name]
+
+
+def unknown_architecture(config: Any, *, causal: bool) -> str | None:
+    """Why the model of a configuration of transformers is not known to be right on packed rows; None where it is.
+
+    Args:
+        config: of transformers.
+        causal: it is to be a causal language model; else a classifier.
+    """
+    fitting = [known.name for known in KNOWN.values() if known.causal is causal]
+    if config.model_type not in fitting:
+        kind = "language models" if causal else "classifiers"
+        return f"of {kind}, packed rows are known to be right for {', '.join(fitting)}, not for {config.model_type}"
+    odd = {key: value for key in UNKNOWN_PARTS if (value := getattr(config, key, None))}
+    return f"packed rows do not know {', '.join(f'{key} {value}' for key, value in odd.items())}" if odd else None
+
+
+def use_packed_rows(model: Model) -> Model:
+    """Make a model take packed rows, and nothing else: `model(input_ids=…, boundaries=…)`.
+
+    Its attention keeps to the boundaries, positions begin anew with every sample, and a classifier's head reads each
+    sample's own token (or the mean over its tokens), so that logits are [n, classes]. Changed in place; its
+    configuration is a copy from then on, which other models do not share.
+
+    Args:
+        model: of transformers, with the head that it is trained with.
+
+    Raises:
+        UsageError: a model that is not known to be right on packed rows.
+    """
+    known, prepared = architecture_of(model), _as_any(model)
+    if prepared.config._attn_implementation == ATTENTION:
+        return model
+    register()
+    _own_configuration(model)
+    prepared.set_attn_implementation(ATTENTION)
+    before = _of_a_row(type(model).__name__, known, prepared.config.pad_token_id)
+    prepared.base_model.register_forward_pre_hook(before, with_kwargs=True)
+    if known.encoder is not None:
+        mean = getattr(prepared.config, "classifier_pooling", "cls") == "mean"
+        model.get_submodule(known.encoder).register_forward_hook(_pooled(mean), with_kwargs=True)
+    return model
+
+
+def _as_any(model: Any) -> Any:
+    """Transformers' models have more than torch's stubs know."""
+    return model
+
+
+def _own_configuration(model: nn.Module) -> None:
+    """Give the parts of a model that share a configuration a copy of it."""
+    shared = model.config
+    own: Any = copy.deepcopy(shared)
+    for part in model.modules():
+        if getattr(part, "config", None) is shared:
+            part.config = own
+
+
+def _of_a_row(name: str, known: Architecture, pad_id: int | None) -> Callable[[nn.Module, Arguments, Keywords], Any]:
+    """Before a forward pass: positions of the row's samples, and no cache, in which they would meet."""
+    first = 0 if pad_id is None or not known.behind_padding else pad_id + 1
+
+    def before(_: nn.Module, arguments: Arguments, keywords: Keywords) -> tuple[Arguments, Keywords]:
+        boundaries = keywords.get("boundaries")
+        if not isinstance(boundaries, Boundaries):
+            raise UsageError(
+                f"{name}: a model for packed rows was called without boundaries",
+                "Make batches with PackedCollator; for padded ones take a model of its own.",
+            )
+        if keywords.get("attention_mask") is not None:
+            raise UsageError(f"{name}: a packed row came with an attention mask", "Leave it out: nothing is padded.")
+        given = next(value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor))
+        if given.shape[:2] != (1, boundaries.tokens):
+            came = " x ".join(map(str, given.shape[:2]))
+            raise UsageError(
+                f"{name}: boundaries of {boundaries.tokens} tokens came with {came} tokens",
+                "Give input_ids of shape [1, tokens] and the boundaries of the same row.",
+            )
+        boundaries = boundaries.to(given.device)
+        more: Keywords = {"boundaries": boundaries, "position_ids": boundaries.positions[None] + first}
+        if known.causal:
+            more["use_cache"] = False
+        return arguments, {**keywords, **more}
+
+    return before
+
+
+def _pooled(mean: bool) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:
+    """After the encoder: of each sample one state, as if it were a row of its own."""
+
+    def after(_: nn.Module, arguments: Arguments, keywords: Keywords, output: Any) -> Any:
+        boundaries: Boundaries = keywords["boundaries"]
+        states = output.last_hidden_state[0]
+        output.last_hidden_state = (_means(states, boundaries) if mean else states[boundaries.starts])[:, None]
+        return output
+
+    return after
+
+
+def _means(states: Tensor, boundaries: Boundaries) -> Tensor:
+    """Mean over the tokens of each sample, [n, channels], of states [T, channels]."""
+    sums = states.new_zeros(len(boundaries.lengths), states.shape[1]).index_add(0, boundaries.sample, states)
+    return sums / boundaries.offsets.diff()[:, None]

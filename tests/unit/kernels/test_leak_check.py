@@ -1,0 +1,191 @@
+"""Models on packed rows give what they give on padded ones; what leaks, or loses something, is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packed import CAUSAL, CHANGES, LENGTHS, WINDOW, row_of, tiny_model, tokens
+from torch import Tensor
+
+from dynbench.errors import LeakFound, UsageError
+from dynbench.kernels import Boundaries, check_packed_rows, packed_attention, use_packed_rows
+from dynbench.kernels.leak_check import TOLERANCE, Seen, compare, observe, packed_pass, padded_pass
+from dynbench.kernels.packed_models import KNOWN
+
+SAMPLES = tokens()
+ROW, BOUNDARIES = row_of(SAMPLES)
+STATES = Callable[..., Sequence[Tensor]]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_packed_is_what_padded_is(name: str) -> None:
+    model = tiny_model(name)
+    found = check_packed_rows(model, SAMPLES[::-1], autocast=torch.bfloat16)
+    assert found["lengths"] == sorted(LENGTHS) and found["precisions"] == ["fp32", "bfloat16"]
+    assert found["foreign_gradient"] == 0 and 0 < found["gradient_difference"] < TOLERANCE
+    assert all(parameter.grad is None for parameter in model.parameters()) and not model.training
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_in_float64_nothing_differs_but_the_last_digits(name: str) -> None:
+    model = tiny_model(name).double()
+    padded = observe(model, padded_pass(model, ROW, BOUNDARIES))
+    use_packed_rows(model)
+    for arrangement in ("by_length", "repadded"):
+        packed = observe(model, packed_pass(model, ROW, replace(BOUNDARIES, arrangement=arrangement)))
+        assert compare(packed, padded, LENGTHS).fault(1e-12) is None
+
+
+def all_states(model: Any, row: Tensor = ROW, **given: Any) -> Sequence[Tensor]:
+    return model.base_model(input_ids=row, **given).last_hidden_state[0].split(list(LENGTHS))
+
+
+def padded_states(model: Any) -> Sequence[Tensor]:
+    tokens = torch.zeros(BOUNDARIES.valid.shape, dtype=torch.long)
+    tokens[BOUNDARIES.valid] = ROW[0]
+    first = 2 if model.config.model_type == "roberta" else 0
+    places = torch.arange(max(LENGTHS)).expand(tokens.shape) + first
+    found = model.base_model(input_ids=tokens, attention_mask=BOUNDARIES.valid.long(), position_ids=places)
+    return [states[:length] for states, length in zip(found.last_hidden_state, LENGTHS, strict=True)]
+
+
+def judged(model: Any, packed: Callable[[Any], Sequence[Tensor]]) -> Seen:
+    padded = observe(model, lambda: padded_states(model))
+    return compare(observe(model, lambda: packed(model)), padded, LENGTHS)
+
+
+def naive(model: Any, **more: Any) -> Sequence[Tensor]:
+    """What is often taken for packing: position ids that begin anew."""
+    first = 2 if model.config.model_type == "roberta" else 0
+    return all_states(model, position_ids=BOUNDARIES.positions[None] + first, **more)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", [name for name in CHANGES if "mean" not in name])
+def test_position_ids_alone_leak(name: str, attention: str) -> None:
+    seen = judged(tiny_model(name, attention), naive)
+    assert seen.foreign_gradient > 0 and seen.output_difference > 1e-3
+    assert "another sample's embeddings" in str(seen.fault())
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_without_a_cache_and_without_a_mask_transformers_sees_the_samples_of_a_causal_model(name: str) -> None:
+    model = tiny_model(name)
+    assert judged(model, lambda model: naive(model, use_cache=False)).fault() is None
+    ones = torch.ones_like(ROW)
+    assert judged(model, lambda model: naive(model, use_cache=False, attention_mask=ones)).foreign_gradient > 0
+
+
+def test_a_boolean_block_mask_is_right_under_sdpa_and_wrong_under_eager() -> None:
+    blocks = (BOUNDARIES.sample[:, None] == BOUNDARIES.sample)[None, None]
+    added = torch.zeros(blocks.shape).masked_fill(~blocks, torch.finfo(torch.float32).min)
+
+    def masked(model: Any, mask: Tensor) -> Sequence[Tensor]:
+        return naive(model, attention_mask=mask)
+
+    for attention, mask, right in (("sdpa", blocks, True), ("eager", added, True), ("eager", blocks, False)):
+        seen = judged(tiny_model("distilbert", attention), lambda model, mask=mask: masked(model, mask))
+        assert (seen.fault() is None) is right, (attention, mask.dtype)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_boundary_off_by_one_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In attention alone: positions and the head's tokens are right."""
+    attend = packed_attention.attend
+
+    def shifted(*given: Any, **options: Any) -> Tensor:
+        *states, boundaries = given
+        *before, last, longest = boundaries.lengths
+        wrong = Boundaries((*before, last + 1, longest - 1), arrangement=boundaries.arrangement)
+        return attend(*states, wrong, **options)
+
+    monkeypatch.setattr(packed_attention, "attend", shifted)
+    with pytest.raises(LeakFound, match=r"packed row of \[1, 3, 3, 5, 9, 12\] tokens in fp32: the gradient"):
+        check_packed_rows(tiny_model(name), SAMPLES)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name not in CAUSAL and "mean" not in name])
+def test_a_head_that_reads_the_token_beside_its_own_is_found(name: str) -> None:
+    model = tiny_model(name)
+    padded = observe(model, padded_pass(model, ROW, BOUNDARIES))
+    use_packed_rows(model)
+    wrong = Boundaries((2, 2, *LENGTHS[2:]))
+    assert compare(observe(model, packed_pass(model, ROW, wrong)), padded, LENGTHS).fault() is not None
+
+
+@pytest.mark.parametrize("name", ["modernbert, first token", "modernbert, mean"])
+def test_a_window_that_is_not_kept_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(LENGTHS) > WINDOW
+    attend = packed_attention.attend
+    monkeypatch.setattr(packed_attention, "attend", lambda *given, window, **more: attend(*given, window=None, **more))
+    with pytest.raises(LeakFound, match="differ from those of padded samples"):
+        check_packed_rows(tiny_model(name), SAMPLES)
+
+
+def test_what_is_no_number_is_a_fault() -> None:
+    worst = Seen(0.0, float("nan"), 0.0).worst(Seen(0.0, 1.0, 0.0))
+    assert "outputs differ" in str(worst.fault()) and Seen(float("nan")).fault() is not None
+    assert Seen(0.0, 1e-6, 1e-6).fault() is None and "gradients" in str(Seen(0.0, 0.0, 2e-5).fault())
+
+
+def test_dropout_is_off_in_the_check_and_on_in_training() -> None:
+    model = tiny_model("distilbert", attention_dropout=0.5, dropout=0.5).train()
+    check_packed_rows(model, SAMPLES)
+    assert model.training
+    once, again = (model(input_ids=ROW, boundaries=BOUNDARIES).logits for _ in range(2))
+    assert once.shape == (len(SAMPLES), 3) and not torch.equal(once, again)
+
+
+def test_attention_drops_weights_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    attend = packed_attention.attend
+    monkeypatch.setattr(
+        packed_attention, "attend", lambda *given, **more: asked.append(more["dropout"]) or attend(*given, **more)
+    )
+    model = use_packed_rows(tiny_model("bert", attention_probs_dropout_prob=0.3))
+    for training in (True, False):
+        model.train(training)(input_ids=ROW, boundaries=BOUNDARIES)
+    assert asked == [0.3, 0.3, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_prepared_model_takes_packed_rows_only(name: str) -> None:
+    model = use_packed_rows(tiny_model(name))
+    with pytest.raises(UsageError, match="without boundaries"):
+        model(input_ids=ROW)
+    with pytest.raises(UsageError, match="attention mask"):
+        model(input_ids=ROW, boundaries=BOUNDARIES, attention_mask=torch.ones_like(ROW))
+    with pytest.raises(UsageError, match="boundaries of 33 tokens came with"):
+        model(input_ids=ROW[:, :-1], boundaries=BOUNDARIES)
+
+
+def test_it_is_prepared_once_and_shares_its_configuration_with_no_other() -> None:
+    config = transformers.AutoConfig.for_model("distilbert", dim=16, hidden_dim=32, n_layers=1, n_heads=2)
+    make = transformers.DistilBertForSequenceClassification
+    model, other = make(config), make(config)
+    before = config._attn_implementation
+    hooks = [len(use_packed_rows(model).base_model._forward_pre_hooks) for _ in range(2)]
+    assert hooks == [1, 1] and other.config._attn_implementation == before != model.config._attn_implementation
+    assert other(input_ids=torch.tensor([[3, 4]])).logits.shape == (1, 2)
+    assert "_attn_implementation" not in str(model.config.to_dict())
+
+
+def test_other_models_are_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="AlbertForSequenceClassification is not among") as caught:
+        use_packed_rows(transformers.AlbertForSequenceClassification(transformers.AlbertConfig(
+            vocab_size=300, hidden_size=16, embedding_size=8, num_attention_heads=2, intermediate_size=32
+        )))  # fmt: skip
+    assert all(name in caught.value.hint for name in KNOWN)
+    with pytest.raises(UsageError, match="is_decoder True"):
+        use_packed_rows(tiny_model("bert", is_decoder=True))
+
+
+def test_a_layer_that_boundaries_do_not_get_to_is_no_guess() -> None:
+    model = use_packed_rows(tiny_model("distilbert"))
+    with pytest.raises(UsageError, match="DistilBertSelfAttention: the boundaries of the packed row did not get"):
+        model.distilbert.transformer.layer[0](torch.zeros(1, 4, 16))

@@ -1,0 +1,114 @@
+"""Attention over a packed row against softmax by hand, sample by sample, in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import get_args
+
+import pytest
+import torch
+from packed import LENGTHS
+from torch import Tensor
+
+from dynbench.kernels import Boundaries, packed_attention, variable_length
+from dynbench.kernels.packed_attention import CALL, COPY, attend, cheaper_arrangement
+from dynbench.kernels.packed_rows import Arrangement
+from dynbench.kernels.variable_length import sides
+
+HEADS, CHANNELS = 4, 8
+ARRANGEMENTS = get_args(Arrangement)
+ORDERS = {"ascending": LENGTHS, "as they come": (5, 3, 12, 1, 3, 9)}
+
+
+def states(length: int, key_heads: int = HEADS) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    heads = (HEADS, key_heads, key_heads)
+    return tuple(torch.randn(length, n, CHANNELS, dtype=torch.float64).requires_grad_() for n in heads)
+
+
+def by_hand(given: tuple[Tensor, ...], lengths: tuple[int, ...], causal: bool, window: int | None) -> Tensor:
+    """Every sample's softmax over its own tokens, written out."""
+    results = []
+    for query, key, value in zip(*(each.split(lengths) for each in given), strict=True):
+        more = HEADS // key.shape[1]
+        key, value = (each.repeat_interleave(more, 1) for each in (key, value))
+        scores = torch.einsum("ihd,jhd->hij", query, key) / math.sqrt(CHANNELS)
+        for i, j in itertools.product(range(len(query)), repeat=2):
+            if (causal and j > i) or (window is not None and abs(i - j) >= window):
+                scores[:, i, j] = -torch.inf
+        results.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), value))
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("window", [None, 4, 12])
+@pytest.mark.parametrize("causal", [False, True])
+def test_outputs_and_gradients_are_those_of_each_sample_alone(
+    causal: bool, window: int | None, key_heads: int, arrangement: Arrangement, order: str
+) -> None:
+    boundaries = Boundaries(ORDERS[order], arrangement=arrangement)
+    given = states(boundaries.tokens, key_heads)
+    expected = by_hand(given, boundaries.lengths, causal, window)
+    found = attend(*given, boundaries, causal=causal, window=window)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn(expected.shape, dtype=torch.float64)
+    gradients = (torch.autograd.grad(each, given, upstream) for each in (found, expected))
+    for packed, alone in zip(*gradients, strict=True):
+        torch.testing.assert_close(packed, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_dropped_weights_are_of_the_own_sample_and_the_others_are_scaled_up(arrangement: Arrangement) -> None:
+    boundaries = Boundaries((3, 5, 40), arrangement=arrangement)
+    even = torch.zeros(boundaries.tokens, 1, boundaries.tokens)
+    value = torch.eye(boundaries.tokens)[:, None]
+    weights = attend(even, even, value, boundaries, causal=False, dropout=0.25)[:, 0]
+    own = boundaries.sample[:, None] == boundaries.sample
+    assert not weights[~own].any()
+    lengths = torch.tensor(boundaries.lengths)[boundaries.sample]
+    kept = weights * lengths[:, None] * 0.75
+    assert torch.all((kept.abs() < 1e-5) | ((kept - 1).abs() < 1e-5))
+    assert 0.6 < float(kept[own].mean()) < 0.9
+
+
+def test_the_cheaper_arrangement_is_the_one_that_the_rule_says() -> None:
+    width = 256
+    alike, few, many = Boundaries((60,) * 8), Boundaries((10, 200, 200)), Boundaries(tuple(range(1, 17)))
+    assert cheaper_arrangement(alike, width) == "by_length"
+    assert cheaper_arrangement(few, width) == "by_length"
+    assert cheaper_arrangement(many, width) == "repadded"
+    extra = width * (16 * 16 * (16 + COPY) - sum(length**2 for length in many.lengths))
+    assert extra < 15 * CALL
+    meta = torch.device("meta")
+    assert cheaper_arrangement(Boundaries((100, 200, 200), meta), width) == "repadded"
+    assert cheaper_arrangement(Boundaries((1, 1, 200), meta), width) == "by_length"
+
+
+def test_it_is_taken_where_nothing_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ARRANGEMENTS:
+        arrange = getattr(packed_attention, f"_{name}")
+        monkeypatch.setattr(
+            packed_attention,
+            f"_{name}",
+            lambda *given, name=name, arrange=arrange: called.append(name) or arrange(*given),
+        )
+    for lengths in ((3, 3), tuple(range(1, 17))):
+        boundaries = Boundaries(lengths)
+        attend(*states(boundaries.tokens), boundaries, causal=False)
+    assert called == ["by_length", "repadded"]
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "expected"),
+    [(False, None, (-1, -1)), (True, None, (-1, 0)), (False, 5, (4, 4)), (True, 5, (4, 0))],
+)
+def test_what_kernels_with_boundaries_are_told(causal: bool, window: int | None, expected: tuple[int, int]) -> None:
+    assert sides(causal, window) == expected
+
+
+def test_on_a_cpu_there_is_no_kernel_with_boundaries() -> None:
+    assert variable_length.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
