@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from dynbench.errors import UsageError
-from dynbench.plugins import POLICIES
+from dynbench.plugins.policies import Layout, named_plan
+from dynbench.schedule.asked import asked_capacity, cost_model, known_policies, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.planner import Planner
@@ -45,13 +45,17 @@ class PlannedBatchSampler(Sampler[list[int]]):
         world_size: ranks (G).
         rank: this rank.
         global_batch: samples per step over all ranks (B).
-        policy: a policy of `dynbench solve --list` that trains with a fixed global batch.
+        policy: a policy of `dynbench solve --list` that trains with a fixed global batch; `packed` is partition under
+            the layout of that name.
         cost: a cost model, or the name of one; `measured` has coefficients, so it is given as a model.
-        capacity: largest batch per rank: one number, one per rank, or a `Capacity`; None for no limit.
+        capacity: largest batch per rank: one number, one per rank, or a `Capacity`; None for no limit. Of packed rows
+            it counts tokens: numbers, or a `PackedCapacity`.
         seed: data order; the same on every rank.
         window: global batches planned together (W).
         buffer: for `prefix`, samples held per rank (K).
         speeds: relative speed of each rank, shape [G]; None for equal ranks.
+        layout: `padded`, or `packed`: a batch is to be run as one row of real tokens, whose samples attend to
+            themselves alone, and is planned by its real tokens.
 
     Raises:
         UsageError: settings that cannot work together or at all, or lengths that are not positive whole numbers.
@@ -71,25 +75,28 @@ class PlannedBatchSampler(Sampler[list[int]]):
         window: int = 1,
         buffer: int | None = None,
         speeds: Sequence[float] | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        world_size = _whole("world_size", world_size, 1)
-        rank = _whole("rank", rank, 0, world_size - 1)
+        world_size = whole("world_size", world_size, 1)
+        rank = whole("rank", rank, 0, world_size - 1)
+        policy, layout = named_plan(policy, layout)
         check_trainable(policy)
         if not policy_class(policy).fixed_batch:
             raise UsageError(
                 f"policy: {policy!r} varies the global batch, so a batch does not tell its weight",
-                f"Use one of {', '.join(_policies())}.",
+                f"Use one of {', '.join(known_policies())}.",
             )
         problem = Problem(
-            lengths=_whole_numbers(lengths),
+            lengths=whole_lengths(lengths),
             workers=world_size,
-            global_batch=_whole("global_batch", global_batch, 1),
-            cost=_cost(cost),
-            capacity=_capacity(capacity, policy),
+            global_batch=whole("global_batch", global_batch, 1),
+            cost=cost_model(cost),
+            capacity=asked_capacity(capacity, policy, layout),
             speeds=None if speeds is None else np.asarray(speeds, dtype=np.float64),
-            seed=_whole("seed", seed, 0),
-            window=_whole("window", window, 1),
-            buffer=None if buffer is None else _whole("buffer", buffer, 1),
+            seed=whole("seed", seed, 0),
+            window=whole("window", window, 1),
+            buffer=None if buffer is None else whole("buffer", buffer, 1),
+            layout=layout,
         )
         self._planner = Planner(policy, problem)
         self._problem, self._rank, self._policy = problem, rank, policy
@@ -118,7 +125,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         Raises:
             UsageError: negative.
         """
-        epoch = _whole("epoch", epoch, 0)
+        epoch = whole("epoch", epoch, 0)
         if epoch != self._epoch:
             self._epoch, self._done, self._resume_at = epoch, 0, 0
 
@@ -139,7 +146,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         """
         if targets is not None:
             return self.target_weights([targets], group)[0]
-        count = _whole("weight: samples", _samples(batch), 1, self._problem.global_batch)
+        count = whole("weight: samples", _samples(batch), 1, self._problem.global_batch)
         return count * self._problem.workers / self._problem.global_batch
 
     def target_weights(self, targets: Sequence[int], group: dist.ProcessGroup | None = None) -> list[float]:
@@ -155,7 +162,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         Raises:
             UsageError: counts that are no whole numbers, none on any rank, or ranks that cannot be asked.
         """
-        counts = [_whole("targets", count, 0) for count in targets]
+        counts = [whole("targets", count, 0) for count in targets]
         total = _sum_over_ranks(sum(counts), self._problem.workers, group)
         if total == 0:
             raise UsageError("targets: 0 on all ranks", "A mean over no target is not a number: skip this step.")
@@ -171,7 +178,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         Raises:
             UsageError: `done` is negative or more than the epoch has.
         """
-        done = self._done if done is None else _whole("done", done, 0, self._steps)
+        done = self._done if done is None else whole("done", done, 0, self._steps)
         ended, done = divmod(done, self._steps)
         position = {"epoch": self._epoch + ended, "done": done}
         return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position}
@@ -191,8 +198,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
                 "the sampler's state is of other lengths, ranks, batch, policy or seed",
                 "Resume with the settings of the first run.",
             )
-        epoch = _whole("state['epoch']", state.get("epoch"), 0)
-        done = _whole("state['done']", state.get("done"), 0, self._steps)
+        epoch = whole("state['epoch']", state.get("epoch"), 0)
+        done = whole("state['done']", state.get("done"), 0, self._steps)
         self._epoch, self._done, self._resume_at = epoch, done, done
 
     def _fingerprint(self) -> str:
@@ -209,59 +216,9 @@ class PlannedBatchSampler(Sampler[list[int]]):
             problem.seed,
             problem.window,
             problem.buffer,
+            *(["packed"] if problem.packed else []),  # states of padded batches stay what they were
         )
         return hashlib.sha256(repr(settings).encode() + problem.lengths.tobytes()).hexdigest()[:16]
-
-
-def _whole_numbers(lengths: ArrayLike) -> np.ndarray:
-    values = np.asarray(lengths)
-    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise UsageError(
-            f"lengths: shape {values.shape} of {values.dtype}", "Give one whole number of tokens per sample."
-        )
-    return values.astype(np.int64)
-
-
-def _whole(name: str, given: object, least: int, most: int | None = None) -> int:
-    """A number of any integer type within its limits."""
-    try:
-        number = index(given)  # type: ignore[arg-type]  # what is no integer raises
-    except TypeError:
-        number = least - 1
-    if number < least or (most is not None and number > most):
-        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name}: {given!r}", f"Give a whole number {allowed}.")
-    return number
-
-
-def _policies(capped: bool = False) -> list[str]:
-    """Policies that a sampler takes; those that keep to capacities, if asked."""
-    names = [name for name, entry in POLICIES.items() if entry.in_train and (entry.capped or not capped)]
-    return [name for name in names if policy_class(name).fixed_batch]
-
-
-def _cost(given: CostModel | CostType) -> CostModel:
-    if given == "measured":
-        raise UsageError(
-            "cost: 'measured' says no coefficients",
-            "Give CostModel('measured', alpha=…, beta=…, gamma=…); dynbench probe fits them.",
-        )
-    return given if isinstance(given, CostModel) else CostModel(given)
-
-
-def _capacity(given: Capacity | int | Sequence[int] | None, policy: str) -> Capacity:
-    if given is None or isinstance(given, Capacity):
-        capacity = given or Capacity()
-    elif isinstance(given, Sequence | np.ndarray):
-        capacity = Capacity.per_rank([_whole(f"capacity[{rank}]", most, 1) for rank, most in enumerate(given)])
-    else:
-        capacity = Capacity.uniform(_whole("capacity", given, 1))
-    if not capacity.unlimited and not POLICIES[policy].capped:
-        raise UsageError(
-            f"capacity: policy {policy!r} obeys no capacities",
-            f"Leave capacity out, or use one of {', '.join(_policies(capped=True))}.",
-        )
-    return capacity
 
 
 def _samples(batch: Any) -> object:

@@ -22,8 +22,8 @@ def judge_plan(
 ) -> None:
     """Check the rules that every plan keeps.
 
-    One share per worker, none empty; `global_batch` samples in all; every micro-batch within its rank's capacity
-    (packed plans have none); and, given `expected_ids`, exactly these samples, each as often as there.
+    One share per worker, none empty; `global_batch` samples in all; every micro-batch within its rank's capacity, in
+    samples or, of packed rows, in tokens; and, given `expected_ids`, exactly these samples, each as often as there.
 
     Args:
         plan: what to check.
@@ -48,13 +48,15 @@ def judge_plan(
         raise PlanError(f"{where}: {len(ids)} samples, not {problem.global_batch}")
     if expected_ids is not None and sorted(ids.tolist()) != sorted(int(i) for i in expected_ids):
         raise PlanError(f"{where}: its samples are not the expected ones, each once")
-    if plan.packed or not capped:
+    if not capped:
         return
     for rank, share in enumerate(plan.shares):
         for part in share:
             longest = int(problem.padded_lengths[part].max())
             limit = problem.capacity.limit(rank, longest)
-            if len(part) > limit:
+            size = int(problem.lengths[part].sum()) if plan.packed else len(part)
+            if size > limit:
                 raise PlanError(
-                    f"{where}: rank {rank} runs {len(part)} samples at length {longest}, its capacity is {limit}"
+                    f"{where}: rank {rank} runs {size} {problem.capacity.unit} at length {longest}, "
+                    f"its capacity is {limit}"
                 )

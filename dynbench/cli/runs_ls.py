@@ -119,7 +119,7 @@ def _row(run: Run, record: RunRecord) -> Row:
         return row
 
     return row | {
-        "policy": config.schedule.policy_name,
+        "policy": config.plan_name,
         "dataset": config.workload.dataset,
         "world_size": known_world_size(config),
         "global_batch": config.train.global_batch,

@@ -54,7 +54,9 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--world-size", "world_sizes", callback=_whole_numbers, metavar="N,N", help="Ranks [4,8,32].")
 @click.option("--batch-per-rank", type=click.IntRange(1), default=8, show_default=True, help="Samples per rank.")
 @click.option("--global-batch", type=click.IntRange(1), help="Samples per step over all ranks, instead.")
-@click.option("--policy", "policies", callback=_names, default="all", metavar="all|NAME,NAME", help="[all]")
+@click.option(
+    "--policy", "policies", callback=_names, default="all", metavar="all|NAME,NAME", help="Of --list, or packed [all]."
+)
 @click.option(
     "--window", "windows", callback=_whole_numbers, metavar="N,N", help="W of policy `window`, which it adds [8]."
 )
@@ -69,6 +71,7 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(
     *(f"workload.{key}" for key in DATASET_KEYS),
+    "workload.layout",
     *(f"schedule.{key}" for key in SCHEDULE_KEYS),
     "train.seed",
     "probe.run",
@@ -175,7 +178,7 @@ def _load(
 
 def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) -> bool:
     """Whether a flag describes the data set to plan, or -c or --set names one and nothing else is named."""
-    if any(key.startswith("workload.") for key in settings.flags):
+    if settings.flags.keys() & {f"workload.{key}" for key in DATASET_KEYS}:
         return True
     return not specs and from_run is None and "dataset" in settings.config(trains=False).workload.model_fields_set
 
@@ -187,6 +190,7 @@ def _unread(
     from dynbench.config.situation import Situation
     from dynbench.config.unread import unread
     from dynbench.plugins import POLICIES
+    from dynbench.plugins.policies import plan_of
 
     built_in = [spec for spec in specs if spec in DATASETS]
     planned = config
@@ -196,7 +200,7 @@ def _unread(
         "solve",
         config,
         planned,
-        policies=tuple(policies or POLICIES),
+        policies=tuple(plan_of(name)[0] for name in policies or POLICIES),
         plans_data=bool(built_in) or _names_data(settings, specs, from_run),
     )
     return unread([situation])
@@ -257,13 +261,19 @@ def _list_policies(settings: Settings) -> None:
     from dynbench.plugins import POLICIES
 
     policies = [
-        {"name": name, "summary": entry.summary, "in_train": entry.in_train, "missing": entry.missing}
+        {
+            "name": name,
+            "summary": entry.summary,
+            "layouts": entry.layouts,
+            "in_train": entry.in_train,
+            "missing": entry.missing,
+        }
         for name, entry in POLICIES.items()
     ]
     if answered(settings, "solve", {"policies": policies}, POLICIES):
         return
     rows = [
-        (name, entry.summary, "train, solve" if entry.in_train else "solve", entry.missing)
+        (name, entry.summary, ", ".join(entry.layouts), "train, solve" if entry.in_train else "solve", entry.missing)
         for name, entry in POLICIES.items()
     ]
-    print_result(("policy", "what it does", "runs in", ""), rows, policies)
+    print_result(("policy", "what it does", "layouts", "runs in", ""), rows, policies)

@@ -17,6 +17,7 @@ from dynbench.experiment.solve_run import Solution
 from dynbench.experiment.trace_sources import asked_config
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
+from dynbench.plugins.policies import plan_of
 from dynbench.runs.provenance import usable_cores
 from dynbench.schedule.traces import Trace
 
@@ -44,7 +45,9 @@ def next_lines(solution: Solution, config: Config, settings: Settings) -> list[s
     probed = _probed(config, settings)
     longest = int(trace.lengths.max())
     most = _positions(trace, config) or longest if probed is None else probed.workload.max_length
-    wanted = changed(config, _data(trace, config, most) | _plan(best) | _ranks(config.launch, best["world_size"]))
+    wanted = changed(
+        config, _data(trace, config, most) | _plan(best, config) | _ranks(config.launch, best["world_size"])
+    )
     if probed is not None:
         wanted = changed(wanted, _as_probed(config, probed))
     words = setting_words("train", wanted, settings.config_path)
@@ -102,10 +105,15 @@ def _as_probed(config: Config, probed: Config) -> dict[str, object]:
     return found
 
 
-def _plan(best: Result) -> dict[str, object]:
+def _plan(best: Result, config: Config) -> dict[str, object]:
+    policy, layout = plan_of(best["policy"])
+    # Capacities count samples under one layout and tokens under the other.
+    unread = {} if layout == config.workload.layout else {"schedule.capacity": None}
     return {
-        "schedule.mode": "dynamic",
-        "schedule.policy": best["policy"],
+        **unread,
+        "workload.layout": layout,
+        "schedule.mode": "static" if policy == "static" else "dynamic",
+        "schedule.policy": policy,
         "schedule.window": best["window"],
         "train.global_batch": best["global_batch"],
     }

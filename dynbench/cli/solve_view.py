@@ -12,6 +12,7 @@ from dynbench.cli.console import stderr
 from dynbench.cli.output import print_line, print_result
 from dynbench.experiment.solve_run import Solution, flat
 from dynbench.plugins import POLICIES
+from dynbench.plugins.policies import TRAINED_LAYOUTS, plan_of
 from dynbench.schedule.solve import LINE_LIMIT_S, Line, Skipped
 from dynbench.schedule.traces import Trace, describe
 from dynbench.units import format_count
@@ -119,7 +120,12 @@ def _is_best(result: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) ->
 
 def _counts(result: Mapping[str, Any]) -> bool:
     spread = result["step_length_spread"]
-    return POLICIES[result["policy"]].in_train and (spread is None or spread <= SPREAD_LIMIT)
+    return _trains(result) and (spread is None or spread <= SPREAD_LIMIT)
+
+
+def _trains(result: Mapping[str, Any]) -> bool:
+    policy, layout = plan_of(result["policy"])
+    return POLICIES[policy].in_train and layout in TRAINED_LAYOUTS
 
 
 def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -179,7 +185,7 @@ def _window(result: Mapping[str, Any]) -> str:
 
 def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = ["* most given back among policies that train and leave the batches random; costs are per step"]
-    if any(not _counts(r) and POLICIES[r["policy"]].in_train for r in results):
+    if any(not _counts(r) and _trains(r) for r in results):
         notes.append(
             f"spread above {SPREAD_LIMIT:g}: whole steps are sorted by length, so training itself changes "
             "(1 is random batches)"

@@ -73,8 +73,12 @@ def _splitting_pays(s: Situation) -> bool:
         return True
     capped = s.config.schedule.capacity is not None or s.probes
     reasons = {"capacity"} if capped else set()
-    reasons |= {"cost"} if s.cost_is_measured else set()
+    reasons |= {"cost"} if s.cost_is_measured and _pads(s) else set()
     return any(reasons & set(policy.auto_splits) for policy in s.planned)
+
+
+def _pads(s: Situation) -> bool:
+    return s.config.workload.layout == "padded"
 
 
 def _ranks_are_launched_here(s: Situation) -> bool:
@@ -132,7 +136,8 @@ _COMMON: dict[str, Effect] = {
         "workload '{workload}' on dataset '{dataset}' joins no texts, as one without classes does (workload.name)",
     ),
     "workload.subset": Effect("train probe data"),
-    "workload.pad_to_multiple_of": Effect("train probe solve"),
+    "workload.pad_to_multiple_of": Effect("train probe solve", _pads, "packed rows are not padded (workload.layout)"),
+    "workload.layout": Effect("train probe solve"),
     "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),
     "schedule.mode": Effect("train"),
     "schedule.policy": Effect("train"),

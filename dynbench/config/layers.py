@@ -17,7 +17,8 @@ from dynbench.config.schema import Config
 from dynbench.config.typed_text import read_text
 from dynbench.config.yaml_strict import Document, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
-from dynbench.errors import ConfigError
+from dynbench.errors import ConfigError, UsageError
+from dynbench.plugins.policies import Layout, named_plan, plan_of
 
 
 @dataclass
@@ -79,11 +80,12 @@ class Layers:
         Raises:
             ConfigError: every mistake found in any layer.
         """
-        sections = {key: {} if value is None else freeze(value) for key, value in self.values.items()}
+        values = self._spelled_out()
+        sections = {key: {} if value is None else freeze(value) for key, value in values.items()}
         try:
             config = Config.model_validate(sections)
         except ValidationError as error:
-            self.problems.extend(explain(error, self.values, self._where))
+            self.problems.extend(explain(error, values, self._where))
         else:
             if not self.problems:
                 found = check_rules(config, known_world_size(config), trains=trains) if rules else []
@@ -92,6 +94,21 @@ class Layers:
         if self.problems:
             raise ConfigError(self.problems)
         return config
+
+    def _spelled_out(self) -> YamlMapping:
+        """The values, with a policy's name that says a layout too (`packed`) put as the two settings that it means."""
+        schedule, workload = self.values.get("schedule"), self.values.get("workload") or {}
+        name = schedule.get("policy") if isinstance(schedule, dict) else None
+        if not isinstance(name, str) or not isinstance(workload, dict) or plan_of(name)[0] == name:
+            return self.values
+        policy, layout = plan_of(name)
+        try:
+            named_plan(name, cast("Layout | None", workload.get("layout")))
+        except UsageError as error:
+            self.problems.append(f"{self._where('workload.layout')}{error.message}")
+        assert isinstance(schedule, dict)
+        meant: YamlMapping = {"schedule": {**schedule, "policy": policy}, "workload": {**workload, "layout": layout}}
+        return {**self.values, **meant}
 
     def _put(self, dotted: str, value: Value, opening: str) -> None:
         *parents, last = dotted.split(".")

@@ -14,7 +14,7 @@ from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.config.unread import unread
 from dynbench.errors import did_you_mean
-from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, WORKLOADS, options_of
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions, TextFileOptions
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.units import parse_bytes
@@ -153,6 +153,16 @@ def _static_has_no_policy(config: Config) -> Iterator[str]:
         yield f"schedule.policy: {schedule.policy!r} needs schedule.mode dynamic, which is static; set mode to dynamic"
 
 
+def _policy_makes_sense_under_the_layout(config: Config) -> Iterator[str]:
+    policy, layout = config.schedule.policy_name, config.workload.layout
+    if layout not in POLICIES[policy].layouts:
+        known = [name for name, entry in POLICIES.items() if layout in entry.layouts]
+        yield (
+            f"workload.layout: {layout!r} makes no sense under policy {policy!r}; "
+            f"set schedule.policy to {' or '.join(known)}, or the layout to {POLICIES[policy].layouts[0]}"
+        )
+
+
 def _gather_needs_prefix(config: Config) -> Iterator[str]:
     if _exchange(config) == "gather" and config.schedule.policy_name != "prefix":
         yield (
@@ -268,6 +278,7 @@ RULES: tuple[Rule, ...] = (
     _the_model_is_of_the_workloads_kind,
     _subset_holds_a_batch,
     _static_has_no_policy,
+    _policy_makes_sense_under_the_layout,
     _gather_needs_prefix,
     _virtual_ranks_send_nothing,
     _nothing_is_compressed_unsent,

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from dynbench.config.plugin_names import CompressorName, DatasetName, OwnClass, PolicyName, StrategyName, WorkloadName
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
-from dynbench.plugins.policies import WindowOptions
+from dynbench.plugins.policies import Layout, WindowOptions, plan_name
 from dynbench.plugins.registry import with_options
 from dynbench.plugins.section import (
     Auto,
@@ -64,6 +64,10 @@ class Workload(Section):
     """Random subset of this many training samples, drawn with `train.seed`; null takes all."""
     pad_to_multiple_of: PositiveInt | Auto = "auto"
     """Padded lengths are rounded up to a multiple of this many tokens; auto is 8 on GPUs, 1 on CPU."""
+    layout: Layout = "padded"
+    """`padded`: a micro-batch is as wide as its longest sample; `packed`: it is one row of real tokens, its samples
+    kept apart by attention. Policies that only make sense with padding are refused under it; `schedule.policy: packed`
+    is short for partition under it."""
     cache_dir: str | None = None
     """Folder of tokenised data and lengths; null is `$DYNBENCH_CACHE`, else the user's cache folder."""
 
@@ -124,8 +128,8 @@ class Schedule(Section):
     """Micro-batches per rank and step; auto lets the plan decide (one, more where a capacity or the measured cost
     asks for it)."""
     capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
-    """Largest micro-batch in samples: one number, one per worker, or a probe run (id, prefix, name, `@latest`); null
-    takes it from `probe.run`, else there is none."""
+    """Largest micro-batch in samples, of packed rows in tokens: one number, one per worker, or a probe run (id, prefix,
+    name, `@latest`); null takes it from `probe.run`, else there is none."""
     speeds: tuple[PositiveFloat, ...] | Auto | None = None
     """Relative speed of each worker; null takes them from `probe.run`, else as equal; auto estimates them from the
     steps of the run."""
@@ -284,3 +288,8 @@ class Config(Section):
     launch: Launch = Field(default_factory=Launch)
     probe: Probe = Field(default_factory=Probe)
     analysis: Analysis = Field(default_factory=Analysis)
+
+    @property
+    def plan_name(self) -> str:
+        """What its plans are called: the policy, and the layout where that is not padded; `packed` is partition's."""
+        return plan_name(self.schedule.policy_name, self.workload.layout)

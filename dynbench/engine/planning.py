@@ -17,7 +17,7 @@ from dynbench.plugins.policies import StreamOptions
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
-from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
@@ -97,6 +97,7 @@ def build_problem(
         buffer=buffer_size(config, workers),
         micro_batches=schedule.micro_batches,
         settings=schedule,
+        layout=config.workload.layout,
     )
 
 
@@ -160,14 +161,18 @@ def names_a_probe(config: Config) -> bool:
 
 
 def build_capacity(config: Config, workers: int, root: Path | None = None) -> Capacity:
-    """The capacity of `schedule.capacity`: none, one number, one per rank, or a probe run's table."""
+    """The capacity of `schedule.capacity`: none, one number, one per rank, or a probe run's table.
+
+    Numbers are samples per micro-batch, or tokens per packed row.
+    """
     capacity = config.schedule.capacity
+    kind = PackedCapacity if config.workload.layout == "packed" else Capacity
     if capacity is None:
-        return Capacity()
+        return kind()
     if isinstance(capacity, int):
-        return Capacity.uniform(capacity)
+        return kind.uniform(capacity)
     if isinstance(capacity, tuple):
-        return Capacity.per_rank(capacity)
+        return kind.per_rank(capacity)
     probe = load_probe(capacity, "schedule.capacity", root)
     return probe_capacity(probe, workers, config.schedule.micro_batches, ranks_of(config, 0).servers)
 

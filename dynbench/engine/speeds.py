@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dynbench.config.schema import Config
+from dynbench.schedule.evaluate import share_cost
 from dynbench.schedule.plan import FloatArray, Share, StepPlan
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
@@ -77,10 +78,7 @@ class EstimatedSpeeds(StepPlans):
 
     def observe(self, rank: int, share: Share, compute_ms: float) -> None:
         """Keep the rank's pace in this step."""
-        counts = np.array([len(ids) for ids in share])
-        longest = np.array([self._problem.padded_lengths[ids].max() for ids in share])
-        summed = self._problem.cost.cost_padded(counts, longest).sum()
-        cost = float(self._problem.cost.of_rank(summed, len(share)))
+        cost = share_cost(share, self._problem)
         self._paces.setdefault(rank, deque(maxlen=MEMORY * self._every)).append(compute_ms / cost)
 
     def _estimate(self, step: int) -> None:

@@ -136,7 +136,7 @@ def _plan(folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, a
     root, trace = baseline.path.parent, trained_trace(baseline)
     configs = {name: run.config() for name, run in arms.items()}
     planned: list[tuple[str | None, str, Config]] = [
-        (name, config.schedule.policy_name, config) for name, config in configs.items()
+        (name, config.plan_name, config) for name, config in configs.items()
     ]
     first = configs[next(iter(arms))]
     present = {policy for _, policy, _ in planned}
@@ -193,7 +193,7 @@ def _solve(trace: Trace, policy: str, config: Config, workers: int, root: Path) 
 
 def _cost_types(configs: Mapping[str, Config], trace: Trace, workers: int, root: Path) -> Iterator[CostTypeLine]:
     """Every cost type on the baseline's problem; `measured` where an arm has its coefficients."""
-    config = next(iter(configs.values()))
+    config = _padded(next(iter(configs.values())))
     problem = problem_of(config, trace.lengths, workers, root, trace.positions)
     multiple, positions = problem.cost.pad_to_multiple_of, trace.positions
     unmeasured: tuple[CostType, ...] = ("tokens", "tokens_sq", "attention")
@@ -220,7 +220,15 @@ def _steps(config: Config, workers: int) -> int:
 
 def _without_arm(config: Config) -> Config:
     """The baseline's settings for policies that no arm has: one global batch at a time, one micro-batch per rank."""
+    config = _padded(config)
     return changed(config, {"schedule.window": 1, "schedule.micro_batches": 1, "schedule.solver": "exact"})
+
+
+def _padded(config: Config) -> Config:
+    """The settings for padded micro-batches; the capacities of packed rows are left out."""
+    if config.workload.layout == "padded":
+        return config
+    return changed(config, {"workload.layout": "padded", "schedule.capacity": None})
 
 
 def _objects(value: object) -> list[Json]:

@@ -121,7 +121,7 @@ class OfflineRanks:
         return min((table[-1][0] for table in self.probe.tables if table), default=0)
 
     def _knows_capacity(self, world_size: int) -> bool:
-        if self.probe is None or self.config.schedule.capacity is not None:
+        if self.probe is None or self.config.schedule.capacity is not None or self.config.workload.layout == "packed":
             return False
         return len(self.probe.tables) in (1, world_size)
 

@@ -39,7 +39,7 @@ class SolveOptions:
     Args:
         traces: what to plan.
         world_sizes: workers (G), one experiment each.
-        policies: names of the registry, or None for all that can run.
+        policies: names as of `plan_name`, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W).
         batch_per_rank: samples per rank and step; B is G times it.
         global_batch: B itself, in place of `batch_per_rank`.
@@ -151,6 +151,7 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
             buffer=None if stream.buffer == "auto" else stream.buffer,
             micro_batches=schedule.micro_batches,
             settings=schedule,
+            layout=config.workload.layout,
         )
 
     return SolveRequest(

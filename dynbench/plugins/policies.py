@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dynbench.errors import UsageError
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import Auto, PositiveInt, Section
+
+Layout = Literal["padded", "packed"]
+"""Of a micro-batch: as wide as its longest sample, or one row of real tokens, samples kept apart by attention."""
+LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
+_SHORT = "partition"
+"""Whose plans the name of a layout alone means."""
+TRAINED_LAYOUTS: tuple[Layout, ...] = ("padded",)
+"""Those that can train; the others are planned offline only."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +23,8 @@ class PolicyEntry(Entry):
     """A subclass of `dynbench.schedule.policy.Policy`, called with the problem.
 
     Args:
-        in_train: False for reference lines of `solve` that cannot train a padded model.
+        layouts: those that it makes sense under.
+        in_train: False for reference lines of `solve` that cannot train.
         slow_above: world size times global batch above which one plan takes seconds, and `solve --policy all` leaves
             it out.
         capped: it keeps to the capacities, or says that nothing fits; False for baselines that do not know them.
@@ -24,6 +34,7 @@ class PolicyEntry(Entry):
     """
 
     base: ClassVar[str] = "dynbench.schedule.policy:Policy"
+    layouts: tuple[Layout, ...] = ("padded",)
     in_train: bool = True
     slow_above: int | None = None
     capped: bool = True
@@ -66,6 +77,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "static",
             "equal sample counts, as a distributed sampler deals them",
             "dynbench.schedule.static:Static",
+            layouts=LAYOUTS,
             costs=False,
             speeds="never",
             auto_splits=("capacity",),
@@ -74,6 +86,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "partition",
             "the global batch dealt anew, least maximum cost, exact",
             "dynbench.schedule.partition:Partition",
+            layouts=LAYOUTS,
             auto_splits=("capacity", "cost"),
         ),
         PolicyEntry(
@@ -141,11 +154,38 @@ POLICIES: Registry[PolicyEntry] = Registry(
             costs=False,
             speeds="unsplit",
         ),
-        PolicyEntry(
-            "packed",
-            "no padding, balanced rows; a reference line",
-            "dynbench.schedule.peers.packed:Packed",
-            in_train=False,
-        ),
     ),
 )
+
+
+def plan_name(policy: str, layout: Layout) -> str:
+    """What a policy is called under a layout: `packed` is partition's, and padding goes without saying."""
+    if layout == "padded":
+        return policy
+    return layout if policy == _SHORT else f"{policy} {layout}"
+
+
+def plan_of(name: str) -> tuple[str, Layout]:
+    """The policy and the layout that a name of `plan_name` means; a name without a layout means padding."""
+    named: dict[str, tuple[str, Layout]] = {plan_name(policy, "packed"): (policy, "packed") for policy in POLICIES}
+    return named.get(name, (name, "padded"))
+
+
+def named_plan(name: str, layout: Layout | None) -> tuple[str, Layout]:
+    """As `plan_of`, under the layout that was asked for besides, if any.
+
+    Raises:
+        UsageError: the name means another layout.
+    """
+    policy, meant = plan_of(name)
+    allowed = LAYOUTS if policy == name else (meant,)
+    if layout is not None and layout not in allowed:
+        raise UsageError(
+            f"workload.layout: {layout!r} with policy {name!r}; use {' or '.join(allowed)}, or leave the layout out"
+        )
+    return policy, layout or meant
+
+
+def plan_names(layout: Layout) -> tuple[str, ...]:
+    """The names of all policies that make sense under a layout."""
+    return tuple(plan_name(name, layout) for name, entry in POLICIES.items() if layout in entry.layouts)

@@ -18,7 +18,7 @@ def batch_bound(
     *,
     speeds: FloatArray | None = None,
     micro_batches: int = 1,
-    limits: IntArray | None = None,
+    limits: IntArray | FloatArray | None = None,
 ) -> float:
     """No plan of these samples has a smaller maximum of cost over speed.
 
@@ -52,6 +52,34 @@ def batch_bound(
     return max(mean, (alpha + largest) / fastest)
 
 
+def packed_bound(
+    lengths: IntArray,
+    cost: CostModel,
+    workers: int,
+    *,
+    speeds: FloatArray | None = None,
+    micro_batches: int = 1,
+    limits: IntArray | None = None,
+) -> float:
+    """As `batch_bound`, of rows of real tokens; `limits` are tokens.
+
+    Of the k*G + 1 dearest samples some rank holds k + 1 (the pigeonhole principle): with equal ranks the cheapest of
+    these k + 1 bound it too.
+    """
+    shares = None if limits is None else limits / lengths
+    bound = batch_bound(lengths, cost, workers, speeds=speeds, micro_batches=micro_batches, limits=shares)
+    squared = cost.cost_type == "tokens_sq"
+    if len(lengths) <= workers or (squared and micro_batches > 1) or not (speeds is None or np.ptp(speeds) == 0):
+        return bound
+    falling = np.sort(cost.per_sample(lengths))[::-1]
+    before = np.concatenate(([0.0], np.cumsum(falling)))
+    k = np.arange(1, (len(falling) - 1) // workers + 1)
+    crowded = float((before[k * workers + 1] - before[k * (workers - 1)]).max())
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    fastest = 1.0 if speeds is None else float(speeds[0])
+    return max(bound, (crowded**2 if squared else alpha + crowded) / fastest)
+
+
 def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float:
     """Bound for `tokens_sq`: k micro-batches of t tokens together cost at least t²/k, and at least sum(L²)."""
     fastest = float(speed.max())
@@ -67,9 +95,10 @@ def step_bound(plan: StepPlan, problem: Problem) -> float:
     """`batch_bound` of the samples that a plan took, at the micro-batches it uses; a packed plan is not padded."""
     ids = plan.sample_ids()
     lengths = problem.lengths[ids] if plan.packed else problem.padded_lengths[ids]
+    bound = packed_bound if plan.packed else batch_bound
     most = max(len(share) for share in plan.shares)
     limits = None
-    if most > 1 and not plan.packed and not problem.capacity.unlimited:
+    if most > 1 and not problem.capacity.unlimited:
         limits = problem.capacity.limits(problem.workers, lengths).max(axis=0)
     speeds = None if problem.speeds is None else problem.relative_speeds()
-    return batch_bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits)
+    return bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynbench.errors import UsageError
 from dynbench.schedule.plan import IntArray
 
 UNLIMITED = 2**40
-"""Samples; stands for "no limit" without leaving integers."""
+"""Samples or tokens; stands for "no limit" without leaving integers."""
 
+BoolArray = NDArray[np.bool_]
 Step = tuple[int, int]
-"""Up to this padded length (tokens), at most this many samples."""
+"""Up to this padded length (tokens), at most this many samples, of packed rows tokens."""
 
 _NO_LIMIT: tuple[Step, ...] = ((UNLIMITED, UNLIMITED),)
 
@@ -29,28 +32,32 @@ class Capacity:
             named constructors.
     """
 
+    unit: ClassVar[str] = "samples"
+    """What is counted."""
     rows: tuple[tuple[Step, ...], ...] = (_NO_LIMIT,)
 
     @classmethod
-    def uniform(cls, max_batch: int) -> Capacity:
+    def uniform(cls, max_batch: int) -> Self:
         """At most `max_batch` samples on every rank, at any length.
 
         Raises:
             UsageError: less than 1.
         """
-        return cls((_row([(UNLIMITED, max_batch)], "schedule.capacity"),))
+        return cls((_row([(UNLIMITED, max_batch)], "schedule.capacity", cls.unit),))
 
     @classmethod
-    def per_rank(cls, max_batches: Sequence[int]) -> Capacity:
+    def per_rank(cls, max_batches: Sequence[int]) -> Self:
         """At most `max_batches[g]` samples on rank g, at any length.
 
         Raises:
             UsageError: less than 1 somewhere.
         """
-        return cls(tuple(_row([(UNLIMITED, n)], f"schedule.capacity[{g}]") for g, n in enumerate(max_batches)))
+        return cls(
+            tuple(_row([(UNLIMITED, n)], f"schedule.capacity[{g}]", cls.unit) for g, n in enumerate(max_batches))
+        )
 
     @classmethod
-    def table(cls, rows: Sequence[Sequence[tuple[int, int | None]]]) -> Capacity:
+    def table(cls, rows: Sequence[Sequence[tuple[int, int | None]]]) -> Self:
         """Measured limits: per rank, pairs (padded length, max_batch) in any order; one row holds for every rank.
 
         A max_batch of None is a length at which no limit was found. A limit above that of a shorter length is lowered
@@ -60,7 +67,7 @@ class Capacity:
             UsageError: an empty row, a length below 1 or a limit below 1.
         """
         limits = [[(length, UNLIMITED if most is None else most) for length, most in row] for row in rows]
-        return cls(tuple(_row(row, f"schedule.capacity[{g}]") for g, row in enumerate(limits)))
+        return cls(tuple(_row(row, f"schedule.capacity[{g}]", cls.unit) for g, row in enumerate(limits)))
 
     @property
     def unlimited(self) -> bool:
@@ -84,20 +91,24 @@ class Capacity:
         self.check_ranks(workers)
         return len(set(self.rows)) == 1
 
-    def least(self) -> Capacity:
+    def least(self) -> Self:
         """What every rank can hold, as one row for all: at each length the least limit."""
         longest = min(row[-1][0] for row in self.rows)
         lengths = sorted({length for row in self.rows for length, _ in row if length <= longest})
-        return Capacity(
+        return type(self)(
             (tuple((length, min(self.limit(g, length) for g in range(len(self.rows)))) for length in lengths),)
         )
+
+    def hold(self, workers: int, padded_lengths: IntArray) -> BoolArray:
+        """Which rank can hold a single sample of each length, shape [G, n]."""
+        return self.limits(workers, padded_lengths) > 0
 
     def row(self, rank: int) -> tuple[Step, ...]:
         """The steps (length, max_batch) that hold for one rank."""
         return self.rows[0] if len(self.rows) == 1 else self.rows[rank]
 
     def limit(self, rank: int, padded_length: int) -> int:
-        """Largest micro-batch of `rank` at `padded_length` tokens, in samples; 0 where nothing fits."""
+        """Largest micro-batch of `rank` at `padded_length` tokens, in `unit`; 0 where nothing fits."""
         return next((most for length, most in self.row(rank) if padded_length <= length), 0)
 
     def limits_of(self, rank: int, padded_lengths: IntArray) -> IntArray:
@@ -114,7 +125,20 @@ class Capacity:
         return np.stack([self.limits_of(rank, padded_lengths) for rank in range(workers)])
 
 
-def _row(steps: Sequence[Step], where: str) -> tuple[Step, ...]:
+class PackedCapacity(Capacity):
+    """The same in tokens: the most that a packed row may hold, by the length of its longest sample.
+
+    What attention needs grows with the longest sample, everything else with the tokens of the row.
+    """
+
+    unit: ClassVar[str] = "tokens"
+
+    def hold(self, workers: int, padded_lengths: IntArray) -> BoolArray:
+        """As the base: a row of one sample holds its tokens."""
+        return self.limits(workers, padded_lengths) >= padded_lengths
+
+
+def _row(steps: Sequence[Step], where: str, unit: str) -> tuple[Step, ...]:
     """Steps sorted by length, limits made non-increasing."""
     if not steps:
         raise UsageError(f"{where}: no length was found to fit", "Probe again with shorter lengths or more memory.")
@@ -123,7 +147,7 @@ def _row(steps: Sequence[Step], where: str) -> tuple[Step, ...]:
     for length, max_batch in sorted((int(length), int(most)) for length, most in steps):
         if length < 1 or max_batch < 1:
             raise UsageError(
-                f"{where}: {max_batch} samples at length {length}", "Lengths and capacities are at least 1."
+                f"{where}: {max_batch} {unit} at length {length}", "Lengths and capacities are at least 1."
             )
         lowest = min(lowest, max_batch)
         row.append((length, lowest))

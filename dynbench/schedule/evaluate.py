@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynbench.schedule.bounds import step_bound
-from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
+from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan
 from dynbench.schedule.policy import Problem
 
 
@@ -76,14 +76,25 @@ def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
     )
 
 
-def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
+def _share_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
+    """Predicted cost of each share, whoever runs it."""
     if plan.packed:
         costs = problem.cost.cost_packed(parts.tokens, parts.squares)
     else:
         costs = problem.cost.cost_padded(parts.count, parts.longest)
     per_rank = np.diff(parts.first_of_rank, append=len(costs))
-    whole = problem.cost.of_rank(np.add.reduceat(costs, parts.first_of_rank), per_rank)
+    return problem.cost.of_rank(np.add.reduceat(costs, parts.first_of_rank), per_rank)
+
+
+def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
+    whole = _share_costs(plan, problem, parts)
     return whole if problem.speeds is None else whole / problem.relative_speeds()
+
+
+def share_cost(share: Share, problem: Problem) -> float:
+    """Predicted cost of one rank's micro-batches."""
+    plan = StepPlan(0, (share,), packed=problem.packed)
+    return float(_share_costs(plan, problem, _micro_batches(plan, problem))[0])
 
 
 def step_costs(plan: StepPlan, problem: Problem) -> FloatArray:
@@ -101,13 +112,13 @@ def step_facts(plan: StepPlan, problem: Problem) -> StepFacts:
         real_tokens=np.add.reduceat(parts.tokens, parts.first_of_rank),
         local_batches=np.add.reduceat(parts.count, parts.first_of_rank),
         bound=step_bound(plan, problem),
-        capacity_violations=0 if plan.packed else _violations(parts, problem),
+        capacity_violations=_violations(parts.tokens if plan.packed else parts.count, parts, problem),
     )
 
 
-def _violations(parts: _MicroBatches, problem: Problem) -> int:
-    """Micro-batches above capacity."""
+def _violations(sizes: IntArray, parts: _MicroBatches, problem: Problem) -> int:
+    """Micro-batches above capacity; their sizes are in its unit, shape [M]."""
     if problem.capacity.unlimited:
         return 0
     limits = problem.capacity.limits(problem.workers, parts.longest)[parts.rank, np.arange(len(parts.rank))]
-    return int(np.count_nonzero(parts.count > limits))
+    return int(np.count_nonzero(sizes > limits))

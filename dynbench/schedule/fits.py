@@ -34,3 +34,19 @@ def batch_too_large(step: int, global_batch: int, largest: int, may_split: bool 
         f"step {step}: {global_batch} samples do not fit into the ranks' capacities at their lengths",
         f"Of this step's samples {largest} fit, of other steps' maybe fewer: lower the global batch{split}.",
     )
+
+
+def row_too_short(step: int, sample: int, length: int, where: str = "any rank") -> NothingFits:
+    """As `sample_too_long`, of packed rows."""
+    return NothingFits(
+        f"step {step}: sample {sample} of {length} tokens is longer than a packed row of {where} may be",
+        "Lower workload.max_length, or raise schedule.capacity (tokens per row).",
+    )
+
+
+def rows_too_short(step: int, samples: int, tokens: int, rows: int) -> BatchTooLarge:
+    """No way was found to pack samples into so many rows; which of many are tried is a heuristic."""
+    return BatchTooLarge(
+        f"step {step}: {samples} samples of {tokens} tokens do not fit into {rows} packed rows within the capacities",
+        "Lower the global batch, or set schedule.micro_batches=auto.",
+    )

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from dynbench.errors import NothingFits
 from dynbench.schedule import fits
 from dynbench.schedule.micro_batches import MicroBatchPlanner
+from dynbench.schedule.packed import PackedRows
 from dynbench.schedule.partition_search import (
     largest_groups,
     least_maximum,
@@ -27,7 +28,7 @@ class Partition(BatchPolicy):
     Groups of samples that follow each other in sorted length are enough; `partition_search` says why.
 
     Equal ranks: exact in the maximum at any size, in the total up to `partition_total.TABLE_LIMIT`. Unequal ranks:
-    see `partition_unequal`. Several micro-batches per rank: see `micro_batches`.
+    see `partition_unequal`. Several micro-batches per rank: see `micro_batches`. Packed rows: see `packed`.
 
     Raises:
         NothingFits: a step's samples do not fit into the capacities.
@@ -46,8 +47,10 @@ class Partition(BatchPolicy):
 
     def _prepare(self) -> None:
         problem = self.problem
-        self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
-        self._micro = None if problem.micro_batches == 1 else MicroBatchPlanner(problem)
+        packed = problem.packed
+        self._packed = PackedRows(problem) if packed else None
+        self._unequal = None if packed or problem.equal_ranks else UnequalRanks(problem)
+        self._micro = None if packed or problem.micro_batches == 1 else MicroBatchPlanner(problem)
 
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Plans of consecutive global batches, one by one."""
@@ -59,7 +62,9 @@ class Partition(BatchPolicy):
             return
         for step, batch in enumerate(batches, first_step):
             ids, lengths = self._longest_first(batch)
-            if self._micro is not None:
+            if self._packed is not None:
+                self._packed.plan(batch, step)
+            elif self._micro is not None:
                 self._micro.check(ids, lengths, step)
             elif self._unequal is not None:
                 self._unequal.check(ids, lengths, step)
@@ -72,6 +77,8 @@ class Partition(BatchPolicy):
         return ids[order], lengths[order]
 
     def _plan(self, ids: IntArray, step: int) -> StepPlan:
+        if self._packed is not None:
+            return self._packed.plan(ids, step)
         ids, lengths = self._longest_first(ids)
         if self._micro is not None and self._micro.wanted(lengths):
             return StepPlan(step, self._micro.shares(ids, lengths, step))

@@ -27,7 +27,7 @@ class StepPlan:
         step: optimizer step, counted from 0.
         shares: per rank, its micro-batches.
         exact: what is proven about it, within the policy's own choice of samples.
-        packed: micro-batches are packed without padding (a reference line, never trained).
+        packed: micro-batches are rows of real tokens, packed without padding.
     """
 
     step: int

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
+from dynbench.plugins.policies import TRAINED_LAYOUTS, Layout
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
 from dynbench.schedule.problem import Problem as Problem
 from dynbench.schedule.problem import check_micro_batches
@@ -35,6 +36,7 @@ class Policy(ABC):
     """Takes exactly `global_batch` samples in every step."""
 
     def __init__(self, problem: Problem) -> None:
+        check_layout(self.name, problem.layout)
         if problem.micro_batches != 1:
             check_micro_batches(self.name, self.splits, problem)
         self.problem = problem
@@ -124,8 +126,22 @@ def policy_class(name: str) -> type[Policy]:
     return policy
 
 
-def check_trainable(name: str) -> None:
-    """Refuse a policy that cannot train here, before anything is launched.
+def check_layout(name: str, layout: Layout) -> None:
+    """Refuse a layout that a policy makes no sense under.
+
+    Raises:
+        UsageError: with those that do.
+    """
+    if name in POLICIES and layout not in POLICIES[name].layouts:
+        known = " or ".join(entry for entry, found in POLICIES.items() if layout in found.layouts)
+        raise UsageError(
+            f"workload.layout: {layout!r} makes no sense under policy {name!r}",
+            f"Plan with {known}, or leave the layout out.",
+        )
+
+
+def check_trainable(name: str, layout: Layout = "padded") -> None:
+    """Refuse a policy or a layout that cannot train here, before anything is launched.
 
     Raises:
         UsageError: unknown name, a reference line of `solve`, or a package it needs is missing.
@@ -135,6 +151,11 @@ def check_trainable(name: str) -> None:
         raise UsageError(
             f"schedule.policy: {name!r} is a reference line of `dynbench solve` and cannot train",
             "Try partition; dynbench solve --list lists all.",
+        )
+    if layout not in TRAINED_LAYOUTS:
+        raise UsageError(
+            f"workload.layout: {layout!r} is planned by `dynbench solve` and PlannedBatchSampler, not trained here",
+            f"Set it to {' or '.join(TRAINED_LAYOUTS)}.",
         )
     if entry.missing:
         raise UsageError(f"schedule.policy: {name} {entry.missing}", f"pip install {entry.needs}")

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from dynbench.errors import UsageError
-from dynbench.schedule.capacity import Capacity
+from dynbench.plugins.policies import Layout
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.order import DataOrder
 from dynbench.schedule.plan import FloatArray, IntArray
@@ -26,7 +27,7 @@ class Problem:
         workers: ranks that train (G).
         global_batch: samples per step over all ranks (B).
         cost: predicted cost of a micro-batch.
-        capacity: largest micro-batch per worker and length.
+        capacity: largest micro-batch per worker and length; of packed rows a `PackedCapacity`.
         speeds: relative speed of each worker, shape [G]; its time is its cost divided by it.
         seed: data order and tie-breaks.
         order: `shuffle` (a seeded permutation per epoch) or `file`.
@@ -35,10 +36,11 @@ class Problem:
         buffer: for `prefix`: samples held per rank (K).
         micro_batches: micro-batches per rank and step, or auto.
         settings: the `schedule` section, for policies with options of their own (`dynbench.plugins.options_of`).
+        layout: `padded`, or `packed`: a micro-batch is a row of real tokens.
 
     Raises:
         UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
-            match the workers.
+            match the workers, or capacities of the other layout.
     """
 
     lengths: IntArray
@@ -54,6 +56,7 @@ class Problem:
     buffer: int | None = None
     micro_batches: int | Literal["auto"] = 1
     settings: object = None
+    layout: Layout = "padded"
 
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:
@@ -67,16 +70,26 @@ class Problem:
                 f"Every rank needs a sample: use at least {self.workers}.",
             )
         self.capacity.check_ranks(self.workers)
+        if not self.capacity.unlimited and isinstance(self.capacity, PackedCapacity) != self.packed:
+            raise UsageError(
+                f"schedule.capacity: in {self.capacity.unit}, with micro-batches that are {self.layout}",
+                "Padded ones are limited in samples (Capacity), packed rows in tokens (PackedCapacity).",
+            )
         if self.speeds is not None and (len(self.speeds) != self.workers or min(self.speeds) <= 0):
             raise UsageError(
                 f"schedule.speeds: {list(map(float, self.speeds))} for {self.workers} ranks",
                 "Give one positive number per rank.",
             )
 
+    @property
+    def packed(self) -> bool:
+        """Whether a micro-batch is a row of real tokens."""
+        return self.layout == "packed"
+
     @cached_property
     def padded_lengths(self) -> IntArray:
-        """Lengths rounded up to the cost model's `pad_to_multiple_of`, shape [N], tokens."""
-        return self.cost.padded(self.lengths)
+        """Lengths rounded up to the cost model's `pad_to_multiple_of`, shape [N], tokens; packed ones as they are."""
+        return self.lengths if self.packed else self.cost.padded(self.lengths)
 
     @property
     def equal_ranks(self) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError, did_you_mean
-from dynbench.plugins import POLICIES, outside
+from dynbench.plugins import POLICIES, PolicyEntry, outside
+from dynbench.plugins.policies import Layout, plan_name, plan_names, plan_of
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.measure import (
@@ -41,8 +42,9 @@ class SolveRequest:
     Args:
         traces: already cut to `max_length`.
         world_sizes: workers (G), one experiment each.
-        make_problem: the planning problem from lengths, workers and window.
-        policies: names of the registry, or None for all that can run.
+        make_problem: the planning problem from lengths, workers and window. Where its rows are packed, only packed
+            lines are planned.
+        policies: names as of `plan_name`, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W), a line each.
         steps: optimizer steps; None is `DEFAULT_STEPS`, less where a policy is slow, rounded up to whole windows.
         max_length: for the record only, tokens.
@@ -104,11 +106,12 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
         UsageError: an unknown policy, an impossible combination that was asked for by name, or nothing that can run.
         NothingFits: a sample longer than any capacity allows, or, while iterating, a batch that does not fit.
     """
+    known = _plans("padded")
     for name in request.policies or ():
-        if name not in POLICIES:
+        if name not in known:
             raise UsageError(
-                f"--policy: {name!r} is not a policy. {did_you_mean(name, POLICIES)}".rstrip(),
-                f"Known: {', '.join(POLICIES)}; or all{outside.or_your_own()}.",
+                f"--policy: {name!r} is not a policy. {did_you_mean(name, known)}".rstrip(),
+                f"Known: {', '.join(known)}; or all{outside.or_your_own()}.",
             )
     places = [_place(request, trace, size) for trace in request.traces for size in request.world_sizes]
     refusals = [refusal for _, _, refusal in places if refusal is not None]
@@ -116,8 +119,9 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
         raise refusals[0] if refusals else UsageError("nothing to solve", "Name a trace and a world size.")
     for _, problem, refusal in places:
         for name in request.policies or () if refusal is None else ():
-            for window in _windows(request, name):
-                make_policy(name, replace(_as_seen_by(name, problem), window=window))
+            policy, judged = _planned(name, problem)
+            for window in _windows(request, policy):
+                make_policy(policy, replace(_as_seen_by(policy, judged), window=window))
     return _solve_places(request, places)
 
 
@@ -145,10 +149,12 @@ def _solve_places(request: SolveRequest, places: Sequence[_Place]) -> Iterator[L
             continue
         baseline = None  # what all policies are compared with, run even where it is not asked for
         if problem.global_batch % problem.workers == 0:
-            static = make_policy("static", _as_seen_by("static", problem))
-            baseline = run_policy(static, problem, request.steps_per_line, request.line_limit_s)
-        for name in request.policies or tuple(POLICIES):
-            reason = None if request.policies else _too_slow(name, problem) or POLICIES[name].missing
+            padded = _in_layout("padded", problem)
+            static = make_policy("static", _as_seen_by("static", padded))
+            baseline = run_policy(static, padded, request.steps_per_line, request.line_limit_s)
+        for name in request.policies or _plans(problem.layout):
+            entry = POLICIES[plan_of(name)[0]]
+            reason = None if request.policies else _too_slow(entry, problem) or entry.missing
             if reason is not None:
                 yield Skipped(trace.name, problem.workers, name, reason)
             else:
@@ -159,15 +165,16 @@ def _solve_policy(
     request: SolveRequest, trace: Trace, problem: Problem, name: str, baseline: Series | None
 ) -> Iterator[Line | Skipped]:
     """One line, or one per window for a policy that plans several global batches together."""
-    for size in _windows(request, name):
+    planned, problem = _planned(name, problem)
+    for size in _windows(request, planned):
         try:
-            policy = make_policy(name, replace(_as_seen_by(name, problem), window=size))
+            policy = make_policy(planned, replace(_as_seen_by(planned, problem), window=size))
         except UsageError as error:
             yield Skipped(trace.name, problem.workers, name, error.message)
             return
         if isinstance(policy, Prefix):
             policy.warn_of_little_choice()
-        series = baseline if name == "static" else None
+        series = baseline if planned == "static" and not problem.packed else None
         if series is None:
             series = run_policy(policy, problem, request.steps_per_line, request.line_limit_s)
         yield _line(request, trace, problem, policy, series, baseline)
@@ -175,6 +182,22 @@ def _solve_policy(
 
 def _windows(request: SolveRequest, name: str) -> Sequence[int]:
     return request.windows if policy_class(name).level == "window" else (1,)
+
+
+def _plans(layout: Layout) -> tuple[str, ...]:
+    """What is planned where nothing is named: every policy that is padded too, unless rows are to be packed."""
+    return plan_names("packed") if layout == "packed" else (*plan_names("padded"), *plan_names("packed"))
+
+
+def _planned(name: str, problem: Problem) -> tuple[str, Problem]:
+    """The policy that a name means, and the problem in its layout."""
+    policy, layout = plan_of(name)
+    return policy, _in_layout("packed" if problem.packed else layout, problem)
+
+
+def _in_layout(layout: Layout, problem: Problem) -> Problem:
+    """The problem in a layout; capacities, which count samples in one and tokens in the other, do not go along."""
+    return problem if layout == problem.layout else replace(problem, layout=layout, capacity=Capacity())
 
 
 def _as_seen_by(name: str, problem: Problem) -> Problem:
@@ -186,9 +209,9 @@ def _as_seen_by(name: str, problem: Problem) -> Problem:
     return problem if capped or problem.micro_batches == "auto" else replace(problem, capacity=Capacity())
 
 
-def _too_slow(name: str, problem: Problem) -> str | None:
+def _too_slow(entry: PolicyEntry, problem: Problem) -> str | None:
     """Why `all` leaves a policy out at this size."""
-    limit = POLICIES[name].slow_above
+    limit = entry.slow_above
     size = problem.workers * problem.global_batch
     if limit is None or size <= limit:
         return None
@@ -199,10 +222,12 @@ def _check_fits(problem: Problem, trace: Trace) -> None:
     """Refuse capacities that some sample of the trace exceeds on every rank."""
     longest = int(problem.padded_lengths.argmax())
     length = problem.padded_lengths[longest : longest + 1]
-    if not problem.capacity.limits(problem.workers, length).any():
+    if not problem.capacity.hold(problem.workers, length).any():
+        of_rows = problem.capacity.limits(problem.workers, length).max()
+        most = int(of_rows) if problem.packed else max(row[-1][0] for row in problem.capacity.rows)
         raise NothingFits(
-            f"{trace.source}: sample {longest} of {int(length[0])} padded tokens is longer than any rank's capacity "
-            f"allows (at most {max(row[-1][0] for row in problem.capacity.rows)} tokens)",
+            f"{trace.source}: sample {longest} of {int(length[0])} {problem.layout} tokens is longer than any rank's "
+            f"capacity allows (at most {most} tokens)",
             "Cut it with --max-length, or probe capacities at this length.",
         )
 
@@ -231,7 +256,8 @@ def _line(
         "cost_type": problem.cost.cost_type,
         "window": policy_window(policy),
         "micro_batches": problem.micro_batches,
-        "policy": policy.name,
+        "policy": plan_name(policy.name, problem.layout),
+        "layout": problem.layout,
         "solver": problem.solver if isinstance(policy, Prefix) else None,
         "exact": series.exact,
         "mean_max_cost": mean_max,

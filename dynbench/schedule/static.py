@@ -41,18 +41,41 @@ class Static(BatchPolicy):
 
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Columns of the global batch, one per rank."""
-        ranks = self.problem.workers
+        ranks, packed = self.problem.workers, self.problem.packed
         plans = []
         for step, batch in enumerate(batches, first_step):
             shares = np.ascontiguousarray(batch.reshape(-1, ranks).T)
-            parts = self._parts(shares, step)
-            plans.append(StepPlan(step, tuple(_cut(share, parts) for share in shares)))
+            if packed:
+                dealt = tuple(self._rows(share, rank, step) for rank, share in enumerate(shares))
+            else:
+                parts = self._parts(shares, step)
+                dealt = tuple(_cut(share, parts) for share in shares)
+            plans.append(StepPlan(step, dealt, packed=packed))
         return plans
 
     def check(self, batches: Sequence[IntArray], first_step: int) -> None:
-        """As the base, without cutting shares."""
+        """As the base, without cutting padded shares."""
+        if self.problem.packed:
+            self.deal(batches, first_step)
+            return
         for step, batch in enumerate(batches, first_step):
             self._parts(batch.reshape(-1, self.problem.workers).T, step)
+
+    def _rows(self, share: IntArray, rank: int, step: int) -> Share:
+        """A rank's share as packed rows; with auto the fewest that hold it."""
+        wanted, capacity = self.problem.micro_batches, self.problem.capacity
+        if capacity.unlimited:
+            return _cut(share, 1 if wanted == "auto" else wanted)
+        lengths = self.problem.lengths[share]
+        limits = capacity.limits_of(rank, lengths)
+        if np.any(lengths > limits):
+            longest = int(lengths.argmax())
+            raise fits.row_too_short(step, int(share[longest]), int(lengths[longest]), f"rank {rank}")
+        for parts in range(1, len(share) + 1) if wanted == "auto" else (wanted,):
+            rows = np.array_split(np.arange(len(share)), parts)
+            if all(lengths[row].sum() <= limits[row].min() for row in rows):
+                return tuple(share[row] for row in rows)
+        raise fits.rows_too_short(step, len(share), int(lengths.sum()), parts)
 
     def _limits(self, shares: IntArray) -> IntArray:
         """Largest micro-batch of each rank at its longest sample, shape [G]."""

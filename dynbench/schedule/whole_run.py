@@ -71,4 +71,6 @@ def _most(policy: str, problem: Problem) -> int:
         return problem.global_batch
     ranks, shortest = problem.workers, problem.padded_lengths.min(keepdims=True)
     limits = problem.capacity.limits(ranks, shortest)[:, 0] * problem.micro_batches
+    if problem.packed:
+        limits //= shortest
     return ranks * int(limits.min()) if policy == "static" else int(limits.sum())

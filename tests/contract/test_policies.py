@@ -12,7 +12,8 @@ from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity
+from dynbench.plugins.policies import LAYOUTS, Layout, plan_names, plan_of
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.peers.token_budget import TokenBudget
@@ -32,7 +33,7 @@ COSTS = (
 
 
 @st.composite
-def problems(draw) -> Problem:
+def problems(draw, layout: Layout) -> Problem:
     """Heavy-tailed data over few ranks, with everything that can be limited sometimes limited."""
     workers, per_rank = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     batch = workers * per_rank
@@ -40,17 +41,23 @@ def problems(draw) -> Problem:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     lengths = np.clip(rng.lognormal(3, draw(st.sampled_from([0.0, 0.7, 1.5])), samples).astype(int), 1, 400)
     roomy, tight = (2 * per_rank, per_rank)
-    capacity = draw(
-        st.sampled_from(
-            [
-                Capacity(),
-                Capacity.uniform(roomy),
-                Capacity.per_rank(rng.integers(tight, roomy + 1, workers).tolist()),
-                Capacity.table([[(16, 2 * roomy), (64, roomy), (400, tight)]]),
-                Capacity.table([[(32, roomy), (200, max(1, tight // 2))]]),
-            ]
-        )
-    )
+    of_layout = {
+        "padded": [
+            Capacity(),
+            Capacity.uniform(roomy),
+            Capacity.per_rank(rng.integers(tight, roomy + 1, workers).tolist()),
+            Capacity.table([[(16, 2 * roomy), (64, roomy), (400, tight)]]),
+            Capacity.table([[(32, roomy), (200, max(1, tight // 2))]]),
+        ],
+        "packed": [
+            PackedCapacity(),
+            PackedCapacity.uniform(per_rank * 30),
+            PackedCapacity.per_rank(rng.integers(400, 600, workers).tolist()),
+            PackedCapacity.table([[(16, 900), (64, 600), (400, 400)]]),
+            PackedCapacity.table([[(32, per_rank * 40), (200, per_rank * 20)]]),
+        ],
+    }
+    capacity = draw(st.sampled_from(of_layout[layout]))
     return Problem(
         lengths,
         workers,
@@ -61,6 +68,8 @@ def problems(draw) -> Problem:
         seed=draw(st.integers(0, 9)),
         order=draw(st.sampled_from(["shuffle", "file"])),
         window=draw(st.sampled_from([1, 3])),
+        micro_batches=draw(st.sampled_from([1, 1, 2, "auto"])) if layout == "packed" else 1,
+        layout=layout,
     )
 
 
@@ -109,6 +118,8 @@ def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
         np.testing.assert_allclose(facts.costs, cost_by_hand(plan, problem), rtol=1e-12)
         assert facts.bound <= facts.max_cost * (1 + 1e-12)
         assert facts.local_batches.tolist() == list(plan.local_batches)
+        if problem.packed and problem.micro_batches != "auto":
+            assert {len(share) for share in plan.shares} == {problem.micro_batches}
     if policy.level == "window":
         judge_windows(policy, plans)
     if policy.level == "stream":
@@ -149,13 +160,15 @@ def make(name: str, problem: Problem) -> Policy:
     try:
         return make_policy(name, problem)
     except UsageError:
-        return make_policy(name, replace(problem, speeds=None, capacity=Capacity()))
+        return make_policy(name, replace(problem, speeds=None, capacity=Capacity(), micro_batches=1))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("plan", [name for layout in LAYOUTS for name in plan_names(layout)])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(problem=problems(), jump=st.integers(0, STEPS - 1))
-def test_every_policy_keeps_the_rules(name, problem, jump):
+@given(data=st.data(), jump=st.integers(0, STEPS - 1))
+def test_every_policy_keeps_the_rules(plan, data, jump):
+    name, layout = plan_of(plan)
+    problem = data.draw(problems(layout))
     if reason := POLICIES[name].missing:
         pytest.skip(f"{name} {reason}")
     try:
@@ -164,6 +177,7 @@ def test_every_policy_keeps_the_rules(name, problem, jump):
     except NothingFits:
         assert not problem.capacity.unlimited
         return
+    assert {plan.packed for plan in plans} == {layout == "packed"}
     judge(policy, plans)
     assert plain(list(islice(make(name, policy.problem).plans(), STEPS))) == plain(plans)
     assert plain([Planner(name, policy.problem).plan(jump)]) == plain([plans[jump]])

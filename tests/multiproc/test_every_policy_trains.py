@@ -1,4 +1,4 @@
-"""Every policy of the registry trains, but the reference lines, which are refused."""
+"""Every policy of the registry trains; packed rows are refused."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_it_trains(launch: Launch, name: str) -> None:
     assert per_step == {12} if fixed_batch else len(per_step) > 1
 
 
-def test_a_reference_line_is_refused(launch: Launch) -> None:
-    with pytest.raises(UsageError, match="packed"):
+def test_packed_rows_are_refused(launch: Launch) -> None:
+    with pytest.raises(UsageError, match=r"workload.layout: .packed."):
         launch(*VIRTUAL, "schedule.policy=packed")

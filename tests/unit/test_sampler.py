@@ -194,6 +194,23 @@ def test_costs_and_capacities_may_be_given_short_or_whole():
     assert all(len(ids) <= 6 for ids in sampler(1, capacity=[9, 6, 9]))
 
 
+def test_packed_batches_are_planned_by_their_real_tokens_and_limited_in_them():
+    ranks = [sampler(rank, layout="packed", seed=4) for rank in range(RANKS)]
+    planner = Planner("partition", Problem(LENGTHS, RANKS, BATCH, seed=4, layout="packed"))
+    for step, batches in enumerate(epoch_of(*ranks)):
+        assert batches == [share[0].tolist() for share in planner.plan(step).shares]
+    assert list(sampler(policy="packed", seed=4)) == list(ranks[0])
+    assert list(sampler(policy="static packed")) == list(sampler(policy="static", layout="packed"))
+    roomy, tight = (sampler(layout="packed", capacity=most) for most in (10_000, [600, 600, 500]))
+    assert list(roomy) == list(sampler(layout="packed")) != list(sampler())
+    assert all(LENGTHS[ids].sum() <= 600 for ids in tight)
+
+
+def test_a_state_of_the_other_layout_is_refused():
+    with pytest.raises(UsageError, match="of other lengths, ranks, batch, policy or seed"):
+        sampler(layout="packed").load_state_dict(sampler().state_dict())
+
+
 CAPPED = [name for name in TRAINABLE if POLICIES[name].capped]
 
 
@@ -240,7 +257,10 @@ def test_a_window_of_no_batches_is_refused(policy, window):
         ({"cost": "measured"}, "'measured' says no coefficients\nhint: Give CostModel"),
         ({"capacity": [9, 0, 9]}, r"capacity\[1\]: 0"),
         ({"capacity": [9, 9]}, "2 capacities for 3 ranks"),
-        ({"policy": "packed"}, "cannot train"),
+        ({"policy": "packed", "layout": "padded"}, "layout: .padded. with policy .packed.; use packed, or leave"),
+        ({"layout": "rows"}, "use padded or packed"),
+        ({"policy": "window", "layout": "packed"}, "makes no sense under policy .window."),
+        ({"layout": "packed", "capacity": Capacity.uniform(8)}, "in samples, with micro-batches that are packed"),
         ({"policy": "token_budget"}, "varies the global batch"),
         ({"policy": "partitions"}, "Did you mean 'partition'"),
         ({"global_batch": 2}, "less than the 3 ranks"),

@@ -67,7 +67,7 @@ def plan_launch(
     check_batch(config)
     resolved = resolve(config, machine or this_machine(), store)
     check_plan(resolved.config, resolved.workers, store.root)
-    run_path = store.root / f"<UTC time>-{resolved.config.schedule.policy_name}-<random>"
+    run_path = store.root / f"<UTC time>-{resolved.config.plan_name.replace(' ', '-')}-<random>"
     launch = resolved.config.launch
     assert isinstance(launch.threads, int), "resolved"
     command = ("torchrun", *torchrun_argv(WORKER_MODULE, [run_path], launch))
@@ -204,7 +204,7 @@ def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **n
     return new_run(
         store,
         "train",
-        config.schedule.policy_name,
+        config.plan_name,
         config,
         decisions=resolved.decisions,
         data={},

@@ -302,7 +302,8 @@ def test_every_policy_is_listed_with_one_line(store, capsys):
     out, _ = run(capsys, "--list")
     assert [line.split()[0] for line in out.splitlines()[1:]] == list(POLICIES)
     listed = json.loads(run(capsys, "--list", "--json")[0])["policies"]
-    assert [policy["name"] for policy in listed if not policy["in_train"]] == ["packed"]
+    packed = [policy["name"] for policy in listed if "packed" in policy["layouts"]]
+    assert packed == ["static", "partition"]
     assert not store.root.exists()
 
 

@@ -254,3 +254,33 @@ def test_one_number_is_a_list_of_one_where_only_a_list_can_stand() -> None:
     config = load_config(None, ["probe.lengths=64", "schedule.capacity=8"])
     assert config.probe.lengths == (64,)
     assert config.schedule.capacity == 8
+
+
+def test_a_policy_that_says_a_layout_is_put_as_both(tmp_path: Path) -> None:
+    for config in (
+        load_config(None, ["schedule.policy=packed"]),
+        load_config(None, [], {"schedule.policy": "packed", "workload.layout": "packed"}),
+        load_config(write(tmp_path, "schedule: {policy: packed}\nworkload:\n")),
+    ):
+        assert (config.schedule.policy, config.schedule.mode, config.workload.layout) == (
+            "partition",
+            "dynamic",
+            "packed",
+        )
+    static = load_config(None, ["schedule.policy=static packed"])
+    assert (static.schedule.policy_name, static.schedule.mode, static.workload.layout) == ("static", "static", "packed")
+    assert load_config(None, ["schedule.policy=partition"]).workload.layout == "padded"
+
+
+def test_a_layout_that_its_policy_does_not_mean_is_named_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "schedule: {policy: packed}\nworkload:\n  layout: padded\n")
+    assert problems(path) == [
+        "c.yaml:3: workload.layout: 'padded' with policy 'packed'; use packed, or leave the layout out"
+    ]
+
+
+def test_a_policy_without_a_plan_for_packed_rows_is_named() -> None:
+    assert problems(None, ("workload.layout=packed", "schedule.policy=window", "schedule.window=8")) == [
+        "--set workload.layout: 'packed' makes no sense under policy 'window'; "
+        "set schedule.policy to static or partition, or the layout to padded"
+    ]

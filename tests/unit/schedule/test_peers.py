@@ -213,29 +213,6 @@ def test_an_older_transformers_is_named(monkeypatch):
         make_policy("hf_batch_rebalance", problem_of([1, 2], 2))
 
 
-@pytest.mark.parametrize("cost_type", ["tokens", "tokens_sq", "attention", "measured"])
-def test_packed_has_no_padding_and_nearly_reaches_its_bound(cost_type):
-    cost = CostModel(cost_type, alpha=30.0, gamma=0.002, pad_to_multiple_of=64)
-    problem = Problem(heavy_tailed(4_000), 8, 128, cost=cost)
-    for plan in islice(make_policy("packed", problem).plans(), 10):
-        facts = step_facts(plan, problem)
-        assert facts.padded_tokens.tolist() == facts.real_tokens.tolist()
-        assert facts.bound <= facts.max_cost <= 1.05 * facts.bound
-
-
-def test_packed_fills_exactly_where_it_can():
-    found = groups("packed", problem_of([4, 5, 6, 7, 8, 3, 2, 1], 3))
-    assert [sum(group) for group in found] == [12, 12, 12]
-
-
-def test_packed_gives_faster_ranks_longer_rows():
-    facts = step_facts(
-        next(make_policy("packed", problem := problem_of(heavy_tailed(400), 2, speeds=np.array([3.0, 1.0]))).plans()),
-        problem,
-    )
-    assert facts.real_tokens[0] / facts.real_tokens[1] == pytest.approx(3, rel=0.02)
-
-
 def test_zero_violations_where_uncapped_balancers_violate():
     """10,000 random heavy-tailed batches that fit: the baselines exceed capacities that partition always keeps."""
     capacity = Capacity.table([[(64, 32), (128, 16), (256, 8), (512, 5), (1024, 3)]])

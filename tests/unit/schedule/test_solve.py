@@ -10,7 +10,8 @@ import pytest
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity
+from dynbench.plugins.policies import plan_names, plan_of
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.measure import adjacent_correlation, length_spread, run_policy
@@ -23,7 +24,7 @@ RNG = np.random.default_rng(5)
 HEAVY = Trace("heavy", np.clip(RNG.lognormal(4, 1, 2_000).astype(np.int64), 4, 512), "made up")
 KEYS = {
     "trace", "samples", "world_size", "global_batch", "max_length", "steps", "seed", "cost_type", "window",
-    "micro_batches", "policy", "solver", "exact", "mean_max_cost", "p95_max_cost", "mean_cost_variance",
+    "micro_batches", "policy", "layout", "solver", "exact", "mean_max_cost", "p95_max_cost", "mean_cost_variance",
     "padding_ratio", "speedup_vs_static", "mean_bound", "gap_to_bound", "plan_ms", "capacity_violations",
     "adjacent_length_correlation", "step_length_spread", "local_batch", "greedy_gap", "cost_per_token",
     "cut_samples", "train_max_length", "longer_than_train",
@@ -43,7 +44,9 @@ def lines(solve_request) -> dict[str, dict]:
 
 def test_every_policy_has_a_line_with_every_key():
     found = lines(request())
-    assert set(found) == {name for name in POLICIES if POLICIES[name].missing is None}
+    padded = {name for name in plan_names("padded") if POLICIES[name].missing is None}
+    assert set(found) == {*padded, "static packed", "packed"}
+    assert {result["layout"] for name, result in found.items() if name in padded} == {"padded"}
     assert all(set(result) == KEYS for result in found.values())
     assert {result["exact"] for result in found.values()} <= set(get_args(Exactness)) == {"both", "maximum", "none"}
     json.dumps(list(found.values()), allow_nan=False)
@@ -52,7 +55,9 @@ def test_every_policy_has_a_line_with_every_key():
 def test_the_reported_cost_is_that_of_the_plans():
     problem = request().make_problem(HEAVY.lengths, 4, 8)
     for name, result in lines(request()).items():
-        costs = np.array([step_costs(p, problem) for p in islice(make_policy(name, problem).plans(), 20)])
+        policy, layout = plan_of(name)
+        planned = replace(problem, layout=layout)
+        costs = np.array([step_costs(p, planned) for p in islice(make_policy(policy, planned).plans(), 20)])
         assert result["mean_max_cost"] == costs.max(axis=1).mean(), name
         assert result["p95_max_cost"] == np.percentile(costs.max(axis=1), 95), name
         assert result["mean_cost_variance"] == pytest.approx(costs.var(axis=1).mean()), name
@@ -142,6 +147,22 @@ def test_violations_are_counted_for_those_that_know_no_capacity():
         knows = name in ("partition", "window", "prefix", "token_budget", "packed")
         assert result["capacity_violations"] == 0 or not knows, name
     assert lines(request(["static"], capacity=Capacity.uniform(7)))["static"]["capacity_violations"] == 4 * 20
+
+
+def test_packed_lines_know_capacities_in_tokens_only():
+    """Those in samples are left out, and under packed rows nothing else is planned; static stays the baseline."""
+    found = lines(request(["static packed", "packed"], capacity=Capacity.uniform(12)))
+    assert {result["capacity_violations"] for result in found.values()} == {0}
+    capacity = PackedCapacity.table([[(128, 1500), (512, 1200)]])
+    found = lines(request(capacity=capacity, layout="packed"))
+    assert set(found) == {"static packed", "packed"}
+    assert found["packed"]["capacity_violations"] == 0 < found["static packed"]["capacity_violations"]
+    assert found["packed"]["speedup_vs_static"] == lines(request())["packed"]["speedup_vs_static"]
+    assert set(lines(request(["static", "partition"], layout="packed"))) == {"static packed", "packed"}
+    with pytest.raises(NothingFits, match=r"packed tokens is longer than any rank.s capacity allows .at most 300"):
+        solve(request(capacity=PackedCapacity.uniform(300), layout="packed"))
+    with pytest.raises(UsageError, match=r"makes no sense under policy .window."):
+        solve(request(["window"], layout="packed"))
 
 
 def test_a_sample_beyond_any_capacity_is_refused_before_anything_runs():

@@ -4,11 +4,12 @@ import heapq
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dynbench.schedule import partition_search
+from dynbench.schedule import packed_exchange, partition_search
 from dynbench.schedule.policy import Problem, make_policy
 
 BATCH, WORKERS = 1024, 64
@@ -72,3 +73,21 @@ def test_an_exact_partition_is_a_hundred_times_faster_than_karmarkar_karp(proble
     quick = seconds(lambda: exact.deal([np.arange(BATCH)], 0), 50)
     print(f"B={BATCH}, G={WORKERS}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms, {slow / quick:.0f} times")
     assert slow / quick > 100
+
+
+def test_packed_rows_take_few_rounds_of_exchanges(problem, monkeypatch):
+    rounds, exchange = [], packed_exchange._Table.exchange
+    monkeypatch.setattr(
+        packed_exchange._Table, "exchange", lambda table, shift: rounds.append(shift) or exchange(table, shift)
+    )
+    make_policy("partition", replace(problem, layout="packed")).deal([np.arange(BATCH)], 0)
+    assert len(rounds) <= 16
+
+
+@pytest.mark.clock
+def test_packed_rows_are_ten_times_faster_than_karmarkar_karp(problem):
+    lengths, planner = problem.lengths.tolist(), make_policy("partition", replace(problem, layout="packed"))
+    slow = seconds(lambda: karmarkar_karp(lengths, WORKERS), 2)
+    quick = seconds(lambda: planner.deal([np.arange(BATCH)], 0), 50)
+    print(f"packed, B={BATCH}, G={WORKERS}: {quick * 1e3:.3f} ms, Karmarkar-Karp {slow * 1e3:.1f} ms")
+    assert slow / quick > 10

@@ -1,0 +1,169 @@
+"""Packed rows of one global batch: no padding, so a rank's cost is the sum of its samples' and of its rows' price."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule import fits
+from dynbench.schedule.bounds import packed_bound
+from dynbench.schedule.longest_first import deal_longest_first
+from dynbench.schedule.packed_deal import ROUNDING, SEARCHED, Search, Work, longest_first, within_limits
+from dynbench.schedule.packed_exchange import exchanged
+from dynbench.schedule.partition_search import sort_longest_first
+from dynbench.schedule.plan import Exactness, IntArray, Share, StepPlan, single
+from dynbench.schedule.policy import Problem
+
+
+class PackedRows:
+    """The batch dealt anew for the least maximum of packed cost; the samples of a row stand longest first.
+
+    One row per rank: exact where the bound is met or few samples let all deals be searched, else a heuristic. With
+    `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic.
+
+    Args:
+        problem: of packed micro-batches.
+
+    Raises:
+        UsageError: fewer samples than ranks times N.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, cost = problem, problem.cost
+        measured, self._squared = cost.cost_type == "measured", cost.cost_type == "tokens_sq"
+        self._alpha = cost.alpha if measured else 0.0
+        self._further = cost.alpha + cost.surcharge if measured else 0.0
+        rows, ranks, batch = problem.micro_batches, problem.workers, problem.global_batch
+        self._rows = None if rows == "auto" else rows
+        if self._rows is not None and batch < ranks * self._rows:
+            raise UsageError(
+                f"schedule.micro_batches: {rows} on each of {ranks} ranks for {batch} samples",
+                f"Use at most {batch // ranks}.",
+            )
+
+    def plan(self, ids: IntArray, step: int) -> StepPlan:
+        """The plan of a step's samples, shape [B].
+
+        Raises:
+            NothingFits: the capacities cannot hold them, or no way to pack them was found.
+        """
+        problem = self._problem
+        order = sort_longest_first(problem.lengths[ids])
+        ids, lengths = ids[order], problem.lengths[ids[order]]
+        limits = self._limits(ids, lengths, step)
+        if self._rows in (1, None):
+            owners, exact = self._one_row(self._work(lengths, limits if self._rows else None), step)
+            if self._rows or self._work(lengths, limits).fits(owners):
+                return StepPlan(step, single(_groups(ids, owners, problem.workers)), exact, packed=True)
+        return StepPlan(step, self._several(ids, lengths, limits, step), packed=True)
+
+    def _limits(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray | None:
+        """Most tokens of a row of each rank that holds each sample, shape [G, B]; None for no limit."""
+        problem = self._problem
+        if problem.capacity.unlimited:
+            return None
+        alone = problem.capacity.hold(problem.workers, lengths)
+        if not alone.any(axis=0).all():
+            longest = int(np.argmin(alone.any(axis=0)))
+            raise fits.row_too_short(step, int(ids[longest]), int(lengths[longest]))
+        return problem.capacity.limits(problem.workers, lengths)
+
+    def _work(self, lengths: IntArray, limits: IntArray | None = None, least: int = 1) -> Work:
+        problem = self._problem
+        speeds = problem.relative_speeds()
+        return Work(
+            problem.cost.per_sample(lengths),
+            lengths,
+            # The square of a sum over the speed grows with the sum over the speed's root.
+            np.sqrt(speeds) if self._squared else speeds,
+            np.full(problem.workers, self._alpha),
+            limits,
+            least,
+        )
+
+    def _floor(self, lengths: IntArray) -> float:
+        """No deal has a smaller maximum of what `Work` adds up."""
+        problem = self._problem
+        bound = packed_bound(lengths, problem.cost, problem.workers, speeds=problem.speeds)
+        return float(np.sqrt(bound)) if self._squared else bound
+
+    def _one_row(self, work: Work, step: int) -> tuple[IntArray, Exactness]:
+        """The rank of each sample, shape [B], and what is proven; the total is the same for all but squares."""
+        floor = self._floor(work.lengths)
+        dealt = exchanged(work, longest_first(work), floor, limited=False)
+        owners = dealt if work.fits(dealt) else _within(work, floor)
+        peak = np.inf if owners is None else work.peak(owners)
+        proven = peak <= floor * (1 + ROUNDING)
+        if not proven and len(work.lengths) <= SEARCHED:
+            search = Search(work, peak, floor)
+            owners, proven = owners if search.best is None else search.best, search.proven
+        if owners is None:
+            raise fits.rows_too_short(step, len(work.lengths), int(work.lengths.sum()), work.ranks)
+        return owners, "none" if not proven else "maximum" if self._squared else "both"
+
+    def _several(self, ids: IntArray, lengths: IntArray, limits: IntArray | None, step: int) -> tuple[Share, ...]:
+        """Rows per rank: the batch dealt as if rows had no limit, then each share packed into rows.
+
+        Where ranks then run different numbers of rows at a price each, the batch is dealt once more with that price.
+        """
+        work, floor = self._work(lengths, least=self._rows or 1), self._floor(lengths)
+        owners = exchanged(work, longest_first(work), floor)
+        shares = self._packed(owners, lengths, limits, step)
+        rows = np.array([len(share) for share in shares])
+        if self._further and np.ptp(rows):
+            priced = Work(work.weights, lengths, work.speeds, self._alpha + (rows - 1) * self._further)
+            again = exchanged(priced, owners, floor)
+            packed = self._packed(again, lengths, limits, step)
+            if self._slowest(work, packed) < self._slowest(work, shares):
+                shares = packed
+        return tuple(tuple(ids[row] for row in share) for share in shares)
+
+    def _slowest(self, work: Work, shares: list[list[IntArray]]) -> float:
+        spent = [
+            sum(float(work.weights[row].sum()) for row in share) + self._alpha + (len(share) - 1) * self._further
+            for share in shares
+        ]
+        return float((np.array(spent) / work.speeds).max())
+
+    def _packed(self, owners: IntArray, lengths: IntArray, limits: IntArray | None, step: int) -> list[list[IntArray]]:
+        """Rows per rank as positions, each rank's share packed for itself."""
+        shares = _groups(np.arange(len(owners)), owners, self._problem.workers)
+        return [[share[row] for row in self._pack(lengths[share], _of(limits, share), step)] for share in shares]
+
+    def _pack(self, lengths: IntArray, limits: IntArray | None, step: int) -> list[IntArray]:
+        """One rank's share as rows of nearly equal cost: as many as asked for, or the fewest that were found to do.
+
+        Args:
+            lengths: of the share, falling, shape [n].
+            limits: most tokens of a row that holds the sample, shape [n].
+            step: for messages.
+        """
+        weights = self._problem.cost.per_sample(lengths)
+        if limits is None:
+            _, dealt = deal_longest_first(weights, self._rows or 1)
+            return [np.sort(row) for row in dealt]
+        fewest = int(np.ceil((lengths / limits).sum() - 1e-9))
+        for rows in count(max(fewest, 1)) if self._rows is None else (self._rows,):
+            found = within_limits(Work(weights, lengths, np.ones(rows), np.zeros(rows), np.tile(limits, (rows, 1))))
+            if found is not None:
+                return _groups(np.arange(len(lengths)), found, rows)
+        raise fits.rows_too_short(step, len(lengths), int(lengths.sum()), self._rows or 0)
+
+
+def _within(work: Work, floor: float) -> IntArray | None:
+    """A deal within the limits, improved by exchanges that keep to them; None where none was found."""
+    owners = within_limits(work)
+    return None if owners is None else exchanged(work, owners, floor)
+
+
+def _of(limits: IntArray | None, share: IntArray) -> IntArray | None:
+    """What limits a rank's own samples; all ranks are alike where they run several rows."""
+    return None if limits is None else limits[0, share]
+
+
+def _groups(values: IntArray, owners: IntArray, ranks: int) -> list[IntArray]:
+    """The values of each rank, in their order."""
+    ends = np.cumsum(np.bincount(owners, minlength=ranks))[:-1]
+    return np.split(values[np.argsort(owners, kind="stable")], ends)
