@@ -97,18 +97,18 @@ def _started(merged: MergedRun) -> str:
 
 
 def _labels(groups: Sequence[Sequence[MergedRun]]) -> list[str]:
-    """The policy where it tells the arms apart; else the run's name, or the policy with what differs."""
-    policies = Counter(group[0].facts.policy for group in groups)
+    """The name of the plans where it tells the arms apart; else the run's name, or that with what differs."""
+    plans = Counter(group[0].facts.plan_name for group in groups)
     labels = []
     for first, *others in groups:
-        policy = first.facts.policy
-        if policies[policy] == 1:
-            labels.append(policy)
+        plan = first.facts.plan_name
+        if plans[plan] == 1:
+            labels.append(plan)
         elif first.run.name and not others:
             labels.append(first.label)
         else:
-            rivals = [group for group in groups if group[0].facts.policy == policy]
-            labels.append(f"{policy} ({_distinctive(first, rivals)})")
+            rivals = [group for group in groups if group[0].facts.plan_name == plan]
+            labels.append(f"{plan} ({_distinctive(first, rivals)})")
     repeated = Counter(labels)
     return [label if repeated[label] == 1 else f"{label} #{index + 1}" for index, label in enumerate(labels)]
 

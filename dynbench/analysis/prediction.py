@@ -28,8 +28,8 @@ def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None
         return None
     if not (_as_predicted(baseline, probe) and _as_predicted(candidate, probe)):
         return None
-    before = _over_static(probe.predicted_speedup, baseline.facts.policy)
-    after = _over_static(probe.predicted_speedup, candidate.facts.policy)
+    before = _over_static(probe.predicted_speedup, baseline.facts.plan_name)
+    after = _over_static(probe.predicted_speedup, candidate.facts.plan_name)
     return after / before if before and after else None
 
 

@@ -43,6 +43,11 @@ class RunFacts:
         return self.config.schedule.policy_name
 
     @property
+    def plan_name(self) -> str:
+        """What its plans are called: the policy, `packed` for partition without padding."""
+        return self.config.plan_name
+
+    @property
     def unfinished(self) -> bool:
         """Whether its ranks still write."""
         return not Status(self.status).is_over

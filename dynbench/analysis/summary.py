@@ -86,6 +86,7 @@ def summary_of(merged: MergedRun) -> Summary:
     total_ms = merged.time_ms if steps.height else None
     return {
         "policy": facts.policy,
+        "layout": facts.config.workload.layout,
         "mode": facts.config.schedule.mode,
         "launcher": facts.config.launch.launcher,
         "comm_model": facts.comm_model,

@@ -13,7 +13,7 @@ from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
-from dynbench.experiment import answers, cost_answers, memory_safety, waste_answers
+from dynbench.experiment import answers, cost_answers, layout_answers, memory_safety, waste_answers
 from dynbench.experiment import report_tables as tables
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
@@ -58,7 +58,9 @@ def report_values(sources: Sources) -> Values:
         **_tables(sources),
         **number_figures(sources.subject, sources.template, sources.folder),
     }
-    values |= dict.fromkeys((*answers.OWN, *memory_safety.OWN, *waste_answers.OWN, "figure.number"))
+    values |= dict.fromkeys(
+        (*answers.OWN, *layout_answers.OWN, *memory_safety.OWN, *waste_answers.OWN, "figure.number")
+    )
     speaker = Speaker(sources.subject, sources.template, values)
     values |= {**_sentences(sources, values), **_answers(speaker, sources.solved)}
     return values | {"chapters": ""}
@@ -151,6 +153,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
         "say.waste": waste_answers.waste_sentences(speaker),
         "say.waterfall": waste_answers.waterfall_sentence(speaker),
+        "say.layouts": layout_answers.layout_sentences(speaker),
         "say.losses": answers.losses(speaker),
         "say.proxy": cost_answers.proxy_sentence(speaker),
         "table.proxy": cost_answers.proxies(speaker),

@@ -20,7 +20,7 @@ def one_class(evidence: Evidence) -> Iterator[Seen]:
 
 
 def one_length(evidence: Evidence) -> Iterator[Seen]:
-    """The first run whose samples are all as long once they are padded: equal counts are equal work already."""
+    """The first run whose samples are all as long as they are computed: equal counts are equal work already."""
     for run in evidence.runs:
         shortest, longest = (fact(run.facts.env, f"data.train.{end}") for end in ("shortest", "longest"))
         if not isinstance(shortest, int) or not isinstance(longest, int):
@@ -38,6 +38,9 @@ def one_length(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _padded(run: MergedRun, length: int) -> int:
+    """The length as it is computed; a packed row holds real tokens only."""
+    if run.facts.config.workload.layout == "packed":
+        return length
     multiple, positions = run.facts.config.workload.pad_to_multiple_of, fact(run.facts.env, "data.model.positions")
     most = positions if isinstance(positions, int) else None
     return int(padded_lengths(length, multiple if isinstance(multiple, int) else 1, most))

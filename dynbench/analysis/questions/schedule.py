@@ -6,8 +6,8 @@ from dynbench.analysis.questions.base import EVALUATION, Question
 
 QUESTION = Question(
     name="schedule",
-    description="which policy, cost or window makes the slowest rank wait least",
-    asks=("schedule", "launch.slowdown"),
+    description="which policy, cost, window or layout makes the slowest rank wait least",
+    asks=("schedule", "workload.layout", "launch.slowdown"),
     plans=True,
     overview=(
         "waste.s",

@@ -35,6 +35,12 @@ def test_arms_of_one_policy_are_told_apart_by_what_differs(merged):
     ]
 
 
+def test_layouts_of_one_policy_have_names_of_their_own(merged):
+    runs = [merged("partition"), merged("partition", overrides=("workload.layout=packed",))]
+    runs.append(merged("static", overrides=("workload.layout=packed",)))
+    assert [arm.label for arm in group_runs(runs)] == ["partition", "packed", "static packed"]
+
+
 def test_a_single_named_run_lends_its_name_to_the_arm(merged):
     runs = [merged("partition", "one"), merged("partition", "two", overrides=("schedule.cost_type=attention",))]
     assert [arm.label for arm in group_runs(runs)] == ["one", "two"]

@@ -102,6 +102,14 @@ def test_training_samples_of_one_length(merged, facts, multiple, seen, hint):
     assert hint in findings["one_length"].hint
 
 
+def test_packed_samples_of_different_lengths_are_no_one_length(merged):
+    """Padded to a multiple of 64 they would be."""
+    data, overrides = of_data(shortest=5, longest=60), ("workload.pad_to_multiple_of=64",)
+    assert "one_length" in found({"a": [merged("static", env=data, overrides=overrides)]})
+    packed = (*overrides, "workload.layout=packed")
+    assert "one_length" not in found({"a": [merged("static", env=data, overrides=packed)]})
+
+
 def of_data(positions=None, **facts):
     """Provenance that says something about the training samples."""
     return {"data": {"fingerprint": "data-1", "train": facts, "model": {"positions": positions}}}

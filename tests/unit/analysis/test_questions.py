@@ -27,7 +27,7 @@ from dynbench.config.schema import Analysis, Config
 from dynbench.errors import NotComparable, UsageError
 
 ALONE = {
-    "schedule": ("schedule.policy", "launch.slowdown"),
+    "schedule": ("schedule.policy", "workload.layout", "launch.slowdown"),
     "sync": ("sync.name", "sync.bucket_mb"),
     "compress": ("compress.name", "compress.error_feedback"),
     "precision": ("train.precision",),

@@ -1,0 +1,64 @@
+"""What a report says of arms that differ in the layout and take the same steps, in both languages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from languages import english_words
+
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.layout_answers import layout_sentences
+from dynbench.experiment.reporting import render_report
+from dynbench.experiment.subject import find_subject
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+MakeComparison = Callable[..., Run]
+PACKED = {"packed": {"layout": "packed"}}
+ARMS = ({"candidate": "partition"}, {"candidate": "packed", "speedup": 2.0, "ci95": [1.9, 2.1]})
+
+
+def sentences(store: RunStore, language: str = "en") -> str:
+    subject = find_subject(store, None)
+    return layout_sentences(Speaker(subject, load_template(language), {}))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_packing_saves_at_equal_steps_stands_in_the_report(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    pairs = [*ARMS, {"baseline": "packed", "candidate": "partition", "speedup": 0.8, "ci95": [0.78, 0.84]}]
+    make_comparison(*ARMS, summaries=PACKED, pairs=pairs)
+    static, partition = (line for line in sentences(store, language).splitlines())
+    assert [text in static for text in ("`static`", "50.0\N{NO-BREAK SPACE}%", "2.000", "1.900")] == [True] * 4
+    assert [text in partition for text in ("`partition`", "20.0\N{NO-BREAK SPACE}%", "1.250", "1.190")] == [True] * 4
+    subject = find_subject(store, None)
+    text = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
+    assert sentences(store, language) in text
+    if language != "en":
+        assert english_words(sentences(store, language), ("static", "partition", "packed", "token")) == []
+
+
+def test_packing_that_costs_time_is_said_too(store: RunStore, make_comparison: MakeComparison) -> None:
+    make_comparison({"candidate": "packed", "speedup": 0.8, "ci95": None}, summaries=PACKED)
+    assert "`packed` takes 25.0\N{NO-BREAK SPACE}% more time per real token" in sentences(store)
+    assert "no interval from one pair" in sentences(store)
+
+
+@pytest.mark.parametrize(
+    ("change", "summaries"),
+    [
+        ({"level": "window"}, PACKED),
+        ({"verdict": "INCOMPARABLE"}, PACKED),
+        ({}, {}),
+        ({}, {"static": {"layout": "packed"}, **PACKED}),
+    ],
+    ids=["other samples", "incomparable", "both padded", "both packed"],
+)
+def test_nothing_is_said_of_arms_that_do_not_take_the_same_steps_in_two_layouts(
+    store: RunStore, make_comparison: MakeComparison, change: dict[str, object], summaries: dict[str, dict[str, object]]
+) -> None:
+    make_comparison({"candidate": "packed", **change}, summaries=summaries)
+    assert sentences(store) == ""
