@@ -229,6 +229,17 @@ def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
         return max(float((state[name] - tensor).abs().max()) for name, tensor in wanted.items()), sorted(state)
 
 
+def state_of_the_first(rank: int, sync: str) -> list[str] | None:
+    """The names of the whole state, which only the first rank asks for."""
+    settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1e-2"]
+    config = named(load_config(None, settings), sync, "none")
+    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+        Replica(config, Toy(), CPU, StepTimer(CPU), strategy)
+        state = strategy.full_state() if rank == 0 else None
+        dist.barrier()
+    return None if state is None else sorted(state)
+
+
 def random_shares(random: np.random.Generator, counts: np.ndarray) -> list[list[np.ndarray]]:
     """Some of the samples dealt unevenly over ranks and their micro-batches, each at least one."""
     parts = int(counts.sum())

@@ -63,5 +63,10 @@ def _converse(writer: Writer, length: int, temperature: float, top_p: float, see
             prompt = click.prompt("prompt", prompt_suffix="> ", err=True)
         except click.Abort:
             return
-        print_line(prompt + writer.go_on(prompt, length=length, temperature=temperature, top_p=top_p, seed=seed)[0])
+        try:
+            text, _ = writer.go_on(prompt, length=length, temperature=temperature, top_p=top_p, seed=seed)
+        except UsageError as error:
+            _log.error("%s %s", error.message, error.hint)
+            continue
+        print_line(prompt + text)
         seed += 1

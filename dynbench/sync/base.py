@@ -152,7 +152,10 @@ class Strategy(ABC):
         yield self.model
 
     def full_state(self) -> dict[str, Tensor] | None:
-        """The whole model's state on rank 0, copied to the CPU; None on the others. All ranks call it."""
+        """The whole model's state on rank 0, copied to the CPU; None on the others.
+
+        All ranks call it where `collective_forward` says that none has the whole model; else rank 0 may do so alone.
+        """
         return state_on_cpu(self.model) if self.wire.rank == 0 else None
 
     def row(self) -> Mapping[str, object]:

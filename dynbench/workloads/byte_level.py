@@ -56,6 +56,13 @@ def read_byte_level(path: Path) -> tokenizers.Tokenizer:
             f"{KEY}: {path}: the text {_TRIED!r} does not come back from its tokens; expected a byte-level vocabulary",
             "Use vocab.json and merges.txt of GPT-2 or its kin, or a folder with a tokenizer.json.",
         )
+    pieces = sum(len(piece) > 1 and not piece.startswith("<") for piece in backend.get_vocab())
+    if pieces and not _has_merges(merges):
+        raise DataError(
+            f"{KEY}: {merges}: no merges, so that none of the {pieces:,} pieces of {path.name} is ever used; expected "
+            "one per line, two pieces with a blank between",
+            "Fetch the file again, or use the bytes themselves (--tokenizer bytes).",
+        )
     return backend
 
 
@@ -79,6 +86,12 @@ def merges_beside(path: Path) -> Path:
         f"{KEY}: {path}: no merges beside it, neither {own.name} nor {MERGES}",
         "Put them there, or name a folder with a tokenizer.json.",
     )
+
+
+def _has_merges(path: Path) -> bool:
+    """Whether there is a line behind the version."""
+    with path.open(encoding="utf-8") as file:
+        return any(line.strip() and not line.startswith("#version") for line in file)
 
 
 def _byte_pairs(model: models.BPE) -> tokenizers.Tokenizer:

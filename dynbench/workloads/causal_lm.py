@@ -17,6 +17,7 @@ from dynbench.errors import DataError
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.language import language_of
 from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.language_model import language_model, logits_of
 from dynbench.workloads.model_config import LANGUAGE_MODEL
 from dynbench.workloads.samples import prepare_samples
@@ -67,10 +68,16 @@ class CausalLanguageModel:
             "train": self.train.describe(),
             "eval": None if self.eval is None else self.eval.describe(),
             "vocab_size": samples.vocab_size,
-            "unigram_perplexity": None if self.eval is None else unigram_perplexity(self.eval),
+            "unigram_perplexity": self._unigram_perplexity(config.train.eval_samples),
             "model": self._source.facts,
             "decisions": samples.decisions,
         }
+
+    def _unigram_perplexity(self, evaluated: int) -> float | None:
+        """Of the tokens that the validation's perplexity is over; None where nothing is evaluated."""
+        if self.eval is None or evaluated == 0:
+            return None
+        return unigram_perplexity(self.eval, np.sort(evaluated_ids(len(self.eval), evaluated)))
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and the tokenizer of its texts, as transformers saves them."""
@@ -110,13 +117,21 @@ def _weighed(data: TokenisedData, source: object) -> TokenisedData:
     return data.weighed(targets)
 
 
-def unigram_perplexity(data: TokenisedData) -> float:
-    """The perplexity of a model that knows how often each target token of `data` comes, and nothing of the text."""
-    counts, width = np.zeros(0, dtype=np.int64), int(data.lengths.max())
-    for begin in range(0, len(data), COUNTED_AT_ONCE):
-        rows, valid = data.padded(np.arange(begin, min(begin + COUNTED_AT_ONCE, len(data))), width, 0)
+def unigram_perplexity(data: TokenisedData, ids: IntArray) -> float | None:
+    """The perplexity of a model that knows how often each target token of some samples comes, and nothing of the text.
+
+    Args:
+        data: the samples.
+        ids: which of them, shape [n].
+
+    Returns:
+        None where they have no target.
+    """
+    counts, width = np.zeros(0, dtype=np.int64), int(data.lengths[ids].max())
+    for begin in range(0, len(ids), COUNTED_AT_ONCE):
+        rows, valid = data.padded(ids[begin : begin + COUNTED_AT_ONCE], width, 0)
         found = np.bincount(rows[:, 1:][valid[:, 1:]], minlength=len(counts))
         found[: len(counts)] += counts
         counts = found
     shares = counts[counts > 0] / counts.sum()
-    return math.exp(-float((shares * np.log(shares)).sum()))
+    return math.exp(-float((shares * np.log(shares)).sum())) if len(shares) else None

@@ -11,6 +11,9 @@ HELD_OUT_MOST = 1024
 HELD_OUT_SEED = 0
 """Not `train.seed`: runs of different seeds are evaluated on the same samples."""
 
+EVAL_SEED = 0
+"""Not `train.seed` either."""
+
 SUBSET_STREAM = 1
 """Keeps the subset's random numbers apart from those of the data order, which is seeded with `train.seed` too."""
 
@@ -31,3 +34,8 @@ def subset_ids(n_samples: int, wanted: int, seed: int) -> IntArray:
     """Random `wanted` of the samples, ascending."""
     order = np.random.default_rng([seed, SUBSET_STREAM]).permutation(n_samples)
     return np.sort(order[:wanted])
+
+
+def evaluated_ids(n_samples: int, wanted: int) -> IntArray:
+    """Random `wanted` of the samples to evaluate on, or all, in a random order."""
+    return np.random.default_rng(EVAL_SEED).permutation(n_samples)[:wanted].astype(np.int64)

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from strategy_jobs import LARGEST_NORM, SETTINGS, STEPS, named, overflow, profiled, public, train_run, watched_steps
+from strategy_jobs import (
+    LARGEST_NORM,
+    SETTINGS,
+    STEPS,
+    named,
+    overflow,
+    profiled,
+    public,
+    state_of_the_first,
+    train_run,
+    watched_steps,
+)
 from toys import BROKEN_STRATEGIES, STRATEGIES, TiedModel
 from warm import RankError, WarmRanks
 
@@ -232,3 +243,10 @@ def test_an_exception_in_a_compressor_ends_all_ranks_with_its_message(ranks: War
 def test_a_strategy_adds_columns_of_other_names_than_the_wire(name: str) -> None:
     made = REGISTERED[name].load()
     assert len({column.name for column in made.columns} | {c.name for c in COMM_COLUMNS}) == len(made.columns) + 3
+
+
+@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if not made.collective_forward])
+def test_what_the_first_rank_has_whole_it_gives_without_the_others(ranks: WarmRanks, sync: str) -> None:
+    """As a run does that is interrupted, whose ranks stop apart."""
+    first, second = ranks(state_of_the_first, sync)
+    assert first == sorted(TiedModel().state_dict()) and second is None

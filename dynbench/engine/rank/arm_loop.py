@@ -33,6 +33,10 @@ class ArmLoop:
         """Evaluate and save after `step`."""
         self.evaluator.after(step, self.replica.strategy, self.replica.precision)
 
+    def interrupted(self, step: int) -> None:
+        """Keep what there is after `step`, the last one that a signal left time for."""
+        self.evaluator.interrupted(step, self.replica.strategy)
+
     def enter(self) -> None:
         """From here on, what is allocated is this arm's."""
         self.memory.enter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,11 @@ from dynbench.engine.rank.precision import Precision
 from dynbench.schedule.plan import IntArray
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
+from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.micro_batch import make_micro_batch
 
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
-EVAL_SEED = 0
-"""Not `train.seed`: runs of different seeds are evaluated on the same samples."""
 
 
 class Evaluator:
@@ -37,6 +36,7 @@ class Evaluator:
         batch: samples that are run at a time; None is `EVAL_BATCH`.
         equal_batches: run as many batches on every rank, because every forward pass talks to all of them; what a rank
             runs for this alone does not count.
+        also: told the step of every evaluation and what it gave.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Evaluator:
         file: Path | None,
         batch: int | None = None,
         equal_batches: bool = False,
+        also: Callable[[int, Mapping[str, float | None]], None] = lambda step, found: None,
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
         self._workload = workload
@@ -61,6 +62,7 @@ class Evaluator:
         self._file = file
         self._batch = batch or EVAL_BATCH
         self._equal_batches = equal_batches
+        self._also = also
         self._keeper = Keeper(config, workload, None if file is None else file.parent)
         self._idle: list[IntArray] = []
         self._batches = self._choose(config, shard)
@@ -80,6 +82,10 @@ class Evaluator:
         loss = self.evaluate(step, strategy, precision) if self._evaluates(step) else None
         self._keeper.after(step, strategy, loss)
 
+    def interrupted(self, step: int, strategy: Strategy) -> None:
+        """Save after `step`, the last one that a signal left time for."""
+        self._keeper.interrupted(step, strategy)
+
     def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> float | None:
         """What `measure` gives, appended to the file.
 
@@ -95,6 +101,7 @@ class Evaluator:
                 if file.tell() == 0:
                     file.write(",".join(row) + "\n")
                 file.write(",".join("" if value is None else repr(value) for value in row.values()) + "\n")
+        self._also(step, found)
         return found["loss"]
 
     def measure(self, strategy: Strategy, precision: Precision) -> dict[str, float | None] | None:
@@ -119,16 +126,16 @@ class Evaluator:
         data = self._workload.eval
         if data is None or len(data) == 0 or config.train.eval_samples == 0 or not config.sync.communicate:
             return None
-        chosen = np.random.default_rng(EVAL_SEED).permutation(len(data))[: config.train.eval_samples]
+        chosen = evaluated_ids(len(data), config.train.eval_samples)
         if shard is None:
             return []
         place, number = shard
-        mine = chosen[place::number].astype(np.int64)
+        mine = chosen[place::number]
         mine = mine[np.argsort(data.lengths[mine], kind="stable")]
         batches = [mine[start : start + self._batch] for start in range(0, len(mine), self._batch)]
         if self._equal_batches:
             most = math.ceil(len(chosen[::number]) / self._batch)
-            self._idle = [chosen[:1].astype(np.int64)] * (most - len(batches))
+            self._idle = [chosen[:1]] * (most - len(batches))
         return batches
 
     def _local_sums(self, model: nn.Module, precision: Precision) -> list[float]:

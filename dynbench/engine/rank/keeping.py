@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from dynbench.config.schema import Config
@@ -47,6 +48,20 @@ class Keeper:
         if loss is not None and loss < self._least:
             self._least = loss
             names.append(BEST)
+        self._save(step, strategy, names)
+
+    def interrupted(self, step: int, strategy: Strategy) -> None:
+        """Save the model as `step` left it, the last one of a run that was asked to stop.
+
+        Ranks stop each after a step of its own, so that nothing may be asked of the others: a model whose parts are
+        on all of them is not kept.
+        """
+        if self._saves is not None and strategy.collective_forward:
+            _log.warning("stopped after step %d: model/%s is not kept, as its parts are on all ranks", step, LAST)
+        else:
+            self._save(step, strategy, [LAST])
+
+    def _save(self, step: int, strategy: Strategy, names: Sequence[str]) -> None:
         if self._saves is None or not names:
             return
         state = strategy.full_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 
 from dynbench.config.load import load_config
-from dynbench.config.schema import Config
+from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, means_path
+from dynbench.config.schema import Config, Workload
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.keeping import BEST, FOLDER
 from dynbench.engine.rank.precision import Precision
@@ -23,6 +25,11 @@ from dynbench.workloads.language_model import language_model
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 
+_log = logging.getLogger(__name__)
+DATASET_OF = {".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
+"""Data set that reads a file, by its ending."""
+LEAST_TEMPERATURE = 1e-4
+"""Below it logits would overflow, and the likeliest token is all that is ever drawn."""
 SAVE_FIRST = "Train with --save-model, or name a folder that transformers saved."
 
 
@@ -46,14 +53,34 @@ class Saved:
         """
         known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
         if self.base is not None:
-            workload = load_config(self.base, trains=False).workload
-            of_texts = not DATASETS[workload.dataset].generated
-            known = {"workload.tokenizer": workload.tokenizer_name if of_texts else None}
+            known = {"workload.tokenizer": _tokenizer_of(load_config(self.base, trains=False).workload)}
         device = "cuda" if torch.cuda.is_available() else "cpu"
         read_back = {"workload.weights": "pretrained", "workload.model": str(self.folder), "train.save_model": False}
+        least = {"workload.subset": 1}  # nothing is trained on, and no more of it has to be tokenised
         machine = {"launch.device": device, "workload.pad_to_multiple_of": 1, "train.precision": "fp32"}
         asked = {key: value for key, value in (flags or {}).items() if value is not None}
-        return load_config(self.base, overrides, {**known, **machine, **read_back, **asked}, trains=False)
+        other_data = _other_data(Path(str(asked["workload.data_path"]))) if "workload.data_path" in asked else {}
+        settings = {**known, **other_data, **machine, **least, **read_back, **asked}
+        nothing = [f"{key}=null" for key, value in settings.items() if value is None]  # which a flag cannot say
+        return load_config(self.base, (*nothing, *overrides), settings, trains=False)
+
+
+def _tokenizer_of(workload: Workload) -> str | None:
+    """What a run's texts were tokenised with; None takes the model's own.
+
+    The run's finds what is tokenised already; where its file is gone, or it had no texts, there is the saved one.
+    """
+    name = workload.tokenizer_name
+    gone = name.endswith((VOCABULARY, BPE_VOCABULARY)) or means_path(name)
+    if DATASETS[workload.dataset].generated or (gone and not Path(name).expanduser().exists()):
+        return None
+    return name
+
+
+def _other_data(path: Path) -> dict[str, object]:
+    """What goes with texts other than the run's: a data set that reads them, and no evaluation file of the run's."""
+    dataset = {"workload.dataset": DATASET_OF[path.suffix]} if path.suffix in DATASET_OF else {}
+    return {"workload.eval_path": None, **dataset}
 
 
 def find_saved(store: RunStore, source: str) -> Saved:
@@ -141,13 +168,18 @@ class Writer:
         Args:
             prompt: given to the model as it is: a base model knows no template.
             length: most tokens to write.
-            temperature: of the softmax; 0 always takes the likeliest token.
+            temperature: of the softmax; 0, or nearly so, always takes the likeliest token.
             top_p: the least probable tokens beyond this share of all are never drawn.
             seed: of the draws.
 
         Raises:
-            UsageError: an empty prompt of a tokenizer that begins no text, or one as long as the model's positions.
+            UsageError: an empty prompt of a tokenizer that begins no text, or one as long as the model's positions; a
+                temperature or share that is none.
         """
+        if not (temperature >= 0 and 0 < top_p <= 1):
+            raise UsageError(
+                f"temperature {temperature}, top-p {top_p}: expected a temperature from 0 on, a share above 0 up to 1"
+            )
         [(ids, _)] = self.tokenizer.encode([prompt], 2**30)
         if not ids:
             raise UsageError("an empty prompt: this tokenizer has no token that begins a text", "Give a few words.")
@@ -156,9 +188,12 @@ class Writer:
             raise UsageError(
                 f"the prompt has {len(ids)} tokens, and the model {self.positions} positions", "Give a shorter prompt."
             )
+        if room < length:
+            said = "at most %d tokens are written, not %d: the model has %d positions"
+            _log.warning(said, room, length, self.positions)
         device = next(self.model.parameters()).device
         given = torch.tensor([ids], device=device)
-        draws = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
+        draws = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
             [written] = self.model.generate(
@@ -167,7 +202,7 @@ class Writer:
                 max_new_tokens=room,
                 eos_token_id=self.end_id,
                 pad_token_id=self.end_id or 0,
-                **(draws or {"do_sample": False}),
+                **(draws if temperature >= LEAST_TEMPERATURE else {"do_sample": False}),
             ).tolist()
         new = [token for token in written[len(ids) :] if token != self.end_id]
         return str(self.tokenizer.backend.decode(new)), len(written) - len(ids)

@@ -55,6 +55,9 @@ class Player(Protocol):
     def evaluate(self, step: int) -> None:
         """Evaluate after a step, out of its time."""
 
+    def interrupted(self, step: int) -> None:
+        """Keep what there is after a step, the last one because of a signal; nothing may be asked of other ranks."""
+
     def enter(self) -> None:
         """This arm's turn begins; out of all clocks."""
 
@@ -165,6 +168,7 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
     orders: Iterator[Sequence[int]] = repeat((0,)) if turns is None else turns.rounds()
     block, turn = turns.block if turns is not None else 1, count()
     compiled: int | None = None
+    done: dict[int, int] = {}
     with stop.defer():
         for round_ in plan_rounds(train, due, block, alone=switch is None):
             order = next(orders)
@@ -178,7 +182,10 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
                 for step in round_.steps:
                     leaving = switch is not None and step == round_.steps[-1]
                     players[arm].step(Moment(step, round_.measured, number, leaving))
+                    done[arm] = step
                     if stop.signum is not None:
+                        for each, last in done.items():
+                            players[each].interrupted(last)
                         return
             if round_.evaluated:
                 _evaluate(players, order, round_.steps[-1], switch)

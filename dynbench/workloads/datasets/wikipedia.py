@@ -37,14 +37,20 @@ def load(settings: Workload) -> Splits:
 
     Raises:
         HubError: they are not there, and the hub cannot be reached.
-        DataError: an edition without articles.
+        DataError: an edition without articles, or a cache that cannot be written.
     """
     asked, folder = options_of(settings, WikipediaOptions), cache_folder(settings)
     path = folder / f"wikipedia-{asked.edition}-{asked.megabytes:g}MB.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            export(path, asked)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                export(path, asked)
+    except OSError as error:
+        raise DataError(
+            f"workload.cache_dir: {error.filename or folder}: {error.strerror or error}; articles cannot be kept there",
+            "Name a writable folder in workload.cache_dir.",
+        ) from error
     return Splits(stream_file(path, KEY, settings, read))
 
 

@@ -94,3 +94,18 @@ def test_a_vocabulary_that_makes_nothing_of_a_text_is_refused(tmp_path: Path, vo
     (tmp_path / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     with pytest.raises(DataError, match=said):
         load_tokenizer(Workload(tokenizer=str(tmp_path / "vocab.json")))
+
+
+@pytest.mark.parametrize("merges", ["", "#version: 0.2\n"])
+def test_a_file_of_merges_without_any_is_refused_where_pieces_wait_for_them(
+    trained: Path, tmp_path: Path, merges: str
+) -> None:
+    """As a download that broke off leaves it: every text would come back, byte by byte."""
+    (tmp_path / "vocab.json").write_bytes((trained / "small-vocab.json").read_bytes())
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    with pytest.raises(DataError, match=r"no merges, so that none of the \d+ pieces of vocab\.json is ever used"):
+        load_tokenizer(Workload(tokenizer=str(tmp_path / "vocab.json")))
+    letters = {piece: token for piece, token in bytes_of().backend.get_vocab().items() if len(piece) == 1}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters), encoding="utf-8")
+    [(ids, _)] = load_tokenizer(Workload(tokenizer=str(tmp_path / "vocab.json"))).encode(["low"], 9)
+    assert ids == [*b"low"]

@@ -15,6 +15,7 @@ from batches import batch_of
 
 from dynbench.config.change import changed
 from dynbench.config.load import load_config
+from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.plugins.workloads import OF_MODEL
@@ -31,6 +32,7 @@ MILLIONS = {
     "gpt2-62m": 62.4, "small": 129, "medium": 423, "large": 969, "xl-2025": 1998, "xl-2026": 3407, "2.7B": 3407,
 }  # fmt: skip
 BYTES = 259
+CPU = torch.device("cpu")
 
 
 def configured(*settings: str):
@@ -135,7 +137,22 @@ def test_evaluation_counts_tokens(made: CausalLanguageModel) -> None:
 def test_unigram_perplexity_is_that_of_the_targets() -> None:
     data = TokenisedData.from_samples([[9, 1, 2], [8, 1], [7, 3]], np.zeros(3, np.int64))
     shares = np.array([2, 1, 1]) / 4
-    assert unigram_perplexity(data) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
+    assert unigram_perplexity(data, np.arange(3)) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
+    assert unigram_perplexity(data, np.array([1, 2])) == pytest.approx(2)
+    assert unigram_perplexity(TokenisedData.from_samples([[5], [6]], np.zeros(2, np.int64)), np.arange(2)) is None
+
+
+@pytest.mark.parametrize("evaluated", [0, 5, 10_000])
+def test_unigram_perplexity_is_of_the_tokens_that_are_evaluated(tmp_path: Path, evaluated: int) -> None:
+    config = configured(f"train.eval_samples={evaluated}", "workload.pad_to_multiple_of=1")
+    workload, ranks = CausalLanguageModel(config), 3
+    given: list[int] = []
+    for rank in range(ranks):
+        evaluator = Evaluator(config, workload, CPU, shard=(rank, ranks), sum_over_ranks=list, file=None)
+        given += [int(sample) for batch in evaluator._batches or () for sample in batch]
+    assert len(given) == min(evaluated, len(workload.eval))
+    wanted = unigram_perplexity(workload.eval, np.array(given)) if given else None
+    assert workload.facts["unigram_perplexity"] == (None if wanted is None else pytest.approx(wanted))
 
 
 def test_the_held_out_samples_are_those_of_every_seed(tmp_path: Path) -> None:

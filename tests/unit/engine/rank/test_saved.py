@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 
 from dynbench.cli.main import main
@@ -133,6 +135,26 @@ def test_what_is_kept_is_the_same_on_all_ranks_and_written_by_one(tmp_path: Path
     assert len(asked) == 6 and not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sharded: bool
+) -> None:
+    class Asked(Local):
+        collective_forward = sharded
+
+        def full_state(self) -> dict[str, torch.Tensor]:
+            assert not sharded, "the others have stopped elsewhere"
+            return super().full_state()
+
+    config, strategy = configured(None), Asked()
+    workload = build_workload(config)
+    strategy.wrap(workload.build_model(0), CPU)
+    for settings in (config, changed(config, {"train.save_model": False})):
+        Keeper(settings, workload, tmp_path).interrupted(1, strategy)
+    assert (tmp_path / "model" / "last" / "config.json").is_file() == (not sharded)
+    assert ("model/last is not kept" in caplog.text) == sharded
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -174,6 +196,55 @@ def test_a_prompt_beyond_the_positions_is_refused(writer: Writer) -> None:
     assert writer.go_on("x" * 1020, length=5, temperature=1, top_p=1, seed=0)[1] <= 3
 
 
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(-1.0, 1.0), (float("nan"), 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, float("nan"))]
+)
+def test_a_temperature_or_share_that_is_none_is_refused(writer: Writer, temperature: float, top_p: float) -> None:
+    with pytest.raises(UsageError, match="expected a temperature from 0 on"):
+        writer.go_on("number", length=3, temperature=temperature, top_p=top_p, seed=0)
+
+
+def test_the_ends_of_temperature_and_share(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
+    def of(temperature: float, top_p: float = 1.0) -> str:
+        return writer.go_on("number", length=20, temperature=temperature, top_p=top_p, seed=4)[0]
+
+    assert of(0) == of(1e-320) == of(1e-6) == of(1, 1e-12)
+    assert of(float("inf")) == of(1e30) != of(0)
+    assert "at most" not in caplog.text
+    writer.go_on("x" * 1020, length=50, temperature=0, top_p=1, seed=0)
+    assert "at most 3 tokens are written, not 50: the model has 1024 positions" in caplog.text
+
+
+def test_other_texts_are_read_by_their_ending_and_as_they_are_held_out(tmp_path: Path, texts: Path) -> None:
+    [found] = kept(tmp_path, configured(texts, f"workload.eval_path={texts}"))
+    other = tmp_path / "other.json"
+    articles = [{"id": i, "title": f"so {i}", "text": "here"} for i in range(40)]
+    other.write_text(json.dumps(articles), encoding="utf-8")
+    for saved in (Saved(tmp_path / "model" / "last", tmp_path / "config.yaml"), Saved(tmp_path / "model" / "last")):
+        config = saved.config(("workload.max_length=24",), {"workload.data_path": str(other)})
+        again = evaluate_saved(config)
+        assert (config.workload.dataset, again["samples"]) == ("json", 4)
+        assert again["data"] == f"held out of {other}" and again["loss"] != found["loss"]
+        workload = build_workload(config)
+        assert len(workload.train) == 1, "no more of the training texts is tokenised"
+        whole = build_workload(changed(config, {"workload.subset": None}))
+        assert len(whole.train) == 36 and whole.eval.fingerprint == workload.eval.fingerprint
+
+
+def test_a_run_whose_vocabulary_is_gone_has_the_tokenizer_that_was_saved(tmp_path: Path, texts: Path) -> None:
+    place = tmp_path / "vocab"
+    place.mkdir()
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(["number 1 is here, so so"] * 4, vocab_size=280, special_tokens=["<|endoftext|>"])
+    made.save_model(str(place))
+    [found] = kept(tmp_path, configured(texts, f"workload.tokenizer={place / 'vocab.json'}"))
+    saved = Saved(tmp_path / "model" / "last", tmp_path / "config.yaml")
+    assert saved.config().workload.tokenizer == str(place / "vocab.json")
+    shutil.rmtree(place)
+    assert saved.config().workload.tokenizer is None
+    assert evaluate_saved(saved.config())["loss"] == pytest.approx(found["loss"], rel=1e-6)
+
+
 def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no saved model"):
         find_saved(RunStore(tmp_path), str(_run(tmp_path)))
@@ -211,7 +282,8 @@ def test_the_commands_print_one_object(
     assert capsys.readouterr().out.splitlines() == [f"{told['loss']} {told['perplexity']}"]
     assert main(["generate", str(run), "--prompt", "number", "--length", "4", "-q"]) == 0
     assert capsys.readouterr().out == f"{written['text']}\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO("number\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'x' * 2000}\nnumber\n"))
     assert main(["generate", str(run), "--length", "3"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("number") and "without a template" in err
+    assert "the prompt has 2001 tokens" in err, "and the next one is asked for"

@@ -45,6 +45,9 @@ class Arm:
     def evaluate(self, step: int) -> None:
         self.events.append((self.name, "evaluate", step))
 
+    def interrupted(self, step: int) -> None:
+        self.events.append((self.name, "interrupted", step))
+
     def enter(self) -> None:
         self.events.append((self.name, "enter", None))
 
@@ -128,7 +131,9 @@ def test_evaluation_of_all_arms_is_at_one_point() -> None:
 def test_a_signal_ends_it_after_the_step_in_progress() -> None:
     players, events = run(2, Train(steps=9, warmup_steps=0), stop_after=3)
     assert players[0].moments[-1].step == 3
-    assert events[-1] == ("a", "step", 3)
+    *_, end, first, second = events
+    assert end == ("a", "step", 3)
+    assert {first, second} == {(player.name, "interrupted", player.moments[-1].step) for player in players}
 
 
 def test_random_states_are_the_arms_own() -> None:

@@ -93,3 +93,9 @@ def test_the_command_writes_the_file_and_says_what_reads_it(on_hub, tmp_path, ca
 def test_the_command_without_the_hub(tmp_path, capsys):
     assert main(["data", "wikipedia", "-o", str(tmp_path / "a.json")]) == EXIT_USAGE
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_a_cache_that_is_none_is_named(on_hub, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"workload\.cache_dir: .*file"):
+        load_dataset(Workload(name="causal_lm", dataset="wikipedia", cache_dir=str(tmp_path / "file")))
