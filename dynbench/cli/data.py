@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli.launch_options import Duration
 from dynbench.cli.options import Settings, common_options, config_options
-from dynbench.cli.output import answered, print_line, refuse_existing, writing
+from dynbench.cli.output import answered, print_line, print_table, refuse_existing, writing
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_bytes
+from dynbench.units import format_bytes
 
 if TYPE_CHECKING:
     from dynbench.schedule.plan import IntArray
@@ -102,6 +106,46 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
     print_line(str(output))
     print_line(f"{articles:,} articles of {REPOSITORY} {edition}, {size:,} bytes")
     print_line(f"next  dynbench train --workload causal_lm --dataset json --data-path {shlex.quote(str(output))}")
+
+
+@command.command(
+    "cache",
+    short_help="What the cache of tokenised data holds; removes what is old.",
+    epilog="\b\nExamples:\n  dynbench data cache\n  dynbench data cache --older-than 4w --remove",
+)
+@click.option("--older-than", type=Duration(), metavar="AGE", help="Only what was used so long ago, like 30d or 4w.")
+@click.option("--remove", is_flag=True, help="Remove it; what is needed again is made again.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The cache; else $DYNBENCH_CACHE, else dynbench's part of the user's cache folder.",
+)
+@common_options
+def show_cache(settings: Settings, older_than: float | None, remove: bool, folder: Path | None) -> None:
+    """Say what tokenised data, lengths and articles are kept, how large they are and when they were last used."""
+    from dynbench.config.schema import Workload
+    from dynbench.workloads.cache import cache_folder
+    from dynbench.workloads.kept_data import kept_data
+
+    place = cache_folder(Workload(cache_dir=None if folder is None else str(folder)))
+    now = time.time()
+    chosen = [kept for kept in kept_data(place) if now - kept.used >= (older_than or 0)]
+    if remove:
+        for kept in chosen:
+            with writing(kept.path, "Remove it by hand."):
+                kept.remove()
+    entries = [
+        {"name": kept.path.name, "bytes": kept.size, "used": datetime.fromtimestamp(kept.used, UTC).isoformat()}
+        for kept in chosen
+    ]
+    total = sum(kept.size for kept in chosen)
+    facts = {"folder": place, "removed": remove, "bytes": total, "entries": entries}
+    if answered(settings, "data cache", facts, [str(kept.path) for kept in chosen]):
+        return
+    if chosen:
+        rows = [(kept.path.name, format_bytes(kept.size), f"{(now - kept.used) / 86_400:.1f}") for kept in chosen]
+        print_table(("kept", "size", "last used, days ago"), rows)
+    print_line(f"{'removed ' if remove else ''}{format_bytes(total)} in {place}")
 
 
 def save_lengths(lengths: IntArray, path: Path) -> None:

@@ -157,6 +157,18 @@ def disk(settings: Settings) -> Diagnosis:
     return _judged(free >= LEAST_DISK_BYTES, seen, hint)
 
 
+def data_cache(settings: Settings) -> Diagnosis:
+    """What tokenised data take of the disk."""
+    from dynbench.config.schema import Workload
+    from dynbench.workloads.cache import cache_folder
+    from dynbench.workloads.kept_data import kept_data
+
+    folder = cache_folder(Workload())
+    size, free = sum(kept.size for kept in kept_data(folder)), shutil.disk_usage(_nearest_folder(folder)).free
+    seen = f"{format_bytes(size)} of tokenised data in {folder}, {format_bytes(free)} free"
+    return _judged(size <= free, seen, "dynbench data cache --older-than 4w --remove makes room.")
+
+
 def hub_cache(settings: Settings) -> Diagnosis:
     """What of the model hub is on this machine."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
@@ -197,6 +209,7 @@ CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
     "memory": memory,
     "results": results_folder,
     "disk": disk,
+    "data cache": data_cache,
     "hub cache": hub_cache,
     "encoding": text_encoding,
 }

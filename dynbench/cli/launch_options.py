@@ -10,7 +10,9 @@ import click
 from dynbench.units import parse_duration_s
 
 
-class _Duration(click.ParamType[float]):
+class Duration(click.ParamType[float]):
+    """A time like `20m`."""
+
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -40,7 +42,7 @@ _OPTIONS: dict[str, Callable[[Callable[..., object]], Callable[..., object]]] = 
         "--max-launches", type=int, metavar="N", help="With --half-width: most launches per arm."
     ),
     "max_time_s": click.option(
-        "--max-time", "max_time_s", type=_Duration(), metavar="TIME", help="With --half-width: like 20m or 1.5h."
+        "--max-time", "max_time_s", type=Duration(), metavar="TIME", help="With --half-width: like 20m or 1.5h."
     ),
 }
 """By key of `launches`."""

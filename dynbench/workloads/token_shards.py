@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +81,19 @@ class Shards:
     digest: str
 
 
+_CHECKED: ContextVar[bool] = ContextVar("_CHECKED", default=False)
+
+
+@contextmanager
+def already_checked() -> Iterator[None]:
+    """Inside it finished shards are taken to hold what their record says: another process here has just read them."""
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
+
+
 def load_or_tokenise(folder: Path, facts: Mapping[str, object], texts: Texts) -> Shards:
     """The shards of a folder, those that are missing, damaged or of something else made first.
 
@@ -117,12 +133,12 @@ class _Folder:
             if entry is None:
                 continue
             try:
-                # read, not mapped: what is mapped and looked at stays in this process's memory
-                read = {name: np.load(self._file(number, name), allow_pickle=False) for name in ARRAYS}
                 arrays = {name: _mapped(self._file(number, name)) for name in ARRAYS}
-                if _digest(read) != entry["digest"] or len(arrays["removed"]) != entry["texts"]:
+                if (len(arrays["removed"]), len(arrays["ids"])) != (entry["texts"], entry["tokens"]):
+                    raise ValueError("its arrays do not have the lengths of the record")
+                if not _CHECKED.get() and self._digest_of(number) != entry["digest"]:
                     raise ValueError("its arrays do not have the digest of the record")
-            except (OSError, EOFError, ValueError) as error:
+            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
                 self._useless.append(f"shard {number} cannot be used ({error})")
             else:
                 self._entries[number], self._arrays[number] = entry, arrays
@@ -218,11 +234,17 @@ class _Folder:
         entries = [self._entries.get(number) for number in range(max(self._entries, default=-1) + 1)]
         write_json(self._path / RECORD, {"facts": self._facts, "finished": finished, "shards": entries})
 
+    def _digest_of(self, number: int) -> str:
+        """Of a shard that is read, not mapped: what is mapped and looked at stays in this process's memory."""
+        return _digest({name: np.load(self._file(number, name), allow_pickle=False) for name in ARRAYS})
+
     def _file(self, number: int, name: str) -> Path:
         return self._path / f"{number:05d}.{name}.npy"
 
     def shards(self) -> Shards:
         """All of them, in order."""
+        with suppress(OSError):
+            os.utime(self._path / RECORD)  # when they were last of use
         found = [self._arrays[number] for number in range(len(self._arrays))]
         digest = hashlib.blake2b(digest_size=16)
         for number in range(len(found)):

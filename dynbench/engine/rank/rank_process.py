@@ -92,9 +92,11 @@ def exit_now(code: int) -> NoReturn:
 
 
 def set_threads(settings: Launch) -> None:
-    """Computing threads of this process."""
-    assert isinstance(settings.threads, int), "resolved before the launch"
+    """Computing threads of this process; to tokenise it has those of the other ranks here, which wait meanwhile."""
+    assert isinstance(settings.threads, int) and isinstance(settings.nproc, int), "resolved before the launch"
     torch.set_num_threads(settings.threads)
+    ranks_here = settings.world_size or settings.nproc  # resolved, only virtual ranks have a world size
+    os.environ.setdefault("RAYON_NUM_THREADS", str(settings.threads * ranks_here))  # of the library tokenizers
 
 
 class StopFlag:

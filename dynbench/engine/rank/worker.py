@@ -25,6 +25,7 @@ from dynbench.engine.turn_order import Turns, read_turns
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload
+from dynbench.workloads.token_shards import already_checked
 
 _log = logging.getLogger(__name__)
 MakeLoop = Callable[[Run, Config, RankContext, Workload, MemoryMeter], AbstractContextManager[Loop | VirtualLoop]]
@@ -82,8 +83,10 @@ def load_workload(config: Config, context: RankContext) -> Workload:
     """
     if context.local_rank != 0:
         wait_patiently()
-    workload = build_workload(config)
-    if context.local_rank == 0:
+        with already_checked():
+            workload = build_workload(config)
+    else:
+        workload = build_workload(config)
         wait_patiently()
     wait_patiently()
     return workload

@@ -16,7 +16,7 @@ import pytest
 
 from dynbench.errors import DataError
 from dynbench.workloads import token_shards
-from dynbench.workloads.token_shards import ARRAYS, RECORD, Texts, load_or_tokenise
+from dynbench.workloads.token_shards import ARRAYS, RECORD, Texts, already_checked, load_or_tokenise
 
 TEXTS = ["a" * (index % 7 + 1) + str(index) for index in range(40)]
 FACTS = {"layout": 1, "tokenizer": "letters"}
@@ -120,6 +120,23 @@ def test_a_damaged_shard_alone_is_made_again_with_a_warning(tmp_path, array, dam
     assert "shard 2 cannot be used" in caplog.text
 
 
+def test_what_another_has_checked_is_not_read_again(tmp_path, monkeypatch):
+    first = load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    read: list[object] = []
+    with already_checked(), monkeypatch.context() as patch:
+        patch.setattr(token_shards, "_digest", read.append)
+        assert load_or_tokenise(tmp_path / "a", FACTS, texts_of()).digest == first.digest
+    assert not read
+    DAMAGES["cut"](tmp_path / "a" / "00002.ids.npy")
+    encode = Letters()
+    with already_checked():
+        load_or_tokenise(tmp_path / "a", FACTS, texts_of(encode=encode))
+    assert encode.seen, "what is plainly broken is noticed all the same"
+
+
+FOREIGN = json.dumps({"facts": FACTS, "shards": [{}, {"texts": None, "tokens": [], "digest": 3}], "finished": True})
+
+
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"facts": 1, "shards": 2, "finished": true}', "null"])
 def test_a_broken_record_is_replaced_with_a_warning(tmp_path, record, caplog):
     load_or_tokenise(tmp_path / "a", FACTS, texts_of())
@@ -128,6 +145,15 @@ def test_a_broken_record_is_replaced_with_a_warning(tmp_path, record, caplog):
     load_or_tokenise(tmp_path / "a", FACTS, texts_of())
     assert files(tmp_path / "a") == whole
     assert "the record does not fit" in caplog.text
+
+
+def test_a_record_without_what_is_to_be_known_of_a_shard_is_replaced_with_a_warning(tmp_path, caplog):
+    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    whole = files(tmp_path / "a")
+    (tmp_path / "a" / RECORD).write_text(FOREIGN)
+    load_or_tokenise(tmp_path / "a", FACTS, texts_of())
+    assert files(tmp_path / "a") == whole
+    assert "shard 0 cannot be used" in caplog.text and "shard 1 cannot be used" in caplog.text
 
 
 def test_shards_of_something_else_are_made_anew_with_a_warning(tmp_path, caplog):

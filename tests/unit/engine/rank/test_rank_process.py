@@ -80,3 +80,20 @@ def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str
     kept = name == "SIGHUP" and ignored
     assert ended.stdout == f"{not kept}\n"
     assert ended.returncode == (0 if kept else 128 + getattr(signal, name))
+
+
+@pytest.mark.parametrize(("launch", "workers"), [("threads=2, nproc=2", 4), ("threads=1, nproc=1, world_size=3", 3)])
+def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, workers: int) -> None:
+    code = (
+        "import os\n"
+        "from dynbench.config.schema import Launch\n"
+        "from dynbench.engine.rank.rank_process import set_threads\n"
+        "from dynbench.workloads.byte_level import byte_tokenizer\n"
+        f"set_threads(Launch({launch}))\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "byte_tokenizer().encode_batch_fast(['one', 'two'] * 1000)\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "RAYON_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) == workers
