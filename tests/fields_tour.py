@@ -18,6 +18,7 @@ from unit.cli.test_train_figures import TINY, launched
 from unit.experiment.test_compare import RECIPE, FakeTraining
 
 from dynbench.bench import bench_run
+from dynbench.cli import tensorboard
 from dynbench.cli.main import main
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
@@ -114,6 +115,9 @@ def _saved(tour: Tour, folder: Path) -> None:
 def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("train", *TINY, "--name", "t", document="train --json")
     tour.run("train", *TINY, "--dry-run", document="train --dry-run --json")
+    (store.resolve("t").path / "tensorboard").mkdir()
+    with mock.patch.multiple(tensorboard, serve=lambda *_: "http://localhost:6006/", wait_for_ctrl_c=lambda: None):
+        tour.run("tensorboard", "t", document="tensorboard --json")
     made = build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
     write_columns(made.ranks_dir, COMM_COLUMNS)
     said = {"say": "comm_model.none", "text": "none", "values": {}}
@@ -131,6 +135,8 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("solve", "--list", document="solve --list --json")
     tour.run("plugins", document="plugins --json")
     tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
+    (tour.root.parent / f"{0:032}.npz").write_bytes(b"kept")
+    tour.run("data", "cache", "--folder", str(tour.root.parent), document="data cache --json")
     articles = [{"id": "1", "title": "One", "text": "word", "url": "u"}]
     with (
         mock.patch("datasets.load_dataset", return_value=articles),

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("dynbench.cli.bench", "Micro-benchmarks: time and bandwidth of an all-reduce by size."),
     "eval": ("dynbench.cli.eval", "Loss and perplexity, or accuracy, of a saved model."),
     "generate": ("dynbench.cli.generate", "Text from a saved language model."),
+    "tensorboard": ("dynbench.cli.tensorboard", "TensorBoard on the scalars that `train --tensorboard` wrote."),
     "data": ("dynbench.cli.data", "Lengths of a data set, to share them without its text; articles."),
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),

@@ -30,15 +30,23 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 @name_options
 @click.option("--dry-run", is_flag=True, help="Print settings, torchrun line and run folder; do nothing.")
 @click.option("--save-model", is_flag=True, help="Keep the best and the last model, with the tokenizer, in the run.")
+@click.option("--tensorboard", is_flag=True, help="Write scalars too; `dynbench tensorboard` shows them.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(*_SECTIONS)
 @common_options
 def command(
-    settings: Settings, name: str | None, replace: bool, dry_run: bool, no_figures: bool, save_model: bool
+    settings: Settings,
+    name: str | None,
+    replace: bool,
+    dry_run: bool,
+    no_figures: bool,
+    save_model: bool,
+    tensorboard: bool,
 ) -> None:
     """Train a model on several ranks and record where every step's time goes."""
-    if save_model:
-        settings = settings.with_flag("train.save_model", True)
+    for asked, key in ((save_model, "train.save_model"), (tensorboard, "train.tensorboard")):
+        if asked:
+            settings = settings.with_flag(key, True)
     config, store = settings.config(paths=True), settings.store()
     if dry_run:
         from dynbench.engine.launching.run_launch import plan_launch
@@ -101,6 +109,8 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     print_line(f"run      {run.path}")
     if figures:
         print_line(f"figures  {len(figures)} in {run.figures_dir}")
+    if run.config().train.tensorboard:
+        print_line(f"scalars  {next_command('tensorboard', run.label, root=store.root)}")
     print_line(f"next     {analysis_command(run, store)}")
 
 

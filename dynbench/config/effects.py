@@ -193,6 +193,7 @@ _COMMON: dict[str, Effect] = {
         "train", lambda s: s.config.sync.communicate, "ranks that send nothing are not evaluated (sync.communicate)"
     ),
     "train.save_model": Effect("train"),  # refused where no model can be saved
+    "train.tensorboard": Effect("train"),
     "launch.launcher": Effect("train probe"),
     "launch.nproc": Effect("train probe", _nproc_is_read, "{ranks}"),
     "launch.world_size": Effect("train probe", _world_size_is_read, "{ranks}"),

@@ -210,6 +210,9 @@ class Train(Section):
     save_model: bool = False
     """Keep the model in the run's folder as transformers saves it, with its tokenizer: `model/best` of the evaluations,
     and `model/last`."""
+    tensorboard: bool = False
+    """Write the steps of the first rank that trains, and the evaluations, as scalars for TensorBoard too, which takes
+    that rank some time between steps; needs the package tensorboard."""
 
 
 class Launch(Section):

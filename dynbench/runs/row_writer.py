@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -21,14 +21,21 @@ class RowWriter:
     Args:
         path: the file; rows are appended when it exists.
         extra: columns after those of `StepRow`, in order.
+        also: told every row, with its extra columns, once it is written.
 
     Raises:
         ValueError: the file exists with other columns.
     """
 
-    def __init__(self, path: Path, extra: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        extra: Sequence[str] = (),
+        also: Callable[[StepRow, Mapping[str, object]], None] = lambda row, extra: None,
+    ) -> None:
         self.columns = (*COLUMNS, *extra)
         self._extra = tuple(extra)
+        self._also = also
         header = _line(self.columns)
         if path.exists() and path.stat().st_size > 0:
             with path.open("rb") as file:
@@ -52,6 +59,7 @@ class RowWriter:
         """
         values = extra or {}
         self._append(_line((*astuple(row), *(values[column] for column in self._extra))))
+        self._also(row, values)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

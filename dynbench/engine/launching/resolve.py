@@ -22,6 +22,7 @@ from dynbench.engine.launching.learning_rate import decide_learning_rate
 from dynbench.engine.launching.model_shape import decide_shape
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
 from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
+from dynbench.engine.rank.scalars import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
 from dynbench.plugins.policies import StreamOptions
@@ -81,11 +82,12 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     Raises:
         ConfigError: every broken rule, and every setting that differs from those of a probe that is named.
         UsageError: a GPU is asked for where there is none, a policy that cannot train, or a workload of the user's own
-            that cannot be used.
+            that cannot be used; scalars for TensorBoard without its package.
         RunLookupError: a probe run that is not in the registry.
         RecordError: a run that is named as a probe and is none.
     """
     check_trainable(config.schedule.policy_name, config.workload.layout)
+    check_scalars(config)
     decisions: dict[str, Decision] = {}
     device = _device(config, machine, decisions)
     launcher = _launcher(config, machine, device, decisions)

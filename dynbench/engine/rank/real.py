@@ -17,6 +17,7 @@ from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
+from dynbench.engine.rank.scalars import scalars_of
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
@@ -48,7 +49,9 @@ def real_loop(
         columns = extra_columns(replica)
         if context.local_rank == 0:
             write_columns(run.ranks_dir, columns)
-        writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns])
+        first_worker = context.rank == ranks.servers
+        scalars = files.enter_context(scalars_of(config, run, writes=first_worker))
+        writer = RowWriter(run.rank_file(context.rank), [column.name for column in columns], scalars.row)
         files.enter_context(writer)
         yield Loop(
             config=config,
@@ -68,6 +71,7 @@ def real_loop(
                 sum_over_ranks=sum_over_ranks,
                 file=run.path / EVAL_FILE if context.is_first else None,
                 equal_batches=strategy.collective_forward,
+                also=scalars.evaluation,
             ),
             fixed_batch=policy_class(policy).fixed_batch,
         )

@@ -19,6 +19,7 @@ from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import Replica, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.scalars import Scalars, scalars_of
 from dynbench.engine.rank.timers import Phase, StepTimer
 from dynbench.engine.rank.turns import Moment
 from dynbench.engine.rank.wiring import build_strategy, session
@@ -136,6 +137,8 @@ def virtual_loop(
         columns = [TURN, *replica.columns]
         names = [column.name for column in columns]
         write_columns(run.ranks_dir, columns)
+        scalars = files.enter_context(scalars_of(config, run, writes=True))
+        told = [scalars, *(Scalars() for _ in range(1, world_size))]
         yield VirtualLoop(
             config=config,
             plans=step_plans(config, problem, paces_in_order, run.path / SPEEDS_FILE),
@@ -143,7 +146,9 @@ def virtual_loop(
             timer=timer,
             memory=memory,
             rows=[RowBuilder(rank, policy, lengths) for rank in range(world_size)],
-            writers=[files.enter_context(RowWriter(run.rank_file(rank), names)) for rank in range(world_size)],
+            writers=[
+                files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
+            ],
             evaluator=Evaluator(
                 config,
                 workload,
@@ -151,6 +156,7 @@ def virtual_loop(
                 shard=(0, 1),
                 sum_over_ranks=list,
                 file=run.path / EVAL_FILE,
+                also=scalars.evaluation,
             ),
             comm_ms=charged_ms(
                 config.launch.comm_model, gradient_megabytes(replica.model), world_size, run.path.parent

@@ -78,6 +78,7 @@ VALUES: dict[str, str] = {
     "train.eval_every": "9",
     "train.eval_samples": "8",
     "train.save_model": "true",
+    "train.tensorboard": "true",
     "launch.launcher": "torchrun",
     "launch.nproc": "8",
     "launch.world_size": "8",

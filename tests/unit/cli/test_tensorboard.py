@@ -1,0 +1,142 @@
+"""`dynbench tensorboard`, and scalars that are asked for without the package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dynbench.cli import tensorboard as module
+from dynbench.cli.main import main
+from dynbench.engine.rank import scalars
+from dynbench.errors import Terminated
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "results"))
+    return RunStore(tmp_path / "results")
+
+
+@pytest.fixture
+def argv(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A package that only remembers what it was started with; Ctrl-C comes at once."""
+    given: list[str] = []
+
+    class TensorBoardServerException(Exception):
+        pass
+
+    class TensorBoard:
+        def configure(self, argv: Sequence[str]) -> None:
+            given[:] = argv
+
+        def launch(self) -> str:
+            if "1" in given:
+                raise TensorBoardServerException("port 1 is not ours")
+            return "http://localhost:6007/"
+
+    package, program = ModuleType("tensorboard"), ModuleType("tensorboard.program")
+    package.program = program  # type: ignore[attr-defined]
+    program.TensorBoard = TensorBoard  # type: ignore[attr-defined]
+    program.TensorBoardServerException = TensorBoardServerException  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorboard", package)
+    monkeypatch.setitem(sys.modules, "tensorboard.program", program)
+    monkeypatch.setattr(module, "wait_for_ctrl_c", _ctrl_c)
+    return given
+
+
+def _ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def trained(store: RunStore, name: str, *, writes: bool = True, group: str | None = None) -> Run:
+    run = store.create("train", "static", name=name)
+    if group is not None:
+        run.update(group=group)
+    if writes:
+        (run.path / scalars.FOLDER).mkdir()
+    return run
+
+
+def test_it_shows_the_runs_named_or_all_that_have_scalars(store: RunStore, argv: list[str], capsys: Output) -> None:
+    first, second = trained(store, "a"), trained(store, "b")
+    trained(store, "c", writes=False)
+    places = {run.label: f"{run.label}:{run.path.resolve() / scalars.FOLDER}" for run in (first, second)}
+    assert main(["tensorboard", "b"]) == 0
+    assert argv[1:] == ["--logdir_spec", places["b"], "--host", "localhost"]
+    assert capsys.readouterr().out == "http://localhost:6007/  1 run; Ctrl-C ends it\n"
+    assert main(["tensorboard", "--json", "--port", "6010"]) == 0
+    assert argv[2] == f"{places['a']},{places['b']}" and argv[-2:] == ["--port", "6010"]
+    assert json.loads(capsys.readouterr().out)["address"] == "http://localhost:6007/"
+    assert main(["tensorboard", "-q"]) == 0
+    assert capsys.readouterr().out == "http://localhost:6007/\n"
+
+
+def test_a_comparison_means_what_was_launched_for_it(store: RunStore, argv: list[str]) -> None:
+    comparison = store.create("compare", "two", name="cmp")
+    arm = trained(store, "arm", group=comparison.id)
+    trained(store, "another")
+    assert main(["tensorboard", "cmp"]) == 0
+    assert argv[2] == f"arm:{arm.path.resolve() / scalars.FOLDER}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["plain"], "plain: no scalars"), ([], "no run has scalars"), (["nobody"], "nobody")],
+)
+def test_without_scalars_it_says_how_to_get_them(
+    store: RunStore, argv: list[str], capsys: Output, arguments: list[str], said: str
+) -> None:
+    trained(store, "plain", writes=False)
+    assert main(["tensorboard", *arguments]) == 2
+    assert said in capsys.readouterr().err and not argv
+
+
+def test_a_port_that_cannot_be_had_is_one_line(store: RunStore, argv: list[str], capsys: Output) -> None:
+    trained(store, "a")
+    assert main(["tensorboard", "--port", "1"]) == 2
+    assert "error: TensorBoard cannot start: port 1 is not ours" in capsys.readouterr().err
+
+
+def test_a_signal_that_asks_to_stop_is_no_ctrl_c(
+    store: RunStore, argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> None:
+        raise Terminated(15)
+
+    trained(store, "a")
+    monkeypatch.setattr(module, "wait_for_ctrl_c", stopped)
+    assert main(["tensorboard"]) == 143
+
+
+def test_without_the_package_it_is_one_line(store: RunStore, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(store, "a")
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert main(["tensorboard"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "the package tensorboard cannot be imported" in error and hint == "hint: pip install tensorboard."
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_scalars_without_the_package_are_refused_before_anything_is_launched(
+    store: RunStore, capsys: Output, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    found = ModuleSpec("tensorboard", None) if installed else None
+    monkeypatch.setattr(scalars, "find_spec", lambda name: found)
+    assert main(["train", "--tensorboard", "--dry-run", "--device", "cpu", "--nproc", "2"]) == (0 if installed else 2)
+    told = capsys.readouterr()
+    if installed:
+        assert "tensorboard: true" in told.out
+    else:
+        error, hint = told.err.splitlines()
+        assert error == "error: train.tensorboard: true, but the package tensorboard is not installed"
+        assert hint == "hint: pip install tensorboard."
