@@ -22,6 +22,7 @@ from dynbench.analysis.speedup import speedup_of
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.summary import Summary, summary_of
 from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
+from dynbench.analysis.weights import weights_difference
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 from dynbench.runs.phrase import Phrase
@@ -45,6 +46,7 @@ class Comparison:
         loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only and where all
             losses are finite.
         loss_drift: part by which the candidate's mean training loss is above the baseline's, where it is finite.
+        weights_max_diff: largest difference of their last weights, relative to the largest, where both kept these.
         efficiency: of ranks, against the arm with the fewest; None for other questions.
         improvement_percent: by metric key, means over launches.
         predicted: speed-up that the probe behind a run predicted, None without one.
@@ -67,6 +69,7 @@ class Comparison:
     confidence: float
     loss_max_rel_diff: float | None
     loss_drift: float | None
+    weights_max_diff: float | None
     efficiency: float | None
     improvement_percent: dict[str, float]
     predicted: float | None
@@ -105,6 +108,7 @@ class Comparison:
             same_work=self.level in ("step", "window"),
             loss_max_rel_diff=self.loss_max_rel_diff,
             loss_drift=self.loss_drift,
+            weights_max_diff=self.weights_max_diff,
             improvement_percent=self.improvement_percent,
             left_out=list(self.pairing.left_out),
             compared={key: list(values) for key, values in self.compared.items()},
@@ -233,8 +237,8 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         reason = sentence(verdict, baseline.label, candidate.label, speedup, noise, confidence, unit)
     if forbidden:
         verdict, reason = Verdict.INCOMPARABLE, Phrase.of("reason.INCOMPARABLE", differences=describe(forbidden))
-    else:
-        reason = _with_virtual_note(reason, pairs[0][0])
+    elif (comm_model := pairs[0][0].facts.comm_model) is not None:
+        reason = Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)
     scales = question.raised_by(("world_size",)) and not forbidden
     before, after = ([terms.summaries[pair[side].run.id] for pair in pairs] for side in (0, 1))
     trained = all(run.facts.trains for pair in pairs for run in pair)
@@ -252,6 +256,7 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         confidence=confidence,
         loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
         loss_drift=loss_drift(pairs) if trained else None,
+        weights_max_diff=weights_difference(pairs) if level == "step" else None,
         efficiency=_efficiency(terms, candidate) if scales else None,
         improvement_percent=improvements(before, after),
         predicted=predicted_speedup(*pairs[0]) if question.plans else None,
@@ -290,8 +295,3 @@ def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) ->
 
 def _lacks(merged: MergedRun) -> Phrase:
     return Phrase.listed("; ", merged.lacks) if merged.lacks else Phrase.of("whole")
-
-
-def _with_virtual_note(reason: Phrase, merged: MergedRun) -> Phrase:
-    comm_model = merged.facts.comm_model
-    return reason if comm_model is None else Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)

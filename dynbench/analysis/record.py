@@ -87,6 +87,9 @@ class ComparisonRecord(Record):
     loss_drift: float | None = None
     """By which part the mean training loss of the measured steps is above the baseline's; null where a loss is not
     finite, or ranks sent nothing to each other."""
+    weights_max_diff: float | None = None
+    """Largest difference of a weight after the last step, relative to the largest; null beyond level step, and where a
+    launch kept no model, or one of more than 256 MB."""
     improvement_percent: dict[str, float] = Field(default_factory=dict)
     """By how much the candidate is better."""
     left_out: list[str] = Field(default_factory=list)

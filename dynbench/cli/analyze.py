@@ -207,6 +207,8 @@ def _details(comparison: Comparison, in_overview: bool) -> Iterator[str]:
             yield f"efficiency of the ranks: {100 * comparison.efficiency:.1f} %"
         if comparison.question.loss_drift is not None and comparison.loss_drift is not None:
             yield f"mean training loss: {100 * comparison.loss_drift:+.2f} % of the baseline's"
+    if comparison.weights_max_diff is not None:
+        yield f"weights at the end: they differ by at most {comparison.weights_max_diff:.1e} of the largest"
     for reason in comparison.pairing.left_out:
         yield f"left out: {reason}"
 

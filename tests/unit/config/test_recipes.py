@@ -14,6 +14,7 @@ from dynbench.errors import ConfigError, UsageError
 
 SHIPPED = [
     "custom_workload",
+    "first_steps",
     "hf_peers",
     "hf_published",
     "multinode",
