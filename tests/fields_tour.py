@@ -114,6 +114,8 @@ def _saved(tour: Tour, folder: Path) -> None:
 
 def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("train", *TINY, "--name", "t", document="train --json")
+    epoch = ("--warmup-steps", "1", "--epochs", "1", "--subset", "48")
+    tour.run("train", *TINY[:6], *epoch, "--name", "e", document="train --json")
     tour.run("train", *TINY, "--dry-run", document="train --dry-run --json")
     (store.resolve("t").path / "tensorboard").mkdir()
     with mock.patch.multiple(tensorboard, serve=lambda *_: "http://localhost:6006/", wait_for_ctrl_c=lambda: None):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
 from dynbench.analysis.record import LEVELS, Level
+from dynbench.config.image_rules import known_entry
 
 PARITY_STEPS = 50
 """Steps from the first on, warm-up included, in which the losses of equal gradients have to agree."""
@@ -87,12 +88,13 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
     of the later ones those that rise to `JUMP` times all before them at once. A step without weight has a loss of 0.
 
     Returns:
-        None where a loss is not finite: there is nothing to compare then.
+        None where there is nothing to compare: a loss is not finite, or the model normalises over the samples that a
+        rank runs together, so that its losses depend on the plan.
     """
     worst = 0.0
     for a, b in pairs:
         left, right = (run.steps["loss_global"].fill_null(0.0).to_numpy() for run in (a, b))
-        if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        if not (np.isfinite(left).all() and np.isfinite(right).all()) or any(map(_normalises, (a, b))):
             return None
         scale = np.maximum(np.maximum(np.abs(left), np.abs(right)), np.finfo(np.float64).tiny)
         differences = np.abs(left - right) / scale
@@ -100,6 +102,11 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
         counts = (np.arange(len(differences)) < PARITY_STEPS) | (differences > JUMP * before)
         worst = max(worst, float(differences[counts].max(initial=0.0)))
     return worst
+
+
+def _normalises(run: MergedRun) -> bool:
+    entry = known_entry(run.facts.config)
+    return entry is not None and entry.batch_norm
 
 
 def loss_drift(pairs: Sequence[Pair]) -> float | None:

@@ -18,6 +18,7 @@ import polars as pl
 from dynbench.analysis import tables
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.data_facts import read_data
+from dynbench.analysis.epochs import epochs_of
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.proxy import proxy_error
@@ -122,6 +123,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "eval": _evaluation(merged.evaluations, fact(facts.env, "data.unigram_perplexity")),
         "samples": int(steps["global_batch"].sum()),
         "real_tokens": int(steps["real_tokens"].sum()),
+        "epochs": epochs_of(merged),
         **_transport(steps),
     }
 

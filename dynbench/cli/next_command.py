@@ -35,6 +35,7 @@ def setting_words(command: Command, wanted: Config, file: Path | None = None) ->
     """
     from dynbench.cli.flags import FLAGS
     from dynbench.cli.main import COMMANDS
+    from dynbench.config.alternatives import left_unsaid
     from dynbench.config.digest import differences
     from dynbench.config.effects import EFFECTS
     from dynbench.config.schema import Config
@@ -44,7 +45,9 @@ def setting_words(command: Command, wanted: Config, file: Path | None = None) ->
     base = _of_file(file)
     words = [] if base is None else ["-c", str(file)]
     situation = Situation(command, wanted, wanted, probes=wanted.probe.run in (None, "auto"))
-    keys = [key for key in differences(base or Config(), wanted) if EFFECTS[key].is_read(situation)]
+    unsaid = left_unsaid(wanted)
+    changed = (key for key in differences(base or Config(), wanted) if key not in unsaid)
+    keys = [key for key in changed if EFFECTS[key].is_read(situation)]
     if "schedule.policy" in keys:  # alone it would imply a mode, or no longer do so
         keys = list(dict.fromkeys(("schedule.mode", *keys)))
     taken = {parameter.name for parameter in import_module(COMMANDS[command][0]).command.params}

@@ -35,9 +35,11 @@ def progress_display(wanted: bool) -> Iterator[OnProgress | None]:
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     columns = BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+    tell = _epoch_teller()
     with progress_bar("starting ranks", *columns) as update:
 
         def show(progress: Progress) -> None:
+            tell(progress)
             update(
                 description="training" if progress.steps_done else progress.preparing or "starting ranks",
                 completed=progress.steps_done,
@@ -49,10 +51,11 @@ def _bar() -> Iterator[OnProgress]:
 
 
 def _line_printer() -> Callable[[Progress], None]:
-    shown, prepared = -1, ""
+    tell, shown, prepared = _epoch_teller(), -1, ""
 
     def show(progress: Progress) -> None:
         nonlocal shown, prepared
+        tell(progress)
         if progress.preparing != prepared and progress.preparing:
             prepared = progress.preparing
             stderr.print(prepared, soft_wrap=True)
@@ -67,13 +70,26 @@ def _line_printer() -> Callable[[Progress], None]:
     return show
 
 
+def _epoch_teller() -> Callable[[Progress], None]:
+    """Prints the line of every epoch once, as it ends."""
+    told = 0
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        for line in progress.epochs[told:]:
+            stderr.print(line, soft_wrap=True)
+        told = max(told, len(progress.epochs))
+
+    return tell
+
+
 def describe(progress: Progress) -> str:
     """Loss, throughput and imbalance (longest over mean compute of the ranks), as far as they are known."""
     parts = []
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.3f}")
     if progress.tokens_per_s is not None:
-        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+        parts.append(f"{progress.tokens_per_s:,.0f} {progress.unit}/s")
     if progress.imbalance is not None:
         parts.append(f"imbalance {progress.imbalance:.2f}")
     return "  ".join(parts)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynbench.config.describe import all_keys
+from dynbench.config.image_rules import has_lengths, known_entry
 from dynbench.config.situation import Situation
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, Registry
 
@@ -45,12 +46,21 @@ class Effect:
 
 
 def _has_texts(s: Situation) -> bool:
-    return s.config.workload.runs_own_code or not DATASETS[s.config.workload.dataset].generated
+    return s.config.workload.runs_own_code or DATASETS[s.config.workload.dataset].of_texts
 
 
 def _joins_texts(s: Situation) -> bool:
     own = s.config.workload.runs_own_code
     return own or (_has_texts(s) and not WORKLOADS[s.config.workload.name].classes)
+
+
+def _has_lengths(s: Situation) -> bool:
+    return has_lengths(s.config)
+
+
+def _drops(s: Situation) -> bool:
+    entry = known_entry(s.config)
+    return entry is None or entry.drops
 
 
 def _is_own(s: Situation) -> bool:
@@ -106,6 +116,7 @@ def _probes(s: Situation) -> bool:
 
 
 _NOT_OWN = "the workload is none of your own (workload.name)"
+_NO_LENGTHS = "samples of '{workload}' have no lengths (workload.name)"
 _NO_TEXTS = "dataset '{dataset}' is not tokenised"
 _NO_COST = "policy '{policy}' plans without a predicted cost"
 _NO_PROBE = "no probe is made (probe.run=auto)"
@@ -128,15 +139,19 @@ _COMMON: dict[str, Effect] = {
     ),
     "workload.weights": Effect("train probe data"),
     "workload.size": Effect("train probe", _size_is_read, "pretrained weights bring their own shape"),
-    "workload.dropout": Effect("train probe"),
-    "workload.max_length": Effect("train probe solve"),
+    "workload.dropout": Effect("train probe", _drops, "models of '{workload}' have no dropout (workload.name)"),
+    "workload.max_length": Effect("train probe solve", _has_lengths, _NO_LENGTHS),
     "workload.blocks": Effect(
         "train probe data",
         _joins_texts,
         "workload '{workload}' on dataset '{dataset}' joins no texts, as one without classes does (workload.name)",
     ),
     "workload.subset": Effect("train probe data"),
-    "workload.pad_to_multiple_of": Effect("train probe solve", _pads, "packed rows are not padded (workload.layout)"),
+    "workload.pad_to_multiple_of": Effect(
+        "train probe solve",
+        lambda s: _pads(s) and _has_lengths(s),
+        "neither packed rows (workload.layout) nor samples without lengths (workload.name) are padded",
+    ),
     "workload.layout": Effect("train probe solve"),
     "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),
     "schedule.mode": Effect("train"),
@@ -177,10 +192,16 @@ _COMMON: dict[str, Effect] = {
     "sync.communicate": Effect("train probe"),  # refused for virtual ranks
     "compress.name": Effect("train probe"),
     "train.steps": Effect("train"),
+    "train.epochs": Effect("train"),
     "train.warmup_steps": Effect("train"),
     "train.global_batch": Effect("train probe"),
+    "train.batch_per_worker": Effect("train probe"),
     "train.seed": Effect("train probe solve"),
     "train.precision": Effect("train probe"),
+    "train.optimizer": Effect("train probe"),
+    "train.momentum": Effect(
+        "train probe", lambda s: s.config.train.optimizer == "sgd", "only optimizer sgd has it (train.optimizer)"
+    ),
     "train.learning_rate": Effect("train"),
     "train.schedule": Effect("train"),
     "train.lr_warmup_steps": Effect("train"),

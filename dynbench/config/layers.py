@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import cast
@@ -10,6 +10,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from dynbench.config import describe
+from dynbench.config.alternatives import given_twice, replaced_by
 from dynbench.config.explain import explain, shown
 from dynbench.config.paths import path_problems
 from dynbench.config.rules import check_rules, known_world_size
@@ -40,11 +41,23 @@ class Layers:
 
     def lay(self, overrides: Sequence[str], flags: Mapping[str, object]) -> None:
         """Lay what the command line sets over what is there: `--set`, then flags; None values count as not given."""
+        keys = [text.partition("=")[0].strip() for text in overrides]
+        keys += [key for key, value in flags.items() if value is not None]
+        self.problems.extend(given_twice(keys))
+        self.give_way(keys)
         for text in overrides:
             self.override(text)
         for key, value in flags.items():
             if value is not None:
                 self.flag(key, value)
+
+    def give_way(self, keys: Iterable[str]) -> None:
+        """Take out what is there of settings that those of `keys`, which are laid over it, say in another way."""
+        for key in replaced_by(keys):
+            section, _, name = key.partition(".")
+            held = self.values.get(section)
+            if isinstance(held, dict):
+                held.pop(name, None)
 
     def override(self, text: str) -> None:
         """Lay `a.b=c` over what is there; a mistake joins `problems`."""

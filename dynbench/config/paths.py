@@ -16,6 +16,8 @@ VOCABULARY = ".txt"
 """Ending of a tokenizer that is a WordPiece vocabulary."""
 BPE_VOCABULARY = "vocab.json"
 """Ending of one of byte pairs, its merges beside it; every other one is a folder or a hub name."""
+TORCH_WEIGHTS = ".pth"
+"""Ending of a model that is a file of weights as torchvision publishes them."""
 BYTES = "bytes"
 """The tokenizer that reads no file."""
 
@@ -35,9 +37,10 @@ def path_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if workload.runs_own_code:
         return problems
-    if DATASETS[workload.dataset].of_files:
+    dataset = DATASETS[workload.dataset]
+    if dataset.of_files:
         for key, value in options_of(workload, FileOptions):
-            problems += [] if value is None else _file(f"workload.{key}", value)
+            problems += [] if value is None else (_folder if dataset.folder else _file)(f"workload.{key}", value)
     situation = Situation("train", config, config)
     model_is_read = EFFECTS["workload.model"].is_read(situation)
     tokenizer = None if workload.tokenizer == BYTES else workload.tokenizer
@@ -61,8 +64,19 @@ def _file(key: str, value: str) -> Iterator[str]:
         yield _unusable(key, value, error)
 
 
+def _folder(key: str, value: str) -> Iterator[str]:
+    try:
+        path = Path(value).expanduser()
+        if path.is_file():
+            yield f"{key}: {value!r} is a file; expected the folder that holds it, perhaps {str(path.parent)!r}"
+        elif not path.is_dir():
+            yield f"{key}: {value!r} does not exist{_nearest(path)}"
+    except (OSError, RuntimeError, ValueError) as error:
+        yield _unusable(key, value, error)
+
+
 def _tokenizer_or_model(key: str, value: str) -> Iterator[str]:
-    if value.endswith((VOCABULARY, BPE_VOCABULARY)):
+    if value.endswith((VOCABULARY, BPE_VOCABULARY, TORCH_WEIGHTS)):
         yield from _file(key, value)
         return
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from dynbench.config.alternatives import replaced_by
 from dynbench.config.dump import dump_yaml
 from dynbench.config.launches import written
 from dynbench.config.layers import Layers
@@ -54,6 +55,7 @@ def recipe_yaml(recipe: Mapping[str, object]) -> str:
 
 def _under(settings: YamlMapping, given: Mapping[str, Value]) -> YamlMapping:
     """Settings of an arm or cell with what is given for all laid over, as far as it concerns them."""
+    settings = {key: value for key, value in settings.items() if key not in set(replaced_by(given))}
     kept = {key: value for key, value in settings.items() if not any(f"{key}.".startswith(f"{one}.") for one in given)}
     within = {one: value for one, value in given.items() if any(one.startswith(f"{key}.") for key in kept)}
     return kept | within

@@ -269,6 +269,7 @@ def _arm_document(document: Document, text: RecipeText, cell: int, arm: int) -> 
     layers = Layers(Document(document.source, cast(YamlMapping, text.settings)))
     added = [(f"cells.{cell}", text.cells[cell])] if text.cells else []
     for where, values in (*added, (f"arms.{arm}.set", text.arms[arm].set)):
+        layers.give_way(values)
         for key, value in values.items():
             layers.typed(key, cast(Value, value))
             lines[key] = document.positions[f"{where}.{key}"]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from dynbench.config.batch import batch_is_open, batch_problem, with_global_batch
+from dynbench.config.data_rules import DATA_RULES
+from dynbench.config.image_rules import IMAGE_RULES, image_warnings
 from dynbench.config.rank_rules import buffer_size, rank_problems
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.config.unread import unread
 from dynbench.errors import did_you_mean
-from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, options_of
-from dynbench.plugins.datasets import FileOptions, TextFileOptions
+from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.units import parse_bytes
 
@@ -33,7 +35,9 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
     """
     problems = [problem for rule in RULES if trains or rule is not _subset_holds_a_batch for problem in rule(config)]
     if trains and world_size is not None:
-        problems += rank_problems(config, ranks_of(config, world_size))
+        ranks = ranks_of(config, world_size)
+        problems += filter(None, [batch_problem(config.train, ranks.workers)])
+        problems += rank_problems(with_global_batch(config, ranks.workers), ranks)
     return problems
 
 
@@ -72,7 +76,7 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
         warnings.append(
             "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
         )
-    return [*warnings, *unread(asked)]
+    return [*warnings, *image_warnings(config), *unread(asked)]
 
 
 def makes_probe(config: Config, *, on_gpus: bool) -> bool:
@@ -84,36 +88,6 @@ def makes_probe(config: Config, *, on_gpus: bool) -> bool:
         return config.probe.run == "auto"
     by_itself = on_gpus and config.launch.nnodes == 1
     return by_itself and config.schedule.mode == "dynamic" and config.schedule.capacity is None
-
-
-def _data_files(config: Config) -> Iterator[str]:
-    workload, files = config.workload, options_of(config.workload, TextFileOptions)
-    dataset = DATASETS[workload.dataset]
-    if dataset.of_files and files.data_path is None:
-        yield f"workload.data_path: null, but dataset {workload.dataset!r} reads a file; name it (--data-path FILE)"
-    asked = {option: (getattr(files, option), DATASETS.readers(option)) for option in FileOptions.model_fields}
-    texts = [name for name, entry in DATASETS.items() if entry.of_files and not entry.generated]
-    asked["tokenizer"] = (workload.tokenizer, texts if dataset.generated else [workload.dataset])
-    for key, (value, readers) in asked.items():
-        if value is not None and workload.dataset not in readers and not workload.runs_own_code:
-            *others, last = readers
-            yield (
-                f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; "
-                f"set workload.dataset to {', '.join(others)} or {last}, or leave it out"
-            )
-    if files.text_column == files.label_column:
-        yield f"workload.label_column: {files.label_column!r} is the text column too; name another"
-
-
-def _labels_are_there(config: Config) -> Iterator[str]:
-    workload = config.workload
-    if workload.runs_own_code or DATASETS[workload.dataset].classes or not WORKLOADS[workload.name].classes:
-        return
-    named = [name for name, entry in WORKLOADS.items() if not entry.classes]
-    yield (
-        f"workload.dataset: {workload.dataset!r} has texts without labels, which {workload.name} is to learn; "
-        f"set workload.name to {' or '.join(named)} (--workload), or name a data set with labels"
-    )
 
 
 def _size_is_one_of_the_workload(config: Config) -> Iterator[str]:
@@ -134,16 +108,16 @@ def _the_model_is_of_the_workloads_kind(config: Config) -> Iterator[str]:
     default = type(workload).model_fields["model"].default
     if workload.runs_own_code or not workload.reads_model or workload.model != default:
         return
-    if WORKLOADS[workload.name].names_model:
+    if example := WORKLOADS[workload.name].names_model:
         yield (
-            f"workload.model: {default!r}, the default, is no model for {workload.name}; name one (--model gpt2, or a "
-            "folder), or set weights to random and size to one of the workload's"
+            f"workload.model: {default!r}, the default, is no model for {workload.name}; name one (--model {example}, "
+            "or a folder), or set weights to random and size to one of the workload's"
         )
 
 
 def _subset_holds_a_batch(config: Config) -> Iterator[str]:
     subset, batch = config.workload.subset, config.train.global_batch
-    if subset is not None and subset < batch:
+    if subset is not None and subset < batch and not batch_is_open(config.train):
         yield f"workload.subset: {subset} samples are fewer than train.global_batch {batch}; least that works: {batch}"
 
 
@@ -244,6 +218,8 @@ def _nodes_agree(config: Config) -> Iterator[str]:
 
 def _learning_rate_gets_up(config: Config) -> Iterator[str]:
     train = config.train
+    if train.epochs is not None and train.steps == type(train).model_fields["steps"].default:
+        return  # how many steps there are is decided later
     most = train.warmup_steps + train.steps
     if train.lr_warmup_steps > most:
         yield (
@@ -272,8 +248,8 @@ def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    _data_files,
-    _labels_are_there,
+    *DATA_RULES,
+    *IMAGE_RULES,
     _size_is_one_of_the_workload,
     _the_model_is_of_the_workloads_kind,
     _subset_holds_a_batch,

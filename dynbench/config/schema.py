@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dynbench.config.measuring import Analysis as Analysis
+from dynbench.config.measuring import Probe as Probe
 from dynbench.config.plugin_names import CompressorName, DatasetName, OwnClass, PolicyName, StrategyName, WorkloadName
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
 from dynbench.plugins.policies import Layout, WindowOptions, plan_name
@@ -183,16 +185,24 @@ class Train(Section):
 
     steps: PositiveInt = 100
     """Measured optimizer steps, after the warm-up."""
+    epochs: PositiveInt | None = None
+    """Passes over the training samples, the warm-up's steps among them, in place of `steps`; each is evaluated."""
     warmup_steps: NonNegativeInt = 10
     """Optimizer steps before measuring; recorded, marked, and left out of every statistic."""
     global_batch: PositiveInt = 64
     """Samples per optimizer step over all ranks (B)."""
+    batch_per_worker: PositiveInt | None = None
+    """Samples per optimizer step of each worker, in place of `global_batch`, which then grows with their number."""
     seed: NonNegativeInt = 0
     """Seed of data order, initialisation, subset and dropout (each a stream of its own)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16, else fp16 with a loss scaler, on GPUs; fp32 on CPU."""
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    """AdamW, Adam, or stochastic gradient descent with `momentum`."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of `optimizer: sgd`."""
     learning_rate: PositiveFloat | Auto = "auto"
-    """AdamW's step size, at its highest; auto is 5e-4 for random weights and 2e-5 for pretrained ones."""
+    """The optimizer's step size, at its highest; auto is 5e-4 for random weights and 2e-5 for pretrained ones."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What becomes of the learning rate after `lr_warmup_steps`: it stays, or falls to 0 behind the last step, in a
     line or as half a cosine."""
@@ -202,7 +212,7 @@ class Train(Section):
     """Largest norm of the whole gradient, over all its parameters and shards; a greater one is scaled down to it. null
     leaves gradients as they are."""
     weight_decay: NonNegativeFloat = 0.01
-    """AdamW's decoupled weight decay."""
+    """Weight decay: decoupled under `adamw`, a part of the gradient under the others."""
     eval_every: NonNegativeInt = 0
     """Evaluate every this many steps, outside the measured time; 0 evaluates once, at the end."""
     eval_samples: NonNegativeInt = 512
@@ -213,6 +223,11 @@ class Train(Section):
     tensorboard: bool = False
     """Write the steps of the first rank that trains, and the evaluations, as scalars for TensorBoard too, which takes
     that rank some time between steps; needs the package tensorboard."""
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Steps of an epoch, once it is decided how many there are; None where epochs are not asked for."""
+        return None if self.epochs is None else (self.warmup_steps + self.steps) // self.epochs
 
 
 class Launch(Section):
@@ -242,42 +257,6 @@ class Launch(Section):
     """Rendezvous id; null leaves the choice to torchrun."""
     timeout_s: PositiveInt = 600
     """Longest wait in a collective before a rank gives up, seconds."""
-
-
-class Probe(Section):
-    """The search for capacities and the cost model."""
-
-    run: str | None = None
-    """Probe run to use (id, prefix, name, `@latest`), `auto` to make one first, `off`; null is auto for dynamic
-    scheduling on GPUs, else off."""
-    lengths: tuple[PositiveInt, ...] | None = None
-    """Length grid in tokens; null is 32, 64, … up to `workload.max_length`."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the GPU's memory that a trial may use."""
-    memory_limit: str | None = None
-    """Resident memory that a trial process may have on CPU, libraries included, like 2GiB; null is an equal share of
-    what is available, less a reserve."""
-    margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Part of what passed that is left unused."""
-    gap: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """The search ends when the failure is within this part of the success."""
-    trials: PositiveInt = 3
-    """Tries of a trial whose process ended without a record."""
-    repeats: PositiveInt = 5
-    """Timed repeats per grid point."""
-    soak_steps: NonNegativeInt = 50
-    """Steps of the real plan replayed at the capacities found; 0 leaves the soak out."""
-
-
-class Analysis(Section):
-    """Statistics and verdicts."""
-
-    noise_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """Differences below this part count as none."""
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """Level of the intervals."""
-    loss_tolerance: PositiveFloat = 1e-3
-    """Largest relative difference of the global loss that still counts as parity, at level `step`."""
 
 
 class Config(Section):

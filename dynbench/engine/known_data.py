@@ -36,7 +36,10 @@ def data_at_hand(config: schema.Config) -> bool:
     workload = config.workload
     if workload.runs_own_code or (workload.reads_model and not _is_local(workload.model)):
         return False
-    generated = DATASETS[workload.dataset].generated
+    dataset = DATASETS[workload.dataset]
+    if dataset.folder:
+        return False  # its files may be many, and a broken one is looked for in all of them
+    generated = dataset.generated
     paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
     if generated and not paths:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -59,6 +60,35 @@ class NoPlans:
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """There is nothing to be told."""
+
+
+class PlansAhead:
+    """Plans a step while the one before is about to begin, and tells of it; not where that one decides it.
+
+    Args:
+        plans: of this rank; what they are told of the last share must not change the next.
+        expect: told the share of the next step.
+        steps: of the run: none is planned beyond.
+    """
+
+    def __init__(self, plans: PlanSource, expect: Callable[[Share], None], steps: int) -> None:
+        self._plans = plans
+        self._expect = expect
+        self._steps = steps
+        self._next: tuple[int, Share] | None = None
+
+    def share(self, step: int) -> Share:
+        """The share of `step`; that of the one after is planned and told of too."""
+        planned = self._next if self._next is not None and self._next[0] == step else (step, self._plans.share(step))
+        self._next = None
+        if step + 1 < self._steps:
+            self._next = step + 1, self._plans.share(step + 1)
+            self._expect((*planned[1], *self._next[1]))
+        return planned[1]
+
+    def observe(self, share: Share, compute_ms: float) -> None:
+        """Passed on to the plans."""
+        self._plans.observe(share, compute_ms)
 
 
 def build_problem(

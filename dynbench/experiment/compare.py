@@ -15,6 +15,7 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.config.dump import dump_config
+from dynbench.config.image_rules import has_lengths
 from dynbench.config.launches import Launches
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
@@ -152,7 +153,8 @@ def run_comparison(
             state = _with_second_stage(comparison, state, recipe, store, on_stage)
             state = run_launches(comparison, state, recipe, store, on_progress)
         analysed = _analyze(comparison, state, recipe, store, on_stage)
-        if analysed.question is None or analysed.question.plans:
+        planned = analysed.question is None or analysed.question.plans
+        if planned and all(map(has_lengths, recipe.arms.values())):
             on_stage("solving exact against greedy")
             firsts = {arm.label: arm.runs[0].run for arm in analysed.arms}
             plan_offline(comparison, firsts, analysed.runs[0].workers, store, comparison.record().argv)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from dynbench.analysis.questions.base import within
 from dynbench.config.digest import differences
+from dynbench.config.image_rules import ahead
 from dynbench.config.launches import Launches
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
@@ -108,8 +109,15 @@ def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) ->
         for key, (one, other) in differences(first, config).items():
             if within(key, (*OF_THE_PROCESS, *code)) and not within(key, OF_THE_ARM):
                 yield f"{key} is {one} in arm {baseline}, {other} in arm {name}"
-        if 0 < config.train.eval_every < OFTEN and config.train.eval_samples:
-            yield f"train.eval_every of arm {name} is {config.train.eval_every}, and the step after each does not count"
+        every = min(filter(None, (config.train.eval_every, config.train.epoch_steps)), default=0)
+        if 0 < every < OFTEN and config.train.eval_samples:
+            key = "train.eval_every" if every == config.train.eval_every else "an epoch"
+            yield f"{key} of arm {name} is {every} steps, and the step after each evaluation does not count"
+        if workers := ahead(config):
+            yield (
+                f"workload.workers of arm {name} is {workers}: they decode its next images, which would be in the time "
+                "of the arm that is on then"
+            )
         if STRATEGIES.find(config.sync.name).across_steps and launches.block < LEAST_BLOCK:
             yield (
                 f"sync.name {config.sync.name} of arm {name} works on across steps, which takes turns of "

@@ -13,7 +13,7 @@ from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.formats import number, percent
 from dynbench.experiment.subject import Json, Member, Subject
-from dynbench.plugins.workloads import OF_MODEL
+from dynbench.plugins.workloads import OF_MODEL, WORKLOADS
 from dynbench.report import Template, table
 
 Texts = dict[str, str | None]
@@ -95,7 +95,9 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
     keys = [next(known, "data.other")]
     if config.get("workload.subset") is not None:
         keys.append("data.subset_note")
-    if _of(subject.first.env, "data.lengths.mean") is not None:
+    entry = WORKLOADS.get(str(name))
+    lengths = entry is None or entry.lengths is not None
+    if lengths and _of(subject.first.env, "data.lengths.mean") is not None:
         keys.append("data.lengths_note")
     found = read_data(subject.first.env)
     if found.train_cut is not None and found.train_cut[0]:
@@ -107,10 +109,11 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
     if found.labels:
         keys.append("data.labels_note")
     size = str(config.get("workload.size")).replace("auto", "small")
-    if config.get("workload.weights") != "random":
-        return [*keys, "model.pretrained"]
-    of_workload = size != OF_MODEL and f"model.{name}" in template.labels
-    return [*keys, f"model.{name}" if of_workload else f"model.random_{size}"]
+    pretrained = config.get("workload.weights") != "random"
+    kind = "pretrained" if pretrained else f"random_{size}"
+    of_shape = [f"model.{name}"] if not pretrained and size != OF_MODEL else []
+    known = (key for key in (*of_shape, f"model.{kind}_{name}") if key in template.labels)
+    return [*keys, next(known, f"model.{kind}")]
 
 
 def cost_of(member: Member, subject: Subject) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dynbench.config.change import changed
 from dynbench.config.describe import field_of
 from dynbench.config.digest import flatten
+from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.lengths_file import read_lengths
@@ -48,7 +49,7 @@ def run_trace(run: Run) -> Trace:
     """As `trained_trace`, under the run's name; what was decided for its machine is left to be decided again.
 
     Raises:
-        UsageError: the run has trained on nothing.
+        UsageError: the run has trained on nothing, or on samples without lengths.
         DataError, HubError, RecordError: as `trained_trace`.
     """
     record = run.record()
@@ -71,6 +72,7 @@ def trained_trace(run: Run) -> Trace:
     from dynbench.workloads.registry import build_workload
 
     config, data, source = run.config(), run.env().get("data"), f"training data of {run.label}"
+    _check_lengths(config)
     if config.workload.runs_own_code:
         kept = read_lengths(run)
         return _trained_as(Trace(config.workload.name, kept.lengths, source, kept.positions), config)
@@ -88,9 +90,23 @@ def trained_trace(run: Run) -> Trace:
 def _trace(config: Config) -> Trace:
     from dynbench.workloads.registry import build_workload
 
+    _check_lengths(config)
     workload, key = build_workload(config), "name" if config.workload.runs_own_code else "dataset"
     name = getattr(config.workload, key)
     return Trace(name, workload.train.lengths, f"workload.{key} {name}", workload.positions)
+
+
+def _check_lengths(config: Config) -> None:
+    """Refuse to plan offline what no length tells apart.
+
+    Raises:
+        UsageError: the workload's samples have no lengths.
+    """
+    if not has_lengths(config):
+        raise UsageError(
+            f"samples of {config.workload.name} have no lengths, so that there is nothing to plan by them",
+            "Name a trace, a data set of texts, or a run on one.",
+        )
 
 
 def asked_config(run: Run) -> Config:

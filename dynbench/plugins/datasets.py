@@ -1,11 +1,13 @@
-"""The data sets: samples of labelled texts, tokens, or lengths."""
+"""The data sets: samples of labelled texts, tokens, lengths, or images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import PositiveFloat, Section
+from dynbench.plugins.workloads import Kind
 
 
 @dataclass(frozen=True)
@@ -13,25 +15,40 @@ class DatasetEntry(Entry):
     """What gives the `Splits` of `dynbench.workloads.datasets.base` when called with the `workload` section.
 
     Args:
-        generated: its token ids are generated: it has no texts, and needs no tokenizer.
+        generated: its samples are generated: where they are tokens it has no texts, and needs no tokenizer.
         classes: its samples have labels; of texts that it reads for a workload without classes, they are left out.
+        samples: what they are made of; `embedded` makes what the workload learns from.
+        folder: the user names a folder of files, not a file.
     """
 
     generated: bool = False
     classes: bool = True
+    samples: tuple[Kind, ...] = ("texts",)
+    folder: bool = False
 
     @property
     def of_files(self) -> bool:
         """Whether it reads files that the user names."""
         return self.reads("data_path")
 
+    @property
+    def of_texts(self) -> bool:
+        """Whether it has texts, which a tokenizer reads."""
+        return "texts" in self.samples and not self.generated
 
-class FileOptions(Section):
-    """Of data sets that read files."""
+
+class DataOptions(Section):
+    """Of data sets that read what the user names."""
 
     refused = True
     data_path: str | None = None
-    """Training file of `tsv`, `jsonl`, `csv`, `parquet`, `json` and `lengths`."""
+    """Training file of `tsv`, `jsonl`, `csv`, `parquet`, `json` and `lengths`; folder of `image_folder` and `mnist`."""
+
+
+class FileOptions(DataOptions):
+    """Of data sets that read files."""
+
+    refused = True
     eval_path: str | None = None
     """Evaluation file of the same; without it a part of the training texts is held out, and samples of `lengths` are
     generated in addition."""
@@ -63,18 +80,26 @@ class WikipediaOptions(Section):
     """Date and language, as the hub's wikimedia/wikipedia names them."""
 
 
-def _ours(
-    name: str, summary: str, options: type[Section] = Section, *, generated: bool = False, classes: bool = True
-) -> DatasetEntry:
+def _ours(name: str, summary: str, options: type[Section] = Section, **facts: Any) -> DatasetEntry:
+    return DatasetEntry(name, summary, f"dynbench.workloads.datasets.{name}:load", options, **facts)
+
+
+def _images(name: str, summary: str, samples: Kind) -> DatasetEntry:
     target = f"dynbench.workloads.datasets.{name}:load"
-    return DatasetEntry(name, summary, target, options, generated=generated, classes=classes)
+    return DatasetEntry(name, summary, target, DataOptions, samples=(samples,), folder=True)
 
 
 DATASETS: Registry[DatasetEntry] = Registry(
     "data set",
     "workload.dataset",
     (
-        _ours("embedded", "generated with SST-2's lengths, needs no network", generated=True),
+        DatasetEntry(
+            "embedded",
+            "generated with SST-2's lengths, or as images; needs no network",
+            "dynbench.workloads.datasets.embedded:load",
+            generated=True,
+            samples=("texts", "images", "digits"),
+        ),
         _ours("lognormal", "generated with longer, heavy-tailed lengths", generated=True),
         _ours("sst2", "GLUE SST-2 from the hub or its cache"),
         _ours("tsv", "texts of a tab-separated file", TextFileOptions),
@@ -84,5 +109,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
         _ours("wikipedia", "articles of Wikipedia from the hub, without labels", WikipediaOptions, classes=False),
         _ours("json", "articles of a JSON array, without labels", FileOptions, classes=False),
         _ours("lengths", "a trace of lengths, all trained on, with generated tokens", TraceOptions, generated=True),
+        _images("image_folder", "images of a folder, train/CLASS/*.jpg and val/CLASS/*.jpg", "images"),
+        _images("mnist", "handwritten digits of the idx files in a folder, plain or gzipped", "digits"),
     ),
 )

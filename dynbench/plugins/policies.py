@@ -31,6 +31,7 @@ class PolicyEntry(Entry):
         costs: it plans with the predicted cost.
         speeds: it plans with the ranks' speeds: always, never, or with one micro-batch a rank only.
         auto_splits: what `micro_batches: auto` makes it split for.
+        without_lengths: it has a use where every sample costs the same: by capacities or speeds alone.
     """
 
     base: ClassVar[str] = "dynbench.schedule.policy:Policy"
@@ -41,6 +42,7 @@ class PolicyEntry(Entry):
     costs: bool = True
     speeds: Literal["always", "unsplit", "never"] = "always"
     auto_splits: tuple[Literal["capacity", "cost"], ...] = ()
+    without_lengths: bool = False
 
 
 class WindowOptions(Section):
@@ -81,6 +83,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             costs=False,
             speeds="never",
             auto_splits=("capacity",),
+            without_lengths=True,
         ),
         PolicyEntry(
             "partition",
@@ -88,6 +91,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "dynbench.schedule.partition:Partition",
             layouts=LAYOUTS,
             auto_splits=("capacity", "cost"),
+            without_lengths=True,
         ),
         PolicyEntry(
             "window",
@@ -101,6 +105,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "each rank keeps its stream; only the counts are planned",
             "dynbench.schedule.prefix:Prefix",
             PrefixOptions,
+            without_lengths=True,
         ),
         PolicyEntry(
             "sorted_equal",

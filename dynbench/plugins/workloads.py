@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from dynbench.plugins.registry import Entry, Registry
+from dynbench.plugins.section import Auto, NonNegativeInt, Section
+
+Kind = Literal["texts", "images", "digits"]
+"""What samples are made of; `digits` are images of 28 by 28 grey pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +41,44 @@ class WorkloadEntry(Entry):
         aliases: other words for some of them.
         auto_size: what `auto` means where `workload.model` is no folder with a config.json.
         tokenizer: of texts where neither a tokenizer is named nor a model's configuration read; None: the model's own.
-        lengths: whose shipped lengths the data set `embedded` has.
-        names_model: `workload.model` has to be named where it is read: its default is of another kind.
+        samples: what it learns from; data sets of another kind are refused.
+        lengths: whose shipped lengths the data set `embedded` has; None where samples have no lengths: each counts as
+            one token and costs as much as any other.
+        names_model: `workload.model` has to be named where it is read, as its default is of another kind: an example.
         imports: what making a model of random weights imports.
         classes: it learns labels; without, data sets are read for their texts alone.
+        drops: its models have dropout.
+        batch_norm: its models normalise over the samples that run together, so that losses depend on who runs what.
     """
 
     sizes: Mapping[str, Size] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     auto_size: str = "small"
     tokenizer: str | None = None
-    lengths: str = "sst2"
-    names_model: bool = False
+    samples: Kind = "texts"
+    lengths: str | None = "sst2"
+    names_model: str = ""
     imports: tuple[str, ...] = ()
     classes: bool = True
+    drops: bool = True
+    batch_norm: bool = False
+
+
+class ImageOptions(Section):
+    """Of the workload that classifies images."""
+
+    image_size: Annotated[int, Field(ge=16)] | Auto = "auto"
+    """Side of the square that the model sees, pixels: the shorter side is resized to 8/7 of it, and its centre cut
+    out. auto is 224, of generated images 32."""
+    workers: NonNegativeInt = 0
+    """Threads of a rank that decode the images of its next step while it trains; 0 decodes within the step."""
+    max_unreadable: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Largest part of the image files that may be unreadable; these are counted, named and left out."""
 
 
 _CONFIGURED = Size("that of the configuration of workload.model", None)
 _GPT2_POSITIONS, _ROPE_POSITIONS = 1024, 2048
+_NO_LENGTHS = 1
 
 
 def _rope(parameters: str, shape: str) -> Size:
@@ -99,9 +125,38 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             auto_size="gpt2-62m",
             tokenizer="bytes",
             lengths="gsm8k",
-            names_model=True,
+            names_model="gpt2",
             classes=False,
             imports=("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
+        ),
+        _ours(
+            "image_classification",
+            "one label per image, cross entropy, ResNets",
+            "image_classification:ImageClassification",
+            {
+                "small": Size("a ResNet of 0.3 M parameters, for small images on a CPU", _NO_LENGTHS),
+                "resnet50": Size("ResNet-50, 25.6 M parameters with 1,000 classes; small is for a CPU", _NO_LENGTHS),
+                OF_MODEL: _CONFIGURED,
+            },
+            options=ImageOptions,
+            auto_size="resnet50",
+            samples="images",
+            lengths=None,
+            names_model="microsoft/resnet-50",
+            drops=False,
+            batch_norm=True,
+            imports=("transformers.models.resnet.modeling_resnet",),
+        ),
+        _ours(
+            "mlp",
+            "handwritten digits, a small network for teaching and tests",
+            "mlp:DigitClassification",
+            {"784-50-50-10": Size("two hidden layers of 50, ReLU, 42,310 parameters", _NO_LENGTHS)},
+            auto_size="784-50-50-10",
+            samples="digits",
+            lengths=None,
+            names_model="the folder of a saved one",
+            drops=False,
         ),
     ),
 )

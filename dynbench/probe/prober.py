@@ -107,7 +107,7 @@ def run_probe(
 def _to_be_probed(config: Config) -> Config:
     """Without what comes from an earlier probe: it is measured anew here, and may be outdated or gone."""
     schedule = config.schedule
-    changes: dict[str, object] = {"probe.run": None}
+    changes: dict[str, object] = {"probe.run": None, "train.epochs": None}
     if isinstance(schedule.capacity, str):
         changes["schedule.capacity"] = None
     if schedule.cost_type == "measured" and schedule.cost_coefficients is None:

@@ -73,6 +73,12 @@ CLIPPED = Column("clipped", "integer", "", "1 when that was above train.max_grad
 """With these, of runs with a `train.max_grad_norm`."""
 
 
+CORRECT = Column(
+    "correct", "integer", "samples", "Training samples of this rank that its model told right in the step."
+)
+"""Of workloads that count them while they train."""
+
+
 def write_columns(folder: Path, columns: Sequence[Column]) -> None:
     """Declare the columns of the rank files in `folder`.
 

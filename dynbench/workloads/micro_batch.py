@@ -39,6 +39,8 @@ class LossPart:
     width: int
     total: Tensor
     """Its samples' losses added up, a detached scalar."""
+    correct: Tensor | None = None
+    """How many of them were right, a scalar; None where that is not counted."""
 
 
 def make_micro_batch(
@@ -62,6 +64,11 @@ def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
     """Micro-batches up to `count`: the smallest again and again, counting nothing."""
     smallest = min(batches, key=lambda batch: batch.n * batch.width)
     return [*batches, *[replace(smallest, repeats=True)] * (count - len(batches))]
+
+
+def total_correct(parts: Sequence[LossPart]) -> int:
+    """Samples of a share that were right; waits for the device."""
+    return sum(int(part.correct.item()) for part in parts if part.correct is not None)
 
 
 def mean_loss(parts: Sequence[LossPart]) -> float:

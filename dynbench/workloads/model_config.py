@@ -39,6 +39,7 @@ class Kind:
 
 CLASSIFIER = Kind("text classifier", "AutoModelForSequenceClassification")
 LANGUAGE_MODEL = Kind("causal language model", "AutoModelForCausalLM")
+IMAGE_CLASSIFIER = Kind("image classifier", "AutoModelForImageClassification")
 
 OTHER_HEADS = "qa_"
 """How the names of settings begin that a classifier does not read."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.base import Workload
+from dynbench.workloads.data import IntArray
 from dynbench.workloads.own_code import find_own_code, registered_code
 from dynbench.workloads.own_workload import OwnWorkload
 
@@ -21,6 +22,22 @@ class Saves(Protocol):
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state, and its tokenizer, as transformers saves them."""
+
+
+@runtime_checkable
+class Grades(Protocol):
+    """What a workload has beside the protocol of `Workload` where it counts right answers while it trains."""
+
+    def graded_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """As `loss`, and the number of samples that were right, a scalar on the device."""
+
+
+@runtime_checkable
+class Expects(Protocol):
+    """What a workload has beside the protocol of `Workload` where batches can be prepared ahead of their step."""
+
+    def expect(self, share: Sequence[IntArray]) -> None:
+        """Told the training samples of this rank's next step, those of each micro-batch."""
 
 
 def build_workload(config: Config) -> Workload:

@@ -11,9 +11,17 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.workloads.cache import cache_folder, cache_key, load_or_build
 from dynbench.workloads.corpus import corpus_of, corpus_samples
-from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.articles import has_classes
-from dynbench.workloads.datasets.base import CorpusSplit, LengthSplit, Split, Splits, TextSplit, TokenSplit
+from dynbench.workloads.datasets.base import (
+    CorpusSplit,
+    ImageSplit,
+    LengthSplit,
+    Split,
+    Splits,
+    TextSplit,
+    TokenSplit,
+)
 from dynbench.workloads.held_out import HELD_OUT_SEED, held_out_ids, held_out_of, subset_ids
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer, padding_of
 
@@ -27,7 +35,7 @@ class Samples:
     Args:
         train: training samples.
         eval: evaluation samples, where there are any.
-        vocab_size: token ids are below it.
+        vocab_size: token ids are below it; of images, their number, which is what their samples hold.
         pad_id: token id of the padding.
         num_labels: classes, at least 2.
         facts: sources of the samples and the tokenizer.
@@ -101,6 +109,8 @@ def _of_corpus(splits: Splits, settings: Workload, seed: int) -> Samples:
 def _tokenise(splits: Splits, settings: Workload) -> Samples:
     first = splits.train
     tokenizer = load_tokenizer(settings) if isinstance(first, TextSplit) else None
+    if isinstance(first, ImageSplit):
+        return _of_images(first, splits, settings)
     train = _tokens_of(first, tokenizer, settings)
     evaluation = None if splits.eval is None else _tokens_of(splits.eval, tokenizer, settings)
     facts = _facts(splits, settings, tokenizer)
@@ -111,8 +121,24 @@ def _tokenise(splits: Splits, settings: Workload) -> Samples:
     return Samples(train, evaluation, first.vocab_size, first.pad_id, num_labels, facts)
 
 
+def _of_images(train: ImageSplit, splits: Splits, settings: Workload) -> Samples:
+    """A sample is the number of its image, those of evaluation images after all others, and one token long."""
+    evaluation = splits.eval
+    assert evaluation is None or isinstance(evaluation, ImageSplit)
+    held = None if evaluation is None else _numbers(len(train), evaluation.labels)
+    number = len(train) + (0 if evaluation is None else len(evaluation))
+    classes = max(2, len(train.classes), int(train.labels.max()) + 1)
+    return Samples(_numbers(0, train.labels), held, number, 0, classes, _facts(splits, settings, None))
+
+
+def _numbers(first: int, labels: IntArray) -> TokenisedData:
+    numbers = np.arange(first, first + len(labels), dtype=np.int32)
+    return TokenisedData.from_arrays(numbers, np.arange(len(labels) + 1, dtype=np.int64), labels)
+
+
 def _facts(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
-    names = splits.train.classes if isinstance(splits.train, TextSplit) and has_classes(settings) else ()
+    classes = splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
+    names = classes if has_classes(settings) else ()
     return {
         "dataset": settings.dataset,
         "train_source": splits.train.source,
@@ -134,7 +160,7 @@ def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload
             f"workload.dataset: {settings.dataset} has texts without labels, which {settings.name} is to learn",
             "Use --workload causal_lm, or a data set with labels.",
         )
-    assert tokenizer is not None
+    assert tokenizer is not None and isinstance(split, TextSplit)
 
     def build() -> TokenisedData:
         logger.info("tokenising %d samples of %s", len(split.texts), split.source)
@@ -162,7 +188,8 @@ def _tell_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
 def _check_labels(samples: Samples, splits: Splits) -> None:
     if len(np.unique(samples.train.labels)) == 1:
         only = int(samples.train.labels[0])
-        label = splits.train.classes[only] if isinstance(splits.train, TextSplit) and splits.train.classes else only
+        classes = splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
+        label = classes[only] if classes else only
         logger.warning("every sample of %s has the label %s: nothing to learn", splits.train.source, label)
     if samples.eval is None or splits.eval is None:
         return

@@ -8,6 +8,7 @@ from dynbench.analysis.checks.finding import Evidence, Seen
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.merge import MergedRun
+from dynbench.config.image_rules import has_lengths
 from dynbench.padding import padded_lengths
 
 
@@ -23,7 +24,7 @@ def one_length(evidence: Evidence) -> Iterator[Seen]:
     """The first run whose samples are all as long as they are computed: equal counts are equal work already."""
     for run in evidence.runs:
         shortest, longest = (fact(run.facts.env, f"data.train.{end}") for end in ("shortest", "longest"))
-        if not isinstance(shortest, int) or not isinstance(longest, int):
+        if not has_lengths(run.facts.config) or not isinstance(shortest, int) or not isinstance(longest, int):
             continue
         padded = _padded(run, longest)
         if _padded(run, shortest) != padded:

@@ -46,7 +46,7 @@ def measured_settings(workload: Workload) -> dict[str, object]:
         return settings if workload.is_own else settings | _of_registered(workload)
     if workload.weights == "pretrained":
         return settings | {"model": workload.model}
-    vocabulary = "generated" if DATASETS[workload.dataset].generated else workload.tokenizer_name
+    vocabulary = workload.tokenizer_name if DATASETS[workload.dataset].of_texts else "generated"
     shaped = settings | {"size": workload.shape} | ({"model": workload.model} if workload.shape == "model" else {})
     return shaped if workload.shape == "base" else shaped | {"vocabulary": vocabulary}
 

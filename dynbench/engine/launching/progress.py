@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dynbench.engine.rank.rank_warnings import read_preparing
+from dynbench.engine.rank.rank_warnings import read_epochs, read_preparing
 from dynbench.runs.run import Run
 
 POLL_S = 0.25
@@ -35,6 +35,10 @@ class Progress:
     """Longest over mean compute of the ranks that train, over recent steps; 1 is perfect."""
     preparing: str = ""
     """Before the first step, how far the preparing of the data has got, where it takes long."""
+    unit: str = "tokens"
+    """What `tokens_per_s` counts."""
+    epochs: tuple[str, ...] = ()
+    """What came of the epochs that have ended, a line each."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -117,15 +121,22 @@ class ProgressReader:
         ranks: of each, the ranks whose files are read.
         total_steps: steps of a run, warm-up included.
         on_progress: called in the thread whenever a step was completed, and once at the end.
+        unit: what samples are counted in: of those without lengths, samples.
     """
 
     def __init__(
-        self, runs: Sequence[Run], ranks: Sequence[range], total_steps: int, on_progress: OnProgress | None
+        self,
+        runs: Sequence[Run],
+        ranks: Sequence[range],
+        total_steps: int,
+        on_progress: OnProgress | None,
+        unit: str = "tokens",
     ) -> None:
         self._first = runs[0]
         self._arms = [_Arm(run, of_run) for run, of_run in zip(runs, ranks, strict=True)]
         self._total_steps = total_steps * len(runs)
         self._on_progress = on_progress
+        self._unit = unit
         self._started = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
@@ -148,13 +159,16 @@ class ProgressReader:
         done = sum(arm.done for arm in self._arms)
         progress = Progress(done, self._total_steps, time.monotonic() - self._started)
         ahead = max(self._arms, key=lambda arm: arm.done)
-        return ahead.with_rates(progress) if ahead.done else replace(progress, preparing=read_preparing(self._first))
+        if not ahead.done:
+            return replace(progress, preparing=read_preparing(self._first))
+        return replace(ahead.with_rates(progress), epochs=tuple(read_epochs(self._first)), unit=self._unit)
 
     def _watch(self) -> None:
         assert self._on_progress is not None
-        shown: tuple[int, str] | None = None
+        shown: tuple[int, str, int] | None = None
         while not self._stop.wait(POLL_S):
             progress = self.look()
-            if (progress.steps_done, progress.preparing) != shown:
-                shown = progress.steps_done, progress.preparing
+            seen = progress.steps_done, progress.preparing, len(progress.epochs)
+            if seen != shown:
+                shown = seen
                 self._on_progress(progress)

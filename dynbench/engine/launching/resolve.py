@@ -12,12 +12,15 @@ from functools import cache
 
 import torch
 
+from dynbench.config.batch import batch_problem, with_global_batch
 from dynbench.config.change import changed
 from dynbench.config.rank_rules import buffer_size
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import decide_comm_model
+from dynbench.engine.launching.epochs import decide_steps
+from dynbench.engine.launching.image_size import decide_image_size
 from dynbench.engine.launching.learning_rate import decide_learning_rate
 from dynbench.engine.launching.model_shape import decide_shape
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
@@ -92,7 +95,10 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     device = _device(config, machine, decisions)
     launcher = _launcher(config, machine, device, decisions)
     nproc, world_size = _ranks(config, machine, device, launcher, decisions)
+    workers = ranks_of(config, world_size).workers
+    config = _batch(config, workers, decisions)
     changes: dict[str, object] = {
+        "train.global_batch": config.train.global_batch,
         "launch.device": device,
         "launch.launcher": launcher,
         "launch.nproc": nproc,
@@ -104,10 +110,11 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         changes["launch.comm_model"] = decide_comm_model(config.launch.comm_model, store, decisions)
     changes["train.precision"] = _precision(config, machine, device, decisions)
     changes["train.learning_rate"] = decide_learning_rate(config, decisions)
+    changes["train.steps"] = decide_steps(config, decisions)
     changes["workload.pad_to_multiple_of"] = _pad_multiple(config, device, decisions)
     changes |= decide_shape(config, decisions)
+    changes |= decide_image_size(config, decisions)
     changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
-    workers = ranks_of(config, world_size).workers
     changes |= _schedule(config, workers, store, decisions)
     resolved = changed(config, changes)
     # Rendezvous flags are what torchrun or srun have seen to already, where they started the ranks.
@@ -251,6 +258,16 @@ def _pad_multiple(config: Config, device: str, decisions: dict[str, Decision]) -
     reason = "matrix units want multiples of 8" if device == "cuda" else "on a CPU"
     _decide(decisions, "workload.pad_to_multiple_of", multiple, reason)
     return multiple
+
+
+def _batch(config: Config, workers: int, decisions: dict[str, Decision]) -> Config:
+    if problem := batch_problem(config.train, workers):
+        raise ConfigError([problem])
+    sized = with_global_batch(config, workers)
+    if config.train.batch_per_worker is not None:
+        reason = f"train.batch_per_worker on {workers} workers"
+        _decide(decisions, "train.global_batch", sized.train.global_batch, reason)
+    return sized
 
 
 def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str, Decision]) -> dict[str, object]:

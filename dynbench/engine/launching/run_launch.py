@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.launch_ranks import launch_ranks
@@ -134,6 +135,7 @@ def launch_arms(
     plans = [plan_launch(config, store, asked=asked, **naming) for config, naming in arms]
     launch, train = plans[0].resolved.config.launch, plans[0].resolved.config.train
     ranks = [range(plan.resolved.world_size if launch.nnodes == 1 else 1) for plan in plans]
+    unit = "tokens" if has_lengths(plans[0].resolved.config) else "samples"
     with ExitStack() as stack:
         recordings = []
         for plan, (_, naming) in zip(plans, arms, strict=True):
@@ -144,7 +146,7 @@ def launch_arms(
             turns.write(runs[0].path)
         on_made(runs)
         try:
-            with ProgressReader(runs, ranks, train.warmup_steps + train.steps, on_progress):
+            with ProgressReader(runs, ranks, train.warmup_steps + train.steps, on_progress, unit):
                 ended = launch_ranks(WORKER_MODULE, runs, launch)
         finally:
             with handled(signal.SIG_IGN):

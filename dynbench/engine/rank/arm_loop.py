@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynbench.config.schema import Config
+from dynbench.engine.rank.batch_norm import average_statistics
+from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.replica import Replica
@@ -20,22 +22,31 @@ class ArmLoop:
     timer: StepTimer
     memory: MemoryMeter
     evaluator: Evaluator
+    epochs: Epochs
 
     def restart(self) -> None:
         """Begin the next step now, leaving out what was done since the last one ended."""
         self.timer.restart()
 
     def due(self, step: int) -> bool:
-        """Whether to evaluate or save after `step`."""
-        return self.evaluator.due(step)
+        """Whether to evaluate or save after `step`, or an epoch ends with it."""
+        return self.evaluator.due(step) or self.epochs.ends(step)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate and save after `step`."""
-        self.evaluator.after(step, self.replica.strategy, self.replica.precision)
+        """Evaluate and save after `step`, and say what came of the epoch that it ends."""
+        self._average()
+        found = self.evaluator.after(step, self.replica.strategy, self.replica.precision)
+        self.epochs.end(step, found)
 
     def interrupted(self, step: int) -> None:
         """Keep what there is after `step`, the last one that a signal left time for."""
+        self._average()
         self.evaluator.interrupted(step, self.replica.strategy)
+
+    def _average(self) -> None:
+        """Make the statistics of batch normalisation those of all ranks; a collective where there are any."""
+        model, trained = self.replica.strategy.model, self.replica.take_trained()
+        average_statistics(model, trained, self.evaluator.sum_over_ranks)
 
     def enter(self) -> None:
         """From here on, what is allocated is this arm's."""

@@ -19,6 +19,8 @@ from dynbench.workloads.base import Workload
 from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.micro_batch import make_micro_batch
 
+Found = dict[str, float | None]
+"""What an evaluation gives, by the names of the columns in its file."""
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
 
@@ -57,8 +59,9 @@ class Evaluator:
         self._device = device
         self._pad_to_multiple_of = config.workload.pad_to_multiple_of
         self._every = config.train.eval_every
+        self._epoch = config.train.epoch_steps
         self._last_step = config.train.warmup_steps + config.train.steps - 1
-        self._sum_over_ranks = sum_over_ranks
+        self.sum_over_ranks = sum_over_ranks
         self._file = file
         self._batch = batch or EVAL_BATCH
         self._equal_batches = equal_batches
@@ -72,25 +75,27 @@ class Evaluator:
         return self._evaluates(step) or self._keeper.keeps_last(step)
 
     def _evaluates(self, step: int) -> bool:
-        """Every `train.eval_every` steps, and after the last one."""
+        """Every `train.eval_every` steps, after every epoch and after the last step."""
         if self._batches is None:
             return False
-        return step == self._last_step or (self._every > 0 and (step + 1) % self._every == 0)
+        periods = (self._every, self._epoch)
+        return step == self._last_step or any(period and (step + 1) % period == 0 for period in periods)
 
-    def after(self, step: int, strategy: Strategy, precision: Precision) -> None:
-        """Evaluate and save after `step` as far as that is due."""
-        loss = self.evaluate(step, strategy, precision) if self._evaluates(step) else None
-        self._keeper.after(step, strategy, loss)
+    def after(self, step: int, strategy: Strategy, precision: Precision) -> Found | None:
+        """Evaluate and save after `step` as far as that is due; what `evaluate` gives, where it was."""
+        found = self.evaluate(step, strategy, precision) if self._evaluates(step) else None
+        self._keeper.after(step, strategy, None if found is None else found["loss"])
+        return found
 
     def interrupted(self, step: int, strategy: Strategy) -> None:
         """Save after `step`, the last one that a signal left time for."""
         self._keeper.interrupted(step, strategy)
 
-    def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> float | None:
+    def evaluate(self, step: int, strategy: Strategy, precision: Precision) -> Found | None:
         """What `measure` gives, appended to the file.
 
         Returns:
-            The mean loss, the same on every rank; None where there is none, and nothing is written.
+            The same on every rank; None where there is no mean loss, and nothing is written.
         """
         found = self.measure(strategy, precision)
         if found is None:
@@ -102,19 +107,19 @@ class Evaluator:
                     file.write(",".join(row) + "\n")
                 file.write(",".join("" if value is None else repr(value) for value in row.values()) + "\n")
         self._also(step, found)
-        return found["loss"]
+        return found
 
-    def measure(self, strategy: Strategy, precision: Precision) -> dict[str, float | None] | None:
+    def measure(self, strategy: Strategy, precision: Precision) -> Found | None:
         """Weighted mean loss, and accuracy or perplexity where the workload counts it, over all ranks' samples.
 
         Samples that weigh nothing together have no mean, which gives None; an accuracy that is not counted is None.
         """
         with strategy.evaluating() as model:
             sums = self._local_sums(model, precision)
-        loss_sum, weight, samples, correct, tokens = self._sum_over_ranks(sums)
+        loss_sum, weight, samples, correct, tokens = self.sum_over_ranks(sums)
         if weight <= 0:
             return None
-        found: dict[str, float | None] = {"loss": loss_sum / weight}
+        found: Found = {"loss": loss_sum / weight}
         if math.isnan(tokens):
             found["accuracy"] = None if math.isnan(correct) else correct / samples
         else:

@@ -58,16 +58,16 @@ class Loop(ArmLoop):
         self.plans.observe(share, phases["forward"] + phases["backward"])
         if self.fixed_batch:
             total.check(train.global_batch, step)
-        self.writer.write(
-            self.rows.row(
-                moment,
-                share,
-                parts,
-                phases,
-                step_ms=step_ms,
-                peak_mem_mb=self.memory.peak_mb(),
-                reserved_mem_mb=self.memory.reserved_mb(),
-                skipped=self.replica.precision.take_skipped(),
-            ),
-            extra_values(self.replica, moment, len(batches) - len(share)),
+        row = self.rows.row(
+            moment,
+            share,
+            parts,
+            phases,
+            step_ms=step_ms,
+            peak_mem_mb=self.memory.peak_mb(),
+            reserved_mem_mb=self.memory.reserved_mb(),
+            skipped=self.replica.precision.take_skipped(),
         )
+        extra = extra_values(self.replica, moment, parts, len(batches) - len(share))
+        self.writer.write(row, extra)
+        self.epochs.add(row, extra)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from dynbench.engine.rank import epochs
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.run import Run
 from dynbench.workloads import pace
 
 
 class _ToFile(logging.Handler):
-    """Appends each warning of ours once, a line each."""
+    """Appends each text once, a line each."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, path: Path, level: int) -> None:
+        super().__init__(level)
         self._path = path
         self._seen: set[str] = set()
 
@@ -40,10 +41,13 @@ class _LastLine(logging.Handler):
 def keep_warnings(run: Run, context: RankContext) -> None:
     """From here on, what dynbench warns about on rank 0 is kept, and how far the preparing of its data has got.
 
-    What it says about other ranks is theirs too.
+    What it says about other ranks is theirs too, and so is what came of an epoch.
     """
     if context.is_first:
-        logging.getLogger("dynbench").addHandler(_ToFile(_file(run)))
+        logging.getLogger("dynbench").addHandler(_ToFile(_file(run), logging.WARNING))
+        of_epochs = _ToFile(_epochs_file(run), logging.INFO)
+        of_epochs.addFilter(logging.Filter(epochs.__name__))
+        logging.getLogger("dynbench").addHandler(of_epochs)
         logging.getLogger(pace.__name__).addHandler(_LastLine(_preparing_file(run)))
 
 
@@ -53,10 +57,20 @@ def read_warnings(run: Run) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
+def read_epochs(run: Run) -> list[str]:
+    """What rank 0 has said of the epochs that have ended, a line each."""
+    path = _epochs_file(run)
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
 def read_preparing(run: Run) -> str:
     """How far the preparing of the data had got when rank 0 last said it; empty where that took no time."""
     path = _preparing_file(run)
     return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _epochs_file(run: Run) -> Path:
+    return run.ranks_dir / "epochs.txt"
 
 
 def _preparing_file(run: Run) -> Path:

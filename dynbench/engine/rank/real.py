@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from dynbench.config.image_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import check_steps_of_rank
-from dynbench.engine.planning import NoPlans, PlanSource, ReplicatedPlans, build_problem
+from dynbench.engine.planning import NoPlans, PlansAhead, PlanSource, ReplicatedPlans, build_problem
+from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks
 from dynbench.engine.rank.gather import GatheredPlans
@@ -20,6 +22,7 @@ from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.scalars import scalars_of
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.engine.run_check import total_steps
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
 from dynbench.plugins import options_of
 from dynbench.plugins.policies import PrefixOptions
@@ -28,6 +31,7 @@ from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Problem, policy_class
 from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import Expects
 
 
 @contextmanager
@@ -57,12 +61,13 @@ def real_loop(
             config=config,
             context=context,
             ranks=ranks,
-            plans=plan_source(config, problem, context.rank, ranks, run),
+            plans=ahead_of(config, workload, plan_source(config, problem, context.rank, ranks, run)),
             replica=replica,
             timer=timer,
             memory=memory,
             rows=RowBuilder(context.rank, policy, lengths),
             writer=writer,
+            epochs=Epochs(config.train, sum_over_ranks),
             evaluator=Evaluator(
                 config,
                 workload,
@@ -88,6 +93,13 @@ def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: 
     speeds_file = run.path / SPEEDS_FILE if worker == 0 else None
     plans = step_plans(config, problem, lambda paces: all_floats(paces[worker], group), speeds_file)
     return ReplicatedPlans(plans, worker)
+
+
+def ahead_of(config: Config, workload: Workload, plans: PlanSource) -> PlanSource:
+    """The plans, which tell a workload of the next step where its threads prepare that."""
+    if not ahead(config) or not isinstance(workload, Expects):
+        return plans
+    return PlansAhead(plans, workload.expect, total_steps(config))
 
 
 def shard_of(rank: int, sharing: Sequence[int]) -> tuple[int, int] | None:

@@ -6,10 +6,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Config, Train
@@ -18,11 +19,12 @@ from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.learning_rate import LearningRate
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.runs.columns import Column
+from dynbench.runs.columns import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
-from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch
+from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch, total_correct
+from dynbench.workloads.registry import Grades
 
 
 class Replica:
@@ -48,6 +50,8 @@ class Replica:
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
         self._workload = workload
+        self._grades = workload if isinstance(workload, Grades) else None
+        self._trained = 0
         self.device = device
         self._timer = timer
         self._slowdown = slowdown
@@ -92,7 +96,7 @@ class Replica:
             last = number == len(batches)
             with nullcontext() if last else self.strategy.accumulating():
                 with self._timer.device("forward"), self.precision.autocast():
-                    loss = self._workload.loss(self.strategy.module, batch.inputs)
+                    loss, correct = self._loss(batch)
                 scaled = loss * (0.0 if batch.repeats else scale())
                 self._backward_start = clock.mark()
                 with self._telling_why():
@@ -104,8 +108,20 @@ class Replica:
             self._timer.add("backward", self._backward_start, ready)
             self._timer.add("sync", ready, end)
             if not batch.repeats:
-                parts.append(LossPart(batch.n, batch.weight, batch.width, loss.detach()))
+                self._trained += batch.n
+                parts.append(LossPart(batch.n, batch.weight, batch.width, loss.detach(), correct))
         return parts
+
+    def take_trained(self) -> int:
+        """Samples that this rank has trained on since it was last asked."""
+        taken, self._trained = self._trained, 0
+        return taken
+
+    def _loss(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """The summed loss of a micro-batch, and how many of its samples were right where that is counted."""
+        if self._grades is not None:
+            return self._grades.graded_loss(self.strategy.module, batch.inputs)
+        return self._workload.loss(self.strategy.module, batch.inputs), None
 
     def update(self) -> None:
         """One optimizer step with its learning rate; gradients are cleared."""
@@ -116,11 +132,16 @@ class Replica:
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns that it adds to a rank's rows."""
-        return () if self.clipper is None else CLIP_COLUMNS
+        counted = () if self._grades is None else (CORRECT,)
+        return (*counted, *(() if self.clipper is None else CLIP_COLUMNS))
 
     def row(self) -> dict[str, object]:
-        """Their values for the step that ended; waits for the device."""
+        """The values of those that are the same on all ranks, for the step that ended; waits for the device."""
         return {} if self.clipper is None else self.clipper.row()
+
+    def counted(self, parts: Sequence[LossPart]) -> dict[str, object]:
+        """The values of the others, for a rank that ran `parts`; waits for the device."""
+        return {} if self._grades is None else {CORRECT.name: total_correct(parts)}
 
     @contextmanager
     def _telling_why(self) -> Iterator[None]:
@@ -139,9 +160,12 @@ class Replica:
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], settings: Train) -> Optimizer:
-    """AdamW with one fused kernel over all parameters."""
+    """The optimizer of `train.optimizer`, with one fused kernel over all parameters."""
     assert settings.learning_rate != "auto", "resolved before the launch"
-    return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+    common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": True}
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
+    return (torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam)(parameters, **common)
 
 
 def seed_dropout(seed: int, rank: int, step: int, device: torch.device) -> None:

@@ -23,8 +23,8 @@ def extra_columns(replica: Replica) -> tuple[Column, ...]:
     return (TURN, *COMM_COLUMNS, *repeated, *replica.columns, *strategy.columns, *strategy.wire.columns)
 
 
-def extra_values(replica: Replica, moment: Moment, repeated: int) -> dict[str, object]:
-    """Their values for the step that ended, in which so many micro-batches were run again."""
+def extra_values(replica: Replica, moment: Moment, parts: Sequence[LossPart], repeated: int) -> dict[str, object]:
+    """Their values for the step that ended, in which the rank ran `parts`, and so many micro-batches again."""
     strategy = replica.strategy
     traffic = strategy.wire.take()
     sent = {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
@@ -33,6 +33,7 @@ def extra_values(replica: Replica, moment: Moment, repeated: int) -> dict[str, o
         **sent,
         REPEATED.name: repeated,
         **replica.row(),
+        **replica.counted(parts),
         **strategy.row(),
         **strategy.wire.row(),
     }

@@ -18,7 +18,7 @@ from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.keeping import BEST, FOLDER
 from dynbench.engine.rank.precision import Precision
 from dynbench.errors import DataError, UsageError
-from dynbench.plugins import DATASETS
+from dynbench.plugins import DATASETS, WORKLOADS
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.language_model import language_model
@@ -72,7 +72,7 @@ def _tokenizer_of(workload: Workload) -> str | None:
     """
     name = workload.tokenizer_name
     gone = name.endswith((VOCABULARY, BPE_VOCABULARY)) or means_path(name)
-    if DATASETS[workload.dataset].generated or (gone and not Path(name).expanduser().exists()):
+    if not DATASETS[workload.dataset].of_texts or (gone and not Path(name).expanduser().exists()):
         return None
     return name
 
@@ -113,6 +113,7 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
         HubError, UsageError: as building the model does.
     """
     workload = build_workload(config)
+    _check_classes(config, workload.facts.get("num_labels"))
     if workload.eval is None or config.train.eval_samples == 0:
         raise DataError(
             "no samples to evaluate on: too few to hold some out, or train.eval_samples is 0",
@@ -128,6 +129,18 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
     data = facts.get("eval_source") or f"held out of {facts.get('train_source')}"
     unigram = {"unigram_perplexity": facts.get("unigram_perplexity")} if "perplexity" in found else {}
     return {"data": data, "samples": found.pop("samples"), "tokens": found.pop("tokens", None), **found, **unigram}
+
+
+def _check_classes(config: Config, classes: object) -> None:
+    """Refuse data of other classes than those that a classifier tells apart: its head would be replaced."""
+    if not WORKLOADS.find(config.workload.name).classes:
+        return
+    known = _architecture(Path(config.workload.model)).get("id2label")
+    if isinstance(known, Mapping) and isinstance(classes, int) and len(known) != classes:
+        raise DataError(
+            f"{config.workload.model} tells {len(known)} classes apart, the data have {classes}",
+            "Name the data that it was trained for (--dataset, --data-path).",
+        )
 
 
 @dataclass(frozen=True)
@@ -208,11 +221,25 @@ class Writer:
         return str(self.tokenizer.backend.decode(new)), len(written) - len(ids)
 
 
+_ENDINGS = {
+    "ForSequenceClassification": "text_classification",
+    "ForImageClassification": "image_classification",
+    "DigitsMlp": "mlp",
+}
+"""How the names of architectures end, and the workload that trains such models."""
+
+
 def _workload_of(folder: Path) -> str:
     """What a folder's model does, by the name of its architecture."""
+    named = _architecture(folder).get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    found = (workload for name in names for ending, workload in _ENDINGS.items() if name.endswith(ending))
+    return next(found, "causal_lm")
+
+
+def _architecture(folder: Path) -> Mapping[str, object]:
     try:
-        named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError, AttributeError) as error:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise DataError(f"{folder / 'config.json'}: cannot be read: {error}", SAVE_FIRST) from error
-    classifies = any(str(name).endswith("ForSequenceClassification") for name in named)
-    return "text_classification" if classifies else "causal_lm"
+    return found if isinstance(found, Mapping) else {}

@@ -14,6 +14,7 @@ from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.arm_loop import ArmLoop
+from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
@@ -99,7 +100,7 @@ class VirtualLoop(ArmLoop):
 
     def record(self, moment: Moment, played: Sequence[Played], plan_ms: float, optimizer_ms: float) -> None:
         """Write every rank's row: it waits for the slowest rank, then for the modelled all-reduce."""
-        skipped, extra = self.replica.precision.take_skipped(), {TURN.name: moment.turn, **self.replica.row()}
+        skipped, common = self.replica.precision.take_skipped(), {TURN.name: moment.turn, **self.replica.row()}
         slowest_ms = max(part.busy_ms for part in played)
         for part, rows, writer in zip(played, self.rows, self.writers, strict=True):
             phases: dict[Phase, float] = {
@@ -118,7 +119,9 @@ class VirtualLoop(ArmLoop):
                 reserved_mem_mb=part.reserved_mem_mb,
                 skipped=skipped,
             )
+            extra = {**common, **self.replica.counted(part.parts)}
             writer.write(row, extra)
+            self.epochs.add(row, extra)
 
 
 @contextmanager
@@ -149,6 +152,7 @@ def virtual_loop(
             writers=[
                 files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
             ],
+            epochs=Epochs(config.train, list),
             evaluator=Evaluator(
                 config,
                 workload,

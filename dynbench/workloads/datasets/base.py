@@ -1,12 +1,16 @@
-"""What a dataset hands over: texts still to be tokenised, token ids, or lengths to generate token ids for."""
+"""What a dataset hands over: texts still to be tokenised, token ids, lengths to generate token ids for, or images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from dynbench.workloads.data import IntArray, TokenisedData
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,31 @@ class CorpusSplit:
         return self._counted
 
 
-Split = TextSplit | TokenSplit | LengthSplit | CorpusSplit
+@dataclass(frozen=True)
+class ImageSplit:
+    """Labelled images in the order of their source.
+
+    Args:
+        images: image `i`, for i below N; raises DataError where it cannot be read.
+        labels: class of each image, counted from 0, int64 [N].
+        source: where they come from, for messages and records.
+        digest: of what the images are: of files, of their names and sizes.
+        classes: what the source calls each class; empty where it counts them from 0.
+        files: their paths, where each is a file.
+    """
+
+    images: Callable[[int], Image.Image]
+    labels: IntArray
+    source: str
+    digest: str
+    classes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+Split = TextSplit | TokenSplit | LengthSplit | CorpusSplit | ImageSplit
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Generated data that needs no network: lengths of SST-2, of GSM8K for language models, and words that tell the class.
+"""Generated data that needs no network: images, or texts of a corpus's lengths whose words tell the class.
 
-Every sample is [CLS], words, [SEP]. A word is one of its class's own words with probability `SIGNAL`, else a word
+Every text is [CLS], words, [SEP]. A word is one of its class's own words with probability `SIGNAL`, else a word
 of the common vocabulary under Zipf's law. Short samples may carry no signal, so the best accuracy is about 0.93.
 The data are the same in every run: their generator has its own fixed seed, `train.seed` does not change them.
 """
@@ -16,7 +16,9 @@ from dynbench.config.schema import Workload
 from dynbench.lengths import SHIPPED
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets import digits, pictures
 from dynbench.workloads.datasets.base import Splits, TokenSplit
+from dynbench.workloads.image_side import image_side
 
 TRAIN_SAMPLES = 8192
 EVAL_SAMPLES = 1024
@@ -36,9 +38,14 @@ DrawLengths = Callable[[int, np.random.Generator], IntArray]
 
 
 def load(settings: Workload) -> Splits:
-    """8,192 training and 1,024 evaluation samples of two classes, as long as the workload's usual texts."""
-    name = settings.name if settings.name in WORKLOADS else "text_classification"
-    return generate(SHIPPED[WORKLOADS[name].lengths].sample)
+    """What the workload learns from: of texts 8,192 samples to train on and 1,024 to evaluate on, of two classes."""
+    entry = WORKLOADS.get(settings.name, WORKLOADS["text_classification"])
+    if entry.samples == "digits":
+        return digits.generated()
+    if entry.samples == "images":
+        return pictures.generated(image_side(settings)[0])
+    assert entry.lengths is not None, "texts have lengths"
+    return generate(SHIPPED[entry.lengths].sample)
 
 
 def generate(draw_lengths: DrawLengths) -> Splits:

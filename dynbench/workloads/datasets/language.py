@@ -38,6 +38,7 @@ def language_of(splits: Splits) -> Splits:
 def _generated(split: Split, stream: int) -> Split:
     if isinstance(split, TextSplit | CorpusSplit):
         return split
+    assert isinstance(split, TokenSplit | LengthSplit), "rules ask for texts"
     lengths = split.data.lengths if isinstance(split, TokenSplit) else split.lengths
     return LengthSplit(lengths, partial(generate, stream=stream), VOCAB_SIZE, END_ID, split.source)
 

@@ -19,6 +19,7 @@ TEXTS = "workload.dataset=sst2"
 OWN = "workload.name=mine:Workload"
 FILES = ("workload.dataset=tsv", "workload.data_path=x.tsv")
 JSON = ("workload.name=causal_lm", "workload.dataset=json", "workload.data_path=x.json")
+IMAGES = ("workload.name=image_classification",)
 WIKIPEDIA = ("workload.name=causal_lm", "workload.dataset=wikipedia")
 TRACE = ("workload.dataset=lengths", "workload.data_path=x.parquet")
 DYNAMIC = "schedule.mode=dynamic"
@@ -44,6 +45,9 @@ VALUES: dict[str, str] = {
     "workload.max_length": "100",
     "workload.megabytes": "20",
     "workload.edition": "20231101.de",
+    "workload.image_size": "64",
+    "workload.workers": "2",
+    "workload.max_unreadable": "0.2",
     "workload.blocks": "true",
     "workload.subset": "500",
     "workload.pad_to_multiple_of": "16",
@@ -66,10 +70,14 @@ VALUES: dict[str, str] = {
     "sync.communicate": "false",
     "compress.error_feedback": "false",
     "train.steps": "7",
+    "train.epochs": "2",
     "train.warmup_steps": "3",
     "train.global_batch": "32",
+    "train.batch_per_worker": "8",
     "train.seed": "5",
     "train.precision": "fp32",
+    "train.optimizer": "adam",
+    "train.momentum": "0.5",
     "train.learning_rate": "0.1",
     "train.schedule": "cosine",
     "train.lr_warmup_steps": "4",
@@ -124,6 +132,8 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "workload.label_column": ((), FILES),
     "workload.length_column": (FILES, TRACE),
     "workload.model": ((TEXTS, "workload.tokenizer=vocab.txt"), (TEXTS,)),
+    **{f"workload.{name}": ((), IMAGES) for name in ("image_size", "workers", "max_unreadable")},
+    **{f"workload.{name}": (IMAGES, ()) for name in ("dropout", "max_length")},
     "workload.megabytes": ((), WIKIPEDIA),
     "workload.edition": ((), WIKIPEDIA),
     "workload.blocks": (("workload.name=causal_lm",), (*JSON,)),
@@ -143,6 +153,7 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "schedule.replan_steps": ((DYNAMIC,), (DYNAMIC, "schedule.speeds=auto")),
     "sync.bucket_mb": ((VIRTUAL,), (REAL,)),
     "train.eval_samples": (("sync.communicate=false",), ()),
+    "train.momentum": ((), ("train.optimizer=sgd",)),
     "compress.error_feedback": ((), ()),
     "train.eval_every": (("train.eval_samples=0",), ()),
     "launch.nproc": ((VIRTUAL,), (REAL,)),

@@ -10,7 +10,8 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, UsageError
 
 WORKLOADS = (
-    "MODULE:CLASS or FILE.py:CLASS of your own or text_classification, causal_lm; a plug-in of your own: name its file "
+    "MODULE:CLASS or FILE.py:CLASS of your own or text_classification, causal_lm, "
+    "image_classification, mlp; a plug-in of your own: name its file "
     "in DYNBENCH_PLUGINS"
 )
 
@@ -131,7 +132,7 @@ def test_all_mistakes_of_all_layers_come_at_once(tmp_path: Path) -> None:
         "--set schedule.solver: 'greddy' is not allowed. Did you mean 'greedy'? Allowed: exact, enumerate, greedy",
         "c.yaml:2: train.steps: 0 is not allowed. Allowed: a whole number > 0",
         "train.global_batch: 'abc' is not allowed. Allowed: a whole number > 0",
-        "c.yaml:3: train.lernin: unknown key. Did you mean 'learning_rate'? Allowed: steps, warmup_steps",
+        "c.yaml:3: train.lernin: unknown key. Did you mean 'learning_rate'? Allowed: steps, epochs",
         "--set train.stps: unknown key. Did you mean 'steps'?",
         "c.yaml:8: launch: 5 is not a section; it holds the keys launcher, nproc",
         "c.yaml:9: trian: unknown key. Did you mean 'train'?",

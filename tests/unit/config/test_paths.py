@@ -12,7 +12,7 @@ from dynbench.config.load import load_config
 from dynbench.errors import ConfigError
 from dynbench.plugins import DATASETS
 
-FILE_DATASETS = [name for name, entry in DATASETS.items() if entry.of_files]
+FILE_DATASETS = [name for name, entry in DATASETS.items() if entry.of_files and not entry.folder]
 HUB_NAMES = ["distilbert-base-uncased", "google/bert_uncased_L-2_H-128_A-2"]
 
 
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def problems(*overrides: str, dataset: str = "tsv") -> tuple[str, ...]:
     given = [f"workload.dataset={dataset}", "workload.data_path=data/train.tsv"]
     given += [] if DATASETS[dataset].classes else ["workload.name=causal_lm"]
-    given += ["workload.tokenizer=vocab.txt"] if not DATASETS[dataset].generated else []
+    given += ["workload.tokenizer=vocab.txt"] if DATASETS[dataset].of_texts else []
     try:
         load_config(None, [*given, *overrides], paths=True)
     except ConfigError as error:

@@ -368,7 +368,7 @@ def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object
     return [replace(recipe, cell={}) for recipe in load_cells(path)] == [replace(each, cell={}) for each in recipes]
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name != "first_steps"])
 @pytest.mark.parametrize(
     "laid",
     [
@@ -381,6 +381,7 @@ def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object
 def test_a_recipe_with_options_is_written_as_one_that_needs_none(
     tmp_path: Path, name: str, laid: dict[str, object]
 ) -> None:
+    """Of first_steps, an arm has one rank, and samples have no lengths."""
     document, recipes = sweep("more:window=16,policy=window", reference=name, **laid)  # type: ignore[arg-type]
 
     assert same(document, recipes, tmp_path, **laid)

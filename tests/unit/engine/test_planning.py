@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.engine.planning import ReplicatedPlans, build_problem, probe_speeds
+from dynbench.engine.planning import PlansAhead, ReplicatedPlans, build_problem, probe_speeds
 from dynbench.engine.speeds import StepPlans
 from dynbench.errors import UsageError
 from dynbench.runs.probe_record import ProbeRecord
+from dynbench.schedule.plan import Share
 from dynbench.schedule.planner import Planner
 
 LENGTHS = np.random.default_rng(0).integers(2, 60, size=200)
@@ -64,3 +65,23 @@ def test_a_probe_tells_speeds_where_its_ranks_differ() -> None:
     assert found is not None and found.tolist() == [1.0, 0.5]
     assert probe_speeds(measured(1.0, 0.95), 2) is None
     assert probe_speeds(measured(1.0, 0.5), 4) is None
+
+
+def test_a_step_is_planned_and_told_of_while_the_one_before_begins() -> None:
+    asked, told = [], []
+
+    class Plans:
+        def share(self, step: int) -> Share:
+            asked.append(step)
+            return (np.array([step]),)
+
+        def observe(self, share: Share, compute_ms: float) -> None:
+            told.append(compute_ms)
+
+    expected: list[list[int]] = []
+    plans = PlansAhead(Plans(), lambda share: expected.append([int(ids[0]) for ids in share]), steps=4)
+    for step in range(4):
+        assert plans.share(step)[0].tolist() == [step]
+        plans.observe((), float(step))
+    assert (asked, told) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0]), "each once, in order, none beyond the last"
+    assert expected == [[0, 1], [1, 2], [2, 3]]

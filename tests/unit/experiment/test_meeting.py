@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dynbench.config.change import changed
 from dynbench.config.launches import Launches
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
@@ -84,3 +85,25 @@ def test_what_works_across_steps_takes_longer_turns(monkeypatch: pytest.MonkeyPa
     found = decide_meeting(Launches(), two, "static")
     assert found.mode == "apart" and "turns of 8 steps" in found.reason
     assert decide_meeting(Launches(block=8), two, "static").mode == "interleaved"
+
+
+def test_images_are_not_decoded_in_the_turn_of_another_arm() -> None:
+    images = arms(a=("workload.name=image_classification", "workload.workers=2"), b=("workload.name=mlp",))
+    two = {name: images[name] for name in ("a", "b")}
+    found = decide_meeting(Launches(), two, "b")
+    assert found.mode == "apart" and "workload.workers of arm a is 2" in found.reason
+    with pytest.raises(ConfigError, match=r"workload\.workers of arm a is 2"):
+        decide_meeting(Launches(mode="interleaved"), two, "b")
+    within = {name: changed(config, {"workload.workers": 0}) for name, config in two.items()}
+    assert decide_meeting(Launches(), within, "b").mode == "interleaved"
+
+
+@pytest.mark.parametrize(("steps", "mode"), [(6, "apart"), (10, "interleaved")])
+def test_short_epochs_leave_too_little_between_evaluations(steps: int, mode: str) -> None:
+    short = {
+        name: changed(config, {"train.epochs": 2, "train.steps": steps, "train.warmup_steps": 0})
+        for name, config in arms(part=PARTITION).items()
+    }
+    found = decide_meeting(Launches(), short, "static")
+    assert found.mode == mode
+    assert ("an epoch of arm static is 3 steps" in found.reason) == (mode == "apart")

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dynbench.config.schema import Train
+from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.turns import Moment
 from dynbench.engine.rank.virtual import Played, VirtualLoop, gradient_megabytes
@@ -34,12 +36,13 @@ def test_everyone_waits_for_the_slowest() -> None:
     loop = VirtualLoop(  # type: ignore[arg-type]  # only what `record` uses
         config=None,
         plans=None,
-        replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict),
+        replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict, counted=lambda _: {}),
         timer=None,
         memory=None,
         rows=[RowBuilder(rank, "static", lengths) for rank in (0, 1)],
         writers=files,
         evaluator=None,
+        epochs=Epochs(Train(), list),
         comm_ms=4.0,
     )
     turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]

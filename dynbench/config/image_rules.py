@@ -1,0 +1,82 @@
+"""Rules on workloads whose samples are images: the policies and layouts that make sense, and decoding ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynbench.config.schema import Config
+from dynbench.plugins import POLICIES, WORKLOADS, options_of
+from dynbench.plugins.policies import PrefixOptions
+from dynbench.plugins.workloads import ImageOptions, WorkloadEntry
+
+
+def known_entry(config: Config) -> WorkloadEntry | None:
+    """The workload's entry; None for code of the user's own, which nothing is known of."""
+    return None if config.workload.runs_own_code else WORKLOADS[config.workload.name]
+
+
+def has_lengths(config: Config) -> bool:
+    """Whether samples differ in length, as far as is known."""
+    entry = known_entry(config)
+    return entry is None or entry.lengths is not None
+
+
+def _the_policy_has_a_use(config: Config) -> Iterator[str]:
+    policy, entry = config.schedule.policy_name, known_entry(config)
+    if entry is None or entry.lengths is not None or policy not in POLICIES or POLICIES[policy].without_lengths:
+        return
+    useful = [name for name, other in POLICIES.items() if other.without_lengths]
+    yield (
+        f"schedule.policy: {policy!r} deals samples by their lengths, and those of {entry.name} have none; "
+        f"set it to {' or '.join(useful)}"
+    )
+
+
+def _nothing_is_there_to_pack(config: Config) -> Iterator[str]:
+    if not has_lengths(config) and config.workload.layout != "padded":
+        yield (
+            f"workload.layout: {config.workload.layout!r} leaves out padding, which samples of {config.workload.name} "
+            "do not have; set it to padded, or name a workload of texts (--workload)"
+        )
+
+
+def _images_are_decoded_in_their_own_time(config: Config) -> Iterator[str]:
+    workers = ahead(config)
+    if not workers:
+        return
+    if config.launch.launcher == "virtual":
+        yield (
+            f"workload.workers: {workers}, but virtual ranks are measured one after another, and what is decoded ahead "
+            "of one would be in the time of another; set it to 0, or launch.launcher to torchrun"
+        )
+    if config.schedule.speeds == "auto":
+        yield (
+            f"workload.workers: {workers} decode ahead of the step, and schedule.speeds 'auto' plans a step when the "
+            "one before has been timed; set workers to 0, or give the speeds"
+        )
+    if options_of(config.schedule, PrefixOptions).exchange == "gather":
+        yield (
+            f"workload.workers: {workers} decode ahead of the step, and with schedule.exchange 'gather' every rank is "
+            "told its samples when the step begins; set workers to 0, or exchange to replicated"
+        )
+
+
+def ahead(config: Config) -> int:
+    """Threads of a rank that prepare its next step while it trains; 0 where nothing does."""
+    entry = known_entry(config)
+    reads = entry is not None and entry.reads("workers")
+    return options_of(config.workload, ImageOptions).workers if reads else 0
+
+
+IMAGE_RULES = (_the_policy_has_a_use, _nothing_is_there_to_pack, _images_are_decoded_in_their_own_time)
+
+
+def image_warnings(config: Config) -> list[str]:
+    """What can run and says less than it seems; one line each."""
+    entry, policy = known_entry(config), config.schedule.policy_name
+    if entry is None or not entry.batch_norm or policy == "static":
+        return []
+    return [
+        f"schedule.policy: under {policy!r} ranks may run unequal numbers of samples, and {entry.name} normalises over "
+        "those that run together, on each rank by itself: the losses are not those of static, and are not compared"
+    ]

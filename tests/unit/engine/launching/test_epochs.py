@@ -1,0 +1,123 @@
+"""Epochs become steps: those of the data, the warm-up among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from photographs import write_folder
+
+from dynbench.config.load import load_config, load_mapping
+from dynbench.config.recipe_file import recipe_yaml, written_recipe
+from dynbench.config.recipes import resolve_cells
+from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.errors import ConfigError, UsageError
+from dynbench.runs.store import RunStore
+
+MACHINE = Machine(cores=2, gpus=0, bf16=False)
+MLP = ("workload.name=mlp", "train.epochs=2")
+
+
+def resolved(*given: str):
+    return resolve(load_config(None, given), MACHINE, RunStore(Path("nowhere")))
+
+
+def test_steps_follow_from_the_samples() -> None:
+    found = resolved(*MLP, "train.global_batch=100", "train.warmup_steps=10")
+    train = found.config.train
+    assert (train.steps, train.epochs, train.epoch_steps) == (2 * 81 - 10, 2, 81), "8,192 samples, 81 full batches"
+    assert found.decisions["train.steps"]["value"] == 152
+    assert "8,192 samples" in str(found.decisions["train.steps"]["reason"])
+    again = resolve(found.config, MACHINE, RunStore(Path("nowhere")))
+    assert again.config == found.config, "what is decided stays"
+
+
+def test_a_subset_and_texts_have_epochs_too() -> None:
+    few = resolved("train.epochs=3", "workload.subset=100", "train.global_batch=10", "train.warmup_steps=0")
+    assert few.config.train.steps == 30
+
+
+def test_files_that_cannot_be_read_are_no_samples(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", train=10)
+    (folder / "train" / "ant" / "00.jpg").write_bytes(b"")
+    given = ("name=image_classification", "dataset=image_folder", f"data_path={folder}", f"cache_dir={tmp_path}")
+    train = ("train.epochs=4", "train.global_batch=6", "train.warmup_steps=0")
+    assert resolved(*(f"workload.{each}" for each in given), *train).config.train.steps == 4 * 4, "29 images"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ((*MLP, "train.warmup_steps=300"), ConfigError, "2 are 256 steps, all of them in train.warmup_steps 300"),
+        (("train.epochs=1", "schedule.policy=token_budget"), UsageError, "under policy 'token_budget'"),
+        ((*MLP, "train.global_batch=9000"), UsageError, "9000 is more than the 8192 samples"),
+    ],
+)
+def test_epochs_that_are_none_are_refused(given: tuple[str, ...], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        resolved(*given)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_says_both_otherwise_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "both.yaml"
+    path.write_text("workload: {name: mlp}\ntrain: {steps: 50, epochs: 2}\n")
+    with pytest.raises(ConfigError, match=r"train.steps: 50, but train.epochs 2 are 246 beside the warm-up"):
+        resolve(load_config(path), MACHINE, RunStore(tmp_path))
+
+
+RECIPE = """\
+description: two arms
+settings:
+  train: {steps: 30, warmup_steps: 0}
+arms:
+  - name: short
+  - name: long
+    set: {train.epochs: 2}
+launches: 2
+"""
+
+
+def test_what_is_laid_over_takes_the_place_of_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(RECIPE)
+
+    def lengths(*overrides: str) -> list[tuple[int, int | None]]:
+        (recipe,) = resolve_cells("mine", load_mapping(path), overrides)
+        return [(config.train.steps, config.train.epochs) for config in recipe.arms.values()]
+
+    assert lengths() == [(30, None), (100, 2)]
+    assert lengths("train.epochs=5") == [(100, 5), (100, 5)]
+    assert lengths("train.steps=7") == [(7, None), (7, None)]
+
+
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [(("launch.nproc=2",), 16), (("launch.launcher=virtual", "launch.world_size=3"), 24), (("launch.nproc=12",), 96)],
+)
+def test_a_batch_given_for_each_worker_grows_with_their_number(given: tuple[str, ...], batch: int) -> None:
+    found = resolved("train.batch_per_worker=8", "workload.subset=96", *given)
+    assert found.config.train.global_batch == batch == found.decisions["train.global_batch"]["value"]
+    assert resolve(found.config, MACHINE, RunStore(Path("nowhere"))).config == found.config
+
+
+def test_a_batch_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "both.yaml"
+    path.write_text("train: {global_batch: 20, batch_per_worker: 8}\n")
+    said = "train.global_batch: 20, but train.batch_per_worker 8 on 2 workers are 16"
+    with pytest.raises(ConfigError, match=said):
+        resolve(load_config(path), MACHINE, RunStore(tmp_path))
+    with pytest.raises(ConfigError, match=said):
+        load_config(path, ["launch.launcher=torchrun", "launch.nproc=2"])
+    with pytest.raises(ConfigError, match="both say how large a step is"):
+        load_config(None, ["train.global_batch=16", "train.batch_per_worker=8"])
+
+
+@pytest.mark.parametrize("given", ["train.steps=7", "train.epochs=5", "train.global_batch=32"])
+def test_a_recipe_written_with_its_options_says_the_same(tmp_path: Path, given: str) -> None:
+    path, written = tmp_path / "mine.yaml", tmp_path / "written.yaml"
+    path.write_text(RECIPE.replace("{train.epochs: 2}", "{train.epochs: 2, train.batch_per_worker: 8}"))
+    document = load_mapping(path)
+    recipes = resolve_cells("mine", document, [given])
+    written.write_text(recipe_yaml(written_recipe(document, [given], {}, recipes)))
+    assert [each.arms for each in resolve_cells("mine", load_mapping(written))] == [each.arms for each in recipes]

@@ -1,0 +1,59 @@
+"""The line of an epoch: what all ranks trained in it, and what the evaluation found."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields, replace
+
+import pytest
+
+from dynbench.config.schema import Train
+from dynbench.engine.rank.epochs import Epochs
+from dynbench.runs.records import StepRow
+
+TRAIN = Train(epochs=2, steps=7, warmup_steps=1)
+ROW = StepRow(**{field.name: 0 for field in fields(StepRow)} | {"policy": "static"})
+
+
+def row(rank: int, samples: int, loss: float, ms: float) -> StepRow:
+    return replace(ROW, rank=rank, local_batch=samples, weight=float(samples), loss=loss, step_time_ms=ms)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_epoch_is_said_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    epochs = Epochs(TRAIN, list)
+    assert [step for step in range(8) if epochs.ends(step)] == [3, 7]
+    with caplog.at_level(logging.INFO):
+        for _ in range(4):
+            epochs.add(row(0, 6, 1.0, 50.0), {"correct": 3})
+            epochs.add(row(1, 2, 3.0, 70.0), {"correct": 1})
+        epochs.end(2, {"loss": 9.0, "accuracy": 0.0})
+        assert said(caplog) == []
+        epochs.end(3, {"loss": 0.5, "accuracy": 0.875})
+    assert said(caplog) == [
+        "epoch 1 of 2: training loss 1.5000, accuracy 50.0%; evaluation loss 0.5000, accuracy 87.5%; "
+        "0.2 s, 160 samples/s"
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        epochs.add(row(0, 6, 2.0, 50.0), {"correct": 6})
+        epochs.end(7, None)
+    assert said(caplog) == ["epoch 2 of 2: training loss 2.0000, accuracy 100.0%; 0.1 s, 120 samples/s"], "begun anew"
+
+
+def test_workloads_that_count_nothing_have_no_accuracy(caplog: pytest.LogCaptureFixture) -> None:
+    epochs = Epochs(TRAIN, list)
+    with caplog.at_level(logging.INFO):
+        epochs.add(row(0, 6, 1.0, 50.0), {})
+        epochs.end(3, {"loss": 0.5, "perplexity": 1.6})
+    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; evaluation loss 0.5000; 0.1 s, 120 samples/s"]
+
+
+def test_without_epochs_nothing_is_said_and_nothing_exchanged() -> None:
+    epochs = Epochs(Train(), lambda _: pytest.fail("a collective"))
+    epochs.add(row(0, 6, 1.0, 50.0), {})
+    assert not any(map(epochs.ends, range(200)))
+    epochs.end(99, {"loss": 1.0})

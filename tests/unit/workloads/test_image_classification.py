@@ -1,0 +1,93 @@
+"""Images as a workload: what the model sees, that it learns, what is held out, saved and read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from batches import batch_of
+from photographs import CLASSES, write_folder
+
+from dynbench.config.load import load_config
+from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification
+
+
+def configured(*more: str):
+    given = ("name=image_classification", "size=small", *more)
+    return load_config(None, [*(f"workload.{each}" for each in given), "train.global_batch=8"])
+
+
+@pytest.fixture(scope="module")
+def workload() -> ImageClassification:
+    return ImageClassification(configured("image_size=16"))
+
+
+def test_what_the_model_sees(workload: ImageClassification) -> None:
+    ids = np.array([4, 9, 2])
+    batch = batch_of(workload, ids)
+    assert (batch["pixels"].dtype, tuple(batch["pixels"].shape)) == (torch.uint8, (3, 3, 16, 16))
+    seen = []
+    model = workload.build_model(0).double()
+    model.register_forward_pre_hook(lambda _, __, kwargs: seen.append(kwargs["pixel_values"]), with_kwargs=True)
+    workload.loss(model, batch)
+    mean, deviation = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (MEAN, DEVIATION))
+    torch.testing.assert_close(seen[0], (batch["pixels"].double() / 255 - mean) / deviation)
+
+
+def test_generated_images_have_32_pixels_unless_asked_otherwise() -> None:
+    found = ImageClassification(configured())
+    assert batch_of(found, np.arange(1))["pixels"].shape[-1] == 32
+    assert found.facts["decisions"]["workload.image_size"]["value"] == 32
+
+
+def test_it_learns_generated_images(workload: ImageClassification) -> None:
+    model, order = workload.build_model(0), np.random.default_rng(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(60):
+        loss = workload.loss(model, batch_of(workload, order.integers(len(workload.train), size=32))) / 32
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        sums = workload.eval_sums(model, batch_of(workload, np.arange(256), data=workload.eval))
+    assert sums["correct"] / 256 > 0.3, "chance is 0.1"
+
+
+def test_without_a_folder_of_its_own_a_part_is_held_out(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", train=10, val=0)
+    found = ImageClassification(
+        configured("dataset=image_folder", f"data_path={folder}", "image_size=16", f"cache_dir={tmp_path}", "subset=20")
+    )
+    assert (len(found.train), len(found.eval)) == (20, 3)
+    numbers = {int(number) for data in (found.train, found.eval) for number in data.tokens}
+    assert len(numbers) == 23
+    for data in (found.train, found.eval):
+        batch = batch_of(found, np.arange(len(data)), data=data)
+        assert batch["pixels"].float().mean((2, 3)).argmax(1).tolist() == batch["labels"].tolist()
+
+
+def test_classes_are_named_in_what_is_saved(tmp_path: Path) -> None:
+    more = ("dataset=image_folder", f"data_path={write_folder(tmp_path / 'data')}", f"cache_dir={tmp_path}")
+    found = ImageClassification(configured("image_size=16", *more))
+    model = found.build_model(1)
+    found.save(tmp_path / "last", model.state_dict())
+    config = json.loads((tmp_path / "last" / "config.json").read_text())
+    assert [config["id2label"][str(number)] for number in range(3)] == list(CLASSES)
+    again = ImageClassification(
+        configured("image_size=16", *more, "weights=pretrained", f"model={tmp_path / 'last'}")
+    ).build_model(9)
+    state, kept = model.state_dict(), again.state_dict()
+    assert all(torch.equal(state[name], kept[name]) for name in state)
+
+
+def test_expected_images_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ImageClassification(configured("image_size=16", "workers=1"))
+    told = []
+    monkeypatch.setattr(found._decoder, "expect", lambda numbers: told.extend(numbers))
+    found.expect([np.array([5, 3]), np.array([8])])
+    assert told == [5, 3, 8]
+    assert (batch_of(found, np.array([5]))["pixels"] == batch_of(found, np.array([5]))["pixels"]).all()

@@ -1,0 +1,150 @@
+"""Where ResNets come from: sizes, folders, and torchvision's names for the same network."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from dynbench.config.load import load_config
+from dynbench.config.schema import Workload
+from dynbench.errors import DataError, UsageError
+from dynbench.workloads import image_model as module
+from dynbench.workloads.image_model import image_model, load_torchvision
+
+NARROW = {"embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 1, 1, 2]}
+
+
+class Bottleneck(nn.Module):
+    """torchvision's block, with its names."""
+
+    def __init__(self, inner: int, width: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outer, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outer)
+        if stride > 1 or inner != outer:
+            self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn1(self.conv1(x)).relu()
+        out = self.bn3(self.conv3(self.bn2(self.conv2(out)).relu()))
+        return (out + (self.downsample(x) if hasattr(self, "downsample") else x)).relu()
+
+
+class TorchvisionResNet(nn.Module):
+    """torchvision's network, as narrow as `NARROW`."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        inner = NARROW["embedding_size"]
+        self.conv1 = nn.Conv2d(3, inner, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        for number, (outer, depth) in enumerate(zip(NARROW["hidden_sizes"], NARROW["depths"], strict=True), 1):
+            blocks = []
+            for index in range(depth):
+                blocks.append(Bottleneck(inner, outer // 4, outer, 2 if number > 1 and index == 0 else 1))
+                inner = outer
+            setattr(self, f"layer{number}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inner, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def of_torchvision(classes: int = 7) -> TorchvisionResNet:
+    """With statistics that are not those of a new network."""
+    torch.manual_seed(3)
+    model = TorchvisionResNet(classes)
+    for _ in range(2):
+        model(torch.randn(4, 3, 48, 48))
+    return model.eval()
+
+
+def ours(classes: int = 7) -> ResNetForImageClassification:
+    return ResNetForImageClassification(ResNetConfig(**NARROW, num_labels=classes))
+
+
+def test_torchvisions_weights_compute_the_same() -> None:
+    theirs, model, pixels = of_torchvision(), ours(), torch.randn(5, 3, 48, 48)
+    assert load_torchvision(model, theirs.state_dict(), "their.pth") == []
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(pixels).logits, theirs(pixels), rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrong_map_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the second and third convolution of a block are of one shape only where nothing tells."""
+    wrong = tuple((theirs, mapped.replace("{1}", "0")) for theirs, mapped in module._OF_TORCHVISION)
+    monkeypatch.setattr(module, "_OF_TORCHVISION", wrong)
+    with pytest.raises(UsageError, match="parameters are missing or of another shape"):
+        load_torchvision(ours(), of_torchvision().state_dict(), "their.pth")
+
+
+def test_a_head_of_other_classes_stays_random_and_is_listed(caplog: pytest.LogCaptureFixture) -> None:
+    model, found = ours(classes=3), {**of_torchvision().state_dict(), "further": torch.zeros(1)}
+    before = model.classifier[1].weight.clone()
+    with caplog.at_level(logging.WARNING):
+        left = load_torchvision(model, found, "their.pth")
+    assert left == ["fc.weight", "fc.bias", "further"]
+    assert "3 parameters did not match" in caplog.text and "fc.weight, fc.bias, further" in caplog.text
+    assert torch.equal(model.classifier[1].weight, before)
+
+
+def test_a_body_that_does_not_fit_is_refused() -> None:
+    found = of_torchvision().state_dict()
+    del found["layer2.0.conv2.weight"]
+    with pytest.raises(UsageError, match=r"1 parameters are missing.*stages.1.layers.0.layer.1.convolution.weight"):
+        load_torchvision(ours(), found, "their.pth")
+
+
+def settings(*given: str) -> Workload:
+    return load_config(None, [f"workload.{each}" for each in ("name=image_classification", *given)]).workload
+
+
+def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ResNetConfig", lambda: ResNetConfig(**NARROW))
+    theirs, path = of_torchvision(), tmp_path / "resnet50-0676ba61.pth"
+    torch.save(theirs.state_dict(), path)
+    source = image_model(settings("weights=pretrained", f"model={path}"), 3)
+    model = source.build(0)
+    assert torch.equal(model.resnet.embedder.embedder.convolution.weight, theirs.conv1.weight)
+    assert model.classifier[1].weight.shape == (3, 128)
+    assert source.facts["source"] == "pretrained resnet50-0676ba61.pth"
+    for content in (b"no weights", b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"resnet50-0676ba61.pth: expected weights of a ResNet-50"):
+            source.build(0)
+    torch.save([1, 2], path)
+    with pytest.raises(DataError, match="expected parameters by name"):
+        source.build(0)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("small", 0.3), ("resnet50", 23.5)])
+def test_sizes(size: str, millions: float) -> None:
+    with torch.device("meta"):
+        model = image_model(settings(f"size={size}"), 10).make()
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.05)
+
+
+def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many(tmp_path: Path) -> None:
+    model = ours(classes=4)
+    model.save_pretrained(tmp_path)
+    same, other = (
+        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes).build(0) for classes in (4, 6)
+    )
+    assert torch.equal(same.classifier[1].weight, model.classifier[1].weight)
+    assert other.classifier[1].weight.shape == (6, 128)
+    assert torch.equal(
+        other.resnet.embedder.embedder.convolution.weight, model.resnet.embedder.embedder.convolution.weight
+    )
+    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5).build(0)
+    assert shaped.classifier[1].weight.shape == (5, 128)
