@@ -61,6 +61,7 @@ def configured(texts: Path | None, *settings: str) -> Config:
 def kept(folder: Path, config: Config, worsens: bool = False) -> list[dict[str, object]]:
     """What every evaluation of a run gave, whose model changes at random; its folder is as training leaves it."""
     workload, strategy, found = build_workload(config), Local(), []
+    torch.manual_seed(0)
     strategy.wrap(workload.build_model(0), CPU)
     evaluator = Evaluator(config, workload, CPU, shard=(0, 1), sum_over_ranks=list, file=folder / EVAL_FILE)
     for step in range(STEPS):
