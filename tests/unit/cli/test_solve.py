@@ -399,13 +399,20 @@ def test_progress_waits_before_it_shows(monkeypatch):
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_as_interrupted(tmp_path, signum, exit_code):
     arguments = ["solve", "lognormal", "--steps", "1000000", "--policy", "partition", "--results", str(tmp_path)]
-    process = subprocess.Popen([sys.executable, "-m", "dynbench", *arguments, "--json"], stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not any(run.status is Status.RUNNING for run in RunStore(tmp_path).list()):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signum)
-    out, _ = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dynbench", *arguments, "--json"],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # the tests themselves may run under nohup
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not any(run.status is Status.RUNNING for run in RunStore(tmp_path).list()):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == json.loads(out)["error"]["exit_code"] == exit_code
     (run,) = RunStore(tmp_path).list()
     assert (run.status, run.record().exit_code) == (Status.INTERRUPTED, exit_code)
