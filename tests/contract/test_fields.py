@@ -54,11 +54,13 @@ def said(check: Check) -> str:
     return ADD + "\n".join(check.problems)
 
 
+@pytest.mark.slow
 def test_what_the_commands_print_is_documented(tour: Tour) -> None:
     check = checked_output(tour, Check())
     assert not check.problems, said(check)
 
 
+@pytest.mark.slow
 def test_what_the_commands_write_is_documented(tour: Tour) -> None:
     check = checked_files(tour.root, Check())
     assert not check.problems, said(check)
@@ -69,6 +71,7 @@ def test_the_reference_results_are_documented() -> None:
     assert not check.problems, said(check)
 
 
+@pytest.mark.slow
 def test_every_figure_and_command_is_on_the_tour(tour: Tour) -> None:
     drawn = {f"figures/{name}.csv" for names in FIGURES.values() for name in names}
     left_out = drawn - {name for name, _ in written(tour.root)}
@@ -91,11 +94,13 @@ def never_seen(known: Iterable[Document], check: Check) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_what_is_documented_occurs_or_is_optional(tour: Tour) -> None:
     check = checked_files(REFERENCE, checked_files(tour.root, checked_output(tour, Check())))
     assert never_seen(documents().values(), check) == []
 
 
+@pytest.mark.slow
 def test_a_field_that_never_occurs_is_told(tour: Tour) -> None:
     document, check = documents()["report --json"], checked_output(tour, Check())
     field = document.fields[-1]
@@ -145,6 +150,7 @@ def planted(name: str) -> Callable[[dict[str, object]], None]:
     return locals()[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -163,6 +169,7 @@ def test_a_planted_fault_is_told_with_the_line_to_add(tour: Tour, name: str, lin
     assert [problem for problem in check.problems if line in problem], said(check)
 
 
+@pytest.mark.slow
 def test_a_planted_column_is_told(tour: Tour, tmp_path: Path) -> None:
     path = tmp_path / "step_time.csv"
     path.write_text("arm,step,step_time_max_ms,smoothed,extra\nstatic,1.5,2.0,,x\n", encoding="utf-8")

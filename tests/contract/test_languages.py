@@ -54,6 +54,7 @@ def placeholders(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
+@pytest.mark.slow
 def test_every_sentence_is_said_somewhere() -> None:
     put_together = {f"{group}.{case}" for group, cases in DYNAMIC.items() for case in cases}
 
@@ -89,6 +90,7 @@ def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
             yield verdict, sentence_alike("static", "prefix", Ratio(1.25, *ends), 0.995)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(("verdict", "phrase"), [*verdicts()])
 @pytest.mark.parametrize("virtual", [False, True])

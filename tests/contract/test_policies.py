@@ -163,6 +163,7 @@ def make(name: str, problem: Problem) -> Policy:
         return make_policy(name, replace(problem, speeds=None, capacity=Capacity(), micro_batches=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [name for layout in LAYOUTS for name in plan_names(layout)])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), jump=st.integers(0, STEPS - 1))

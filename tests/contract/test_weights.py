@@ -132,6 +132,7 @@ def language() -> Language:
     return workload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "parts"), CASES)
 def test_a_language_model_is_trained_as_in_one_process(
     tmp_path: Path, language: Language, policy: str, parts: int
@@ -141,11 +142,13 @@ def test_a_language_model_is_trained_as_in_one_process(
     judge(tmp_path, configured(policy, parts), language)
 
 
+@pytest.mark.slow
 def test_samples_in_place_of_target_tokens_are_caught(tmp_path: Path, language: Language) -> None:
     with pytest.raises(AssertionError):
         judge(tmp_path, configured("partition", 2), language, FAULTS["counts in place of weights"]())
 
 
+@pytest.mark.slow
 def test_virtual_ranks_write_the_norm_of_the_whole_gradient(tmp_path: Path, language: Language) -> None:
     config = changed(configured("partition", 2), {"train.max_grad_norm": 2.0})
     trained(tmp_path, config, language)

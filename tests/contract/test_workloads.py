@@ -84,6 +84,7 @@ def judge(folder: Path, config: Config, workload: Workload) -> None:
         assert found["step"].to_list() == [STEPS - 1] and isfinite(found["loss"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), PAIRS)
 def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str) -> None:
     if reason := POLICIES[policy].missing:
@@ -96,6 +97,7 @@ def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str)
     judge(tmp_path, config, built(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), [(name, policy) for name, policy in PAIRS if policy in SPLITTING])
 def test_it_trains_in_several_micro_batches(tmp_path: Path, name: str, policy: str) -> None:
     if reason := POLICIES[policy].missing:
@@ -106,6 +108,7 @@ def test_it_trains_in_several_micro_batches(tmp_path: Path, name: str, policy: s
         assert "schedule.policy" in refusal.message or "schedule.micro_batches" in refusal.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_its_model_is_kept(tmp_path: Path, name: str) -> None:
     assert isinstance(built(name), Saves)

@@ -46,6 +46,7 @@ def test_the_ranks_together_run_the_plan(policy):
             assert batches == [share[0].tolist() for share in shares]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 99), st.sampled_from(TRAINABLE), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_an_epoch_sees_no_sample_twice_and_its_weights_make_a_whole(seed, policy, window):
@@ -89,6 +90,7 @@ def stopped(one, stop, counted):
     return got, one.state_dict(done=done if counted else None)
 
 
+@pytest.mark.slow
 @given(
     policy=st.sampled_from(TRAINABLE),
     seed=st.integers(0, 9),

@@ -45,6 +45,7 @@ def stored(cli, store, launches, tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "partition", "window", "prefix"])
 @pytest.mark.parametrize(
     ("slowdown", "verdict", "code"), [(1.3, "SLOWER", 6), (1 / 1.3, "FASTER", 0), (1.0, "SAME", 0)]
@@ -65,6 +66,7 @@ def test_the_same_arm_later_is_judged_and_is_no_noise(cli, stored, launches, pol
     assert ("--fail-on slower: " in err and "base" in err) == (code == 6)
 
 
+@pytest.mark.slow
 def test_stored_launches_give_the_numbers_that_they_gave(cli, store, launches, tmp_path):
     base, now = launches("a"), launches("b", policy="partition")
     known = json.loads(cli("analyze", *base, *now, "--json")[1])["comparison"]
@@ -76,6 +78,7 @@ def test_stored_launches_give_the_numbers_that_they_gave(cli, store, launches, t
         assert found[key] == known[key], key
 
 
+@pytest.mark.slow
 def test_the_comparison_stays_when_file_and_folders_are_gone(cli, store, stored, launches, tmp_path):
     base = stored()
     out = json.loads(cli("analyze", *launches("new-", slowdown=1.3), "--against", base, "--json")[1])
@@ -101,6 +104,7 @@ def test_the_comparison_stays_when_file_and_folders_are_gone(cli, store, stored,
         assert [(found["name"], found["stored"]) for found in alone["arms"]] == [(arm, False)]
 
 
+@pytest.mark.slow
 def test_a_report_is_made_of_it_in_every_language(cli, store, stored, launches, monkeypatch):
     monkeypatch.undo()
     base = stored()
@@ -112,12 +116,14 @@ def test_a_report_is_made_of_it_in_every_language(cli, store, stored, launches, 
         assert "figures/timeline.png" in out or "data:image/png" in out
 
 
+@pytest.mark.slow
 def test_findings_tell_stored_launches_from_those_of_the_same_name(cli, stored, launches):
     base = stored(env={"host": "elsewhere"})
     out = cli("analyze", *launches("ci-"), "--against", base)[1]
     assert "warn: environment: base:ci-0 and ci-0: env.host (elsewhere and testhost)" in out
 
 
+@pytest.mark.slow
 def test_other_days_are_told_in_the_finding(cli, store, stored, launches):
     base = stored()
     names = launches("ci-")
@@ -130,6 +136,7 @@ def test_other_days_are_told_in_the_finding(cli, store, stored, launches):
     assert "--noise-threshold" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -156,6 +163,7 @@ def compared(store, make_run):
 ARMS = ("static", "partition")
 
 
+@pytest.mark.slow
 def test_a_comparison_is_exported_with_its_arms(cli, compared, tmp_path):
     path, elsewhere = tmp_path / "cmp.zip", tmp_path / "elsewhere"
     code, out, _ = cli("runs", "export", "cmp", "-o", path, "--json")
@@ -167,6 +175,7 @@ def test_a_comparison_is_exported_with_its_arms(cli, compared, tmp_path):
         assert found["comparison"][key] == known["comparison"][key]
 
 
+@pytest.mark.slow
 def test_an_exported_comparison_keeps_its_question(cli, store, make_run, tmp_path):
     entry, path = store.create("compare", "recipe", name="cmp"), tmp_path / "cmp.zip"
     settings = {"one": (), "both": ("train.precision=bf16", "sync.bucket_mb=1.0")}
@@ -180,6 +189,7 @@ def test_an_exported_comparison_keeps_its_question(cli, store, make_run, tmp_pat
     assert (code, json.loads(out)["question"]) == (0, "levers")
 
 
+@pytest.mark.slow
 def test_the_first_stage_of_a_comparison_stays_when_it_is_analyzed_again_or_exported(cli, store, make_run, tmp_path):
     entry, path = store.create("compare", "recipe", name="cmp"), tmp_path / "cmp.zip"
     arms = {name: [make_run(name, name=f"{name}-{seed}", seed=seed) for seed in range(4)] for name in ARMS}
@@ -198,6 +208,7 @@ def test_a_misspelt_question_is_refused_before_anything_is_merged(cli, launches,
     assert list(store.root.glob("*/merged_metrics.*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ARMS)
 def test_one_arm_of_several_is_the_baseline(cli, compared, launches, tmp_path, arm):
     whole, part = tmp_path / "cmp.zip", tmp_path / "part.zip"
@@ -216,6 +227,7 @@ def test_one_arm_of_several_is_the_baseline(cli, compared, launches, tmp_path, a
     assert named[0]["speedup"] == named[1]["speedup"]
 
 
+@pytest.mark.slow
 def test_a_comparison_of_today_against_a_stored_arm(cli, store, compared, launches, tmp_path):
     base = tmp_path / "base.zip"
     assert cli("runs", "export", *launches("old-", 2), "-o", base)[0] == 0
@@ -224,6 +236,7 @@ def test_a_comparison_of_today_against_a_stored_arm(cli, store, compared, launch
     assert found["comparison"]["id"] != compared.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ARMS)
 def test_a_file_named_as_a_candidate_gets_another_label(cli, stored, launches, label):
     base = stored(f"{label}.zip", policy=label)
@@ -238,6 +251,7 @@ def test_a_run_against_itself_is_refused(cli, store, launches, tmp_path):
     assert (code, "which is to be compared with it" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_runs_of_several_arms_are_no_baseline(cli, store, launches, tmp_path):
     path = tmp_path / "both.zip"
     assert cli("runs", "export", *launches("a", 2), *launches("b", 2, policy="partition"), "-o", path)[0] == 0
@@ -248,6 +262,7 @@ def test_runs_of_several_arms_are_no_baseline(cli, store, launches, tmp_path):
     assert (code, "--against FILE" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_probes_go_along(cli, store, make_run, tmp_path):
     probe = make_probe(store, predicted_speedup={"partition": 1.5}, global_batch=16)
     plain = make_run("static", name="plain")
@@ -284,6 +299,7 @@ def test_what_is_not_over_or_has_no_rows_is_not_exported(cli, store, make_run, t
     assert not (tmp_path / "one.zip").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../b.zip", "b.zip"])
 def test_a_comparison_whose_runs_are_gone_says_what_is_left_to_do(cli, store, compared, name):
     shutil.rmtree(store.resolve("static-0").path)

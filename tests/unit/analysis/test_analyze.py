@@ -23,6 +23,7 @@ def pair(make_run):
     return make_run("static", name="runA"), make_run("partition", name="runB")
 
 
+@pytest.mark.slow
 def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
     code, out, _ = cli("analyze", "runA", "--json")
     report = json.loads(out)
@@ -34,6 +35,7 @@ def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
     assert len(store.list()) == 2
 
 
+@pytest.mark.slow
 def test_each_run_is_summarised_once_however_many_comparisons(make_run, store, monkeypatch):
     found = []
     monkeypatch.setattr(summary, "proxy_error", lambda merged: found.append(merged.run.id) or proxy_error(merged))
@@ -45,6 +47,7 @@ def test_each_run_is_summarised_once_however_many_comparisons(make_run, store, m
     assert sorted(found) == sorted(run.id for run in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("analyze", "runA"), ("analyze", "runA", "runB"), ("report", "runA")])
 def test_the_checks_of_a_run_stay_in_its_summary(cli, pair, arguments):
     assert cli("analyze", "runA")[0] == 0
@@ -52,6 +55,7 @@ def test_the_checks_of_a_run_stay_in_its_summary(cli, pair, arguments):
     assert (pair[0].path / "summary.md").read_text().count("## Checks\n\nNo check found anything.\n") == 1
 
 
+@pytest.mark.slow
 def test_every_table_of_virtual_ranks_says_so(cli, store, make_run):
     for seed in (0, 1):
         virtual = ("launch.launcher=virtual", "launch.world_size=2", "launch.comm_model=none")
@@ -62,6 +66,7 @@ def test_every_table_of_virtual_ranks_says_so(cli, store, make_run):
     assert (store.resolve("@latest").path / "summary.md").read_text().count(said) == 1
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_in_an_entry_of_their_own(cli, store, pair):
     code, out, _ = cli("analyze", "runA", "runB", "--json")
     report = json.loads(out)
@@ -81,11 +86,13 @@ def test_two_runs_are_compared_in_an_entry_of_their_own(cli, store, pair):
         assert set(check) == {"id", "severity", "seen", "limit", "hint", "values", "cases"}
 
 
+@pytest.mark.slow
 def test_the_lines_work_a_second_time(cli, store, pair):
     assert [cli("analyze", "runA", "runB")[0] for _ in range(2)] == [0, 0]
     assert len(store.list()) == 4
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_table_verdict_checks_and_the_next_command(cli, pair):
     _, out, _ = cli("analyze", "runA", "runB")
     assert "partition gains" in out
@@ -94,6 +101,7 @@ def test_the_terminal_shows_table_verdict_checks_and_the_next_command(cli, pair)
     assert "next     dynbench report" in out
 
 
+@pytest.mark.slow
 def test_strict_shows_the_report_and_exits_6(cli, pair):
     code, out, err = cli("analyze", "runA", "runB", "--strict")
     assert code == 6
@@ -104,6 +112,7 @@ def test_strict_shows_the_report_and_exits_6(cli, pair):
     assert cli("analyze", "runA", "--strict")[0] == 0
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_compared_exit_5_and_leave_no_entry(cli, store, pair, make_run):
     make_run("partition", name="other", seed=1)
     code, out, err = cli("analyze", "runA", "other", "--json")
@@ -113,6 +122,7 @@ def test_runs_that_cannot_be_compared_exit_5_and_leave_no_entry(cli, store, pair
     assert len(store.list()) == 3
 
 
+@pytest.mark.slow
 def test_force_shows_the_numbers(cli, pair, make_run):
     make_run("partition", name="other", fingerprint="data-2")
     code, out, _ = cli("analyze", "runA", "other", "--force")
@@ -121,6 +131,7 @@ def test_force_shows_the_numbers(cli, pair, make_run):
     assert "fail: forced_comparison" in out
 
 
+@pytest.mark.slow
 def test_launches_of_one_arm_make_no_comparison(cli, make_run):
     make_run("static", name="one")
     make_run("static", name="two", seed=1)
@@ -165,6 +176,7 @@ def test_a_run_without_a_row_exits_2(cli, make_run):
     assert "run bare (failed) has no row that can be read" in err
 
 
+@pytest.mark.slow
 def test_a_partial_run_is_analyzed_and_named(cli, make_run):
     make_run("static", name="short", status="interrupted", steps_written=25)
     code, out, _ = cli("analyze", "short")
@@ -199,6 +211,7 @@ def test_entries_without_rows_are_refused(cli, store, pair):
     assert "run offline is an entry of `solve`" in err
 
 
+@pytest.mark.slow
 def test_a_run_in_two_roots_is_one_run(store, make_run, tmp_path):
     """Two nodes without a shared folder: each holds its own ranks' files."""
     run = make_run("partition", world_size=4)
@@ -215,6 +228,7 @@ def test_a_run_in_two_roots_is_one_run(store, make_run, tmp_path):
     assert report.folder == run
 
 
+@pytest.mark.slow
 def test_named_arms_and_a_given_entry(store, make_run):
     entry = store.create("compare", "recipe")
     arms = {"one": [make_run("static")], "two": [make_run("static")]}

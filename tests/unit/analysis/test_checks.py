@@ -67,6 +67,7 @@ def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():
         worded("torn_lines", Seen("warn", {"run": "a"}))
 
 
+@pytest.mark.slow
 def test_healthy_launches_are_clean(merged):
     assert found(in_turn(merged, 4)) == {}
 
@@ -124,6 +125,7 @@ def in_turn(merged, launches, **fields):
     return arms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["static", "partition"])
 def test_launch_order(merged, first):
     names = ("static", "partition") if first == "static" else ("partition", "static")
@@ -166,6 +168,7 @@ def test_a_run_that_is_not_over_is_to_be_analyzed_again(make_run, status):
     assert "runs rm" not in caught.value.hint
 
 
+@pytest.mark.slow
 def test_memory_limit(make_run, store):
     """The planted peak: 400 MB and 0.05 MB for every padded token."""
     tight, roomy = (
@@ -278,6 +281,7 @@ def test_environment_that_is_missing(make_run):
     assert "env.json is missing" in found({"a": [merge_run(run)]})["environment"].seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launches", "severity"), [(1, "warn"), (3, "warn"), (5, "info")])
 def test_few_launches(merged, launches, severity):
     arms = {name: [merged(name, steps=15) for _ in range(launches)] for name in ("static", "partition")}
@@ -298,6 +302,7 @@ def undecided(merged, candidate, *, overrides=("launch.slowdown={0: 1.1, 1: 1.1}
     return found({"static": [merged("static", seed=seed, noise=0.0) for seed in range(4)], "other": slowed})
 
 
+@pytest.mark.slow
 def test_resolution_says_how_many_launches_the_estimated_difference_needs(merged):
     factors = (1.25, 0.95, 1.2, 0.95)
     finding = undecided(merged, factors)["resolution"]
@@ -308,32 +313,38 @@ def test_resolution_says_how_many_launches_the_estimated_difference_needs(merged
     assert "estimated difference" in finding.limit
 
 
+@pytest.mark.slow
 def test_resolution_aims_at_the_noise_threshold_where_the_estimate_is_smaller(merged):
     finding = undecided(merged, (1.15, 0.87, 1.15, 0.87))["resolution"]
     assert finding.limit == "the noise threshold of 2.0 %"
     assert int(re.search(r"--launches (\d+)", finding.hint)[1]) > 200
 
 
+@pytest.mark.slow
 def test_resolution_aims_at_the_noise_threshold_between_arms_of_one_configuration(merged):
     finding = undecided(merged, (1.25, 0.95, 1.2, 0.95), overrides=())["resolution"]
     assert finding.limit == "the noise threshold of 2.0 %"
 
 
+@pytest.mark.slow
 def test_resolution_asks_for_twice_as_many_where_the_launches_were_enough(merged):
     finding = undecided(merged, (1.022, 1.012, 1.012, 1.022))["resolution"]
     assert finding.limit == "the noise threshold of 2.0 %"
     assert "--launches 8)" in finding.hint
 
 
+@pytest.mark.slow
 def test_resolution_knows_when_launches_do_not_help(merged):
     finding = undecided(merged, (3.0, 0.34, 2.8, 0.35))["resolution"]
     assert "Over 1,000 launches" in finding.hint
 
 
+@pytest.mark.slow
 def test_resolution_says_nothing_of_decided_comparisons(merged):
     assert "resolution" not in undecided(merged, (1.5, 1.5, 1.52, 1.5))
 
 
+@pytest.mark.slow
 def test_first_stage_is_contradicted_by_launches_that_spread_more(merged):
     factors = (1, 1.001, 1.002, 1.001, 2, 0.5, 1.5)
     arms = {
@@ -413,6 +424,7 @@ def test_different_samples(merged):
     assert finding.severity == "info"
 
 
+@pytest.mark.slow
 def test_different_samples_where_the_measured_steps_split_a_window(merged):
     finding = found({"static": [merged("static")], "window": [merged("window", window=8)]})["different_samples"]
     assert "the same samples per window of 8 steps" in finding.seen

@@ -160,6 +160,7 @@ def flat(texts: Mapping[str, object], prefix: str) -> set[str]:
     return set().union(*(flat(value, key) if isinstance(value, Mapping) else {key} for key, value in parts))
 
 
+@pytest.mark.slow
 def test_every_wording_of_every_check_is_planted_and_said_in_every_language(planted: list[Finding]) -> None:
     found = {wording(finding, field) for finding in planted for field in FIELDS}
 
@@ -168,6 +169,7 @@ def test_every_wording_of_every_check_is_planted_and_said_in_every_language(plan
         assert {key for key in record_labels(language) if key.startswith("findings.")} == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_findings_say_the_same_in_every_language(planted: list[Finding], language: str) -> None:
     template = load_template(language)
@@ -195,6 +197,7 @@ def names_in(record: dict[str, object]) -> tuple[str, ...]:
     return (*runs, *(item["values"]["key"] for item in differing), noted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", OTHERS)
 def test_findings_of_an_earlier_version_stay_in_english(planted: list[Finding], language: str) -> None:
     template = load_template(language)

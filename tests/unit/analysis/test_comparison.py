@@ -29,6 +29,7 @@ def compare(runs, settings=None, **options):
     return compare_arms(named_arms(runs), settings or Analysis(), **options)
 
 
+@pytest.mark.slow
 def test_partition_against_static(launch):
     (found,) = compare(launch(4, static={}, partition={}))
     assert (found.verdict, found.level, found.speedup.pairs) == (Verdict.FASTER, "step", 4)
@@ -47,6 +48,7 @@ def test_the_speedup_is_baseline_seconds_per_token_over_candidates(launch):
     assert (found.verdict, found.record().model_dump()["ci95"]) == (Verdict.ESTIMATE, None)
 
 
+@pytest.mark.slow
 def test_the_interval_of_two_stages_keeps_the_spread_of_the_first(launch):
     runs = launch(6, static={}, partition={})
     (plain,), (staged,) = compare(runs), compare(runs, first=4)
@@ -56,6 +58,7 @@ def test_the_interval_of_two_stages_keeps_the_spread_of_the_first(launch):
     assert (staged.record().first_stage, plain.record().first_stage) == (4, None)
 
 
+@pytest.mark.slow
 def test_the_threshold_is_raised_by_what_two_stages_say_of_equal_arms(launch):
     runs = launch(6, one=STATIC, two=STATIC, partition={})
     noise = compare({name: runs[name] for name in ("one", "two")}, first=4)[0].speedup.noise
@@ -74,6 +77,7 @@ def timed(run, factor):
     object.__setattr__(run, "blocks", run.blocks.with_columns(time_ms=run.blocks["time_ms"] * factor))
 
 
+@pytest.mark.slow
 def test_an_aa_comparison_is_not_called_different(launch):
     (found,) = compare(launch(4, one=STATIC, two=STATIC))
     assert found.verdict in (Verdict.SAME, Verdict.AMBIGUOUS)
@@ -81,6 +85,7 @@ def test_an_aa_comparison_is_not_called_different(launch):
     assert found.record().model_dump()["aa"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.213, 1 / 1.213])
 @pytest.mark.parametrize("launches", [1, 2, 4])
 @pytest.mark.parametrize("policy", ["static", "partition", "window", "prefix"])
@@ -103,6 +108,7 @@ def test_equal_arms_that_came_out_different_are_noise_and_so_is_as_much_between_
     assert other.verdict not in (Verdict.FASTER, Verdict.SLOWER)
 
 
+@pytest.mark.slow
 def test_an_aa_arm_raises_the_noise_threshold_of_the_others(launch):
     runs = launch(4, static={}, again=STATIC, partition={})
     for index, run in enumerate(runs["again"]):
@@ -113,6 +119,7 @@ def test_an_aa_arm_raises_the_noise_threshold_of_the_others(launch):
     assert partition.noise == pytest.approx(again.speedup.high / again.speedup.estimate - 1, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_two_candidates_of_one_configuration_are_aa_too(launch):
     runs = launch(2, static={}, one={"policy": "partition"}, two={"policy": "partition"})
     for run in runs["two"]:
@@ -126,6 +133,7 @@ def test_settings_in_which_launches_of_an_arm_may_differ_leave_it_aa(launch, key
     assert (found.aa, found.compared) == (True, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -145,6 +153,7 @@ def test_a_forced_arm_that_differs_in_what_forbids_is_no_aa_arm(launch, fields):
     assert partition.verdict == Verdict.FASTER
 
 
+@pytest.mark.slow
 def test_a_slower_arm_is_called_slower(launch):
     slow = {"policy": "static", "slowdown": 1.1, "overrides": ("launch.slowdown={1: 1.1}",)}
     (found,) = compare(launch(4, static={}, slow=slow))
@@ -206,6 +215,7 @@ def test_virtual_ranks_are_named_beside_the_number(launch):
     assert found.reason.endswith("(virtual ranks; communication: none)")
 
 
+@pytest.mark.slow
 def test_partial_launches_are_left_out(launch, make_run):
     runs = launch(3, static={}, partition={})
     runs["partition"][1] = merge_run(make_run("partition", "broken", status="oom", steps_written=20))
@@ -214,6 +224,7 @@ def test_partial_launches_are_left_out(launch, make_run):
     assert any(reason.startswith("broken is partial") for reason in found.pairing.left_out)
 
 
+@pytest.mark.slow
 def test_nothing_left_to_pair_is_incomparable(launch):
     with pytest.raises(NotComparable, match="is partial"):
         compare(launch(1, static={}, partition={"status": "failed", "steps_written": 20}))
@@ -229,6 +240,7 @@ def test_the_first_run_named_decides_the_baseline(launch):
     assert found.speedup.estimate < 1
 
 
+@pytest.mark.slow
 def test_partial_launches_have_no_verdict_even_when_forced(launch):
     broken = {"status": "oom", "steps_written": 30}
     (found,) = compare(launch(2, static={}, partition=broken), force=True)
@@ -236,6 +248,7 @@ def test_partial_launches_have_no_verdict_even_when_forced(launch):
     assert "rows" in found.reason and found.speedup.estimate > 1
 
 
+@pytest.mark.slow
 def test_force_does_not_bring_partial_launches_beside_whole_ones(launch, make_run):
     runs = launch(3, static={}, partition={})
     runs["partition"][1] = merge_run(make_run("partition", "broken", status="oom", steps_written=30))

@@ -32,6 +32,7 @@ def figure_modules():
     return list(Path(registry.__file__).parent.glob("*.py"))
 
 
+@pytest.mark.slow
 def test_every_function_that_draws_is_registered_and_the_other_way_round():
     drawing = {
         (node.name, path.stem)
@@ -88,6 +89,7 @@ def test_the_slowest_of_many_ranks_is_always_shown(view, tmp_path):
     assert shown["compute_ms"].max() == pytest.approx(every["compute_ms"].max())
 
 
+@pytest.mark.slow
 def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
     arms = view("static", "partition", world_size=60, global_batch=120, steps=12, noise=0.0)
     drawing = timeline.timeline(arms)
@@ -102,6 +104,7 @@ def test_many_ranks_are_judged_by_all_of_them_and_not_by_those_shown(view):
     assert f"{100 * drawn:.0f}" != f"{100 * every[0]['wait_ms'].mean() / step_ms:.0f}"
 
 
+@pytest.mark.slow
 def test_throughput_and_efficiency_over_ranks_are_those_of_the_comparison(view):
     one, four = view("static", world_size=1, launches=2) + view("partition", world_size=4, launches=2)
     arms = [ArmView("four", four.runs), ArmView("one", one.runs)]
@@ -125,6 +128,7 @@ def test_a_timeline_of_runs_that_declare_other_columns(view):
     assert timeline.timeline(arms) is not None
 
 
+@pytest.mark.slow
 def test_runs_without_a_measured_step_are_left_out(view, tmp_path):
     arms = view("static") + view("partition", status="failed", steps_written=4)
     draw_figures("train", arms, tmp_path)
@@ -143,6 +147,7 @@ def test_the_typical_step_is_near_the_medians(view):
     assert typical_step([]) is None
 
 
+@pytest.mark.slow
 def test_bars_of_the_breakdown_add_up_to_the_step(view, tmp_path):
     arms = view("static", "partition")
     draw_figures("train", arms, tmp_path)
@@ -159,6 +164,7 @@ def test_launches_are_averaged_per_step(view):
     assert arm.all_steps.height == 120
 
 
+@pytest.mark.slow
 def test_the_caption_names_runs_counts_and_what_is_left_out(view):
     text = caption(view("static", "partition", launches=2), "A note.")
     assert "n = 2 launches per arm, 2 ranks, 40 measured steps" in text
@@ -182,6 +188,7 @@ def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
     assert style.smoothing_window(2400) == 201
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sentence", ["A long caption. ", "hf_batch_rebalance-1-mnud … hf_batch_rebalance-4-mnud; "])
 @pytest.mark.parametrize("lines", [5, 14])
 def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
@@ -208,6 +215,7 @@ def test_lines_stay_apart_when_the_colours_come_again():
     assert len({(color, mark) for color, mark, _ in looks[:14]}) == 14
 
 
+@pytest.mark.slow
 def test_runs_of_a_comparison_are_named_once(make_run):
     arms = [
         ArmView(arm, tuple(merge_run(make_run(arm, f"{arm}-{n}-k3f9", seed=n)) for n in (1, 2, 3)))

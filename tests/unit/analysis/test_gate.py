@@ -116,6 +116,7 @@ def arms(make_run, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "fields", "conditions", "met"),
     [

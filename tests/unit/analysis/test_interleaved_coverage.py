@@ -35,6 +35,7 @@ def step_times(launches, *, steps=40, seed=11):
     return times[..., first] * place[..., :1] * SPEEDUP, times[..., ~first] * place[..., 1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launches", [4, 8])
 def test_a_ratio_per_launch_covers_the_truth_as_often_as_it_says(launches):
     before, after = (times.sum(axis=-1) for times in step_times(launches))

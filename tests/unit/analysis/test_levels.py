@@ -24,6 +24,7 @@ def gaps(a, b):
     return np.diff(agreements(a, b)).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [2, 4, 8])
 @pytest.mark.parametrize("warm_up", [0, 1, 2])
 @pytest.mark.parametrize("measured", [1, 2, 3])
@@ -34,6 +35,7 @@ def test_a_window_policy_agrees_with_static_every_window(merged, window, warm_up
     assert gaps(static, dealt) == [window] * (warm_up + measured)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("warmup_steps", "steps"), [(10, 40), (10, 38), (7, 8), (9, 8), (8, 41), (8, 7), (0, 17), (1, 7)]
 )
@@ -55,6 +57,7 @@ def test_the_boundary_may_lie_elsewhere_where_the_samples_agree_there(merged):
     assert work_level(static, dealt) == "window"
 
 
+@pytest.mark.slow
 def test_windows_that_begin_anew_with_every_epoch_still_agree(merged):
     """125 batches per epoch: the last window of an epoch has one step and the next epoch's windows are shifted."""
     fields = {"warmup_steps": 4, "steps": 246}
@@ -100,6 +103,7 @@ def apart(merged, differences):
     return a, b
 
 
+@pytest.mark.slow
 def test_rounding_that_training_amplifies_is_no_other_gradient(merged):
     grown = np.minimum(1e-8 * np.exp(np.arange(300) * 0.06), 0.4)
     noisy = grown * np.random.default_rng(0).uniform(0.02, 1.0, 300)

@@ -42,6 +42,7 @@ def against(found):
     return [found["arms"][0]["name"], *(item["candidate"] for item in found["comparisons"])]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_with_any_of_their_arms(cli, launches):
     names = [run.name for runs in launches(*POLICIES).values() for run in runs]
     usual = json.loads(cli("analyze", *names, "--json")[1])
@@ -52,6 +53,7 @@ def test_runs_are_compared_with_any_of_their_arms(cli, launches):
     assert other["comparisons"][0]["ci95"] == pytest.approx([1 / end for end in usual["comparisons"][1]["ci95"][::-1]])
 
 
+@pytest.mark.slow
 def test_who_beats_whom_does_not_depend_on_the_baseline(cli, compared):
     def told(*options):
         found = json.loads(cli("analyze", "cmp", *options, "--json")[1])["pairs"]
@@ -63,6 +65,7 @@ def test_who_beats_whom_does_not_depend_on_the_baseline(cli, compared):
         assert other[names] == (faster, pytest.approx(p))
 
 
+@pytest.mark.slow
 def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, compared):
     made = [(lang, form) for lang in LANGUAGES for form in FORMATS]
     for lang, form in made:
@@ -91,6 +94,7 @@ def test_a_comparison_is_turned_in_its_own_folder_and_turned_back(cli, store, co
     assert len(store.list()) == entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True], ids=["runs", "comparison"])
 def test_an_arm_that_there_is_not_is_refused_with_the_nearest(cli, store, launches, named):
     runs = launches(*POLICIES)
@@ -105,6 +109,7 @@ def test_an_arm_that_there_is_not_is_refused_with_the_nearest(cli, store, launch
     assert (entry.path / "comparison.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_file_and_a_baseline_are_refused_together(cli, compared, tmp_path):
     path = tmp_path / "base.zip"
     assert cli("runs", "export", "cmp", "--arm", "static", "-o", path)[0] == 0
@@ -112,6 +117,7 @@ def test_a_file_and_a_baseline_are_refused_together(cli, compared, tmp_path):
     assert (code, f"--baseline partition and --against {path} both say" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_what_is_compared_with_a_stored_arm_stays_so(cli, store, compared, tmp_path):
     path = tmp_path / "base.zip"
     assert cli("runs", "export", "cmp", "--arm", "static", "-o", path)[0] == 0
@@ -123,6 +129,7 @@ def test_what_is_compared_with_a_stored_arm_stays_so(cli, store, compared, tmp_p
     assert (code, against(json.loads(out))) == (0, ["base", "partition", "prefix"])
 
 
+@pytest.mark.slow
 def test_the_arms_of_an_exported_comparison_may_be_turned(cli, compared, tmp_path):
     path = tmp_path / "cmp.zip"
     assert cli("runs", "export", "cmp", "-o", path)[0] == 0
@@ -130,6 +137,7 @@ def test_the_arms_of_an_exported_comparison_may_be_turned(cli, compared, tmp_pat
     assert (code, against(json.loads(out))) == (0, ["prefix", "static", "partition"])
 
 
+@pytest.mark.slow
 def test_a_question_and_force_hold_for_the_other_baseline(cli, launches):
     runs = launches("static", "partition", partition={"fingerprint": "data-2"})
     names = [run.name for arm in runs.values() for run in arm]

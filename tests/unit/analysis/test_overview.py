@@ -85,6 +85,7 @@ def wide(line: str) -> int:
     return cell_len(line)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, phases=[Phase.generate])
 @given(arms, st.sampled_from([60, 80, 100, 140]))
 def test_a_terminal_shows_every_arm_and_value_within_its_width(names: list[str], width: int) -> None:
@@ -98,6 +99,7 @@ def test_a_terminal_shows_every_arm_and_value_within_its_width(names: list[str],
     assert {firsts.count(name) for name in names} == {text.count("\narm ") + text.startswith("arm ")}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, phases=[Phase.generate])
 @given(arms)
 def test_markdown_shows_every_arm_and_value_in_lines_that_are_read_as_they_stand(names: list[str]) -> None:
@@ -115,6 +117,7 @@ def test_markdown_shows_every_arm_and_value_in_lines_that_are_read_as_they_stand
     assert len(list(blocks(whole))) == len(tables)
 
 
+@pytest.mark.slow
 def test_a_gain_stays_beside_its_value() -> None:
     for width in range(60, 140, 7):
         text = printed(by_arm(measured(["a", "b"]), gained(["a", "b"]), METRICS), width)

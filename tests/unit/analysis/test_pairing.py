@@ -140,6 +140,7 @@ def test_partial_launches_pair_when_forced():
     assert names(pair([launch("A", 0, 0, 0), launch("B", 0, 0, 1, partial=True, rows=False)], partial=True)) == []
 
 
+@pytest.mark.slow
 def test_drift_does_not_make_equal_arms_different_when_a_launch_is_partial(make_run):
     runs = []
     for at, each in enumerate(abba_order("AB")):

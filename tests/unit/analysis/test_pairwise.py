@@ -102,6 +102,7 @@ def three(launch, launches=4, **changed):
     return launch(launches, **{name: {**own, **changed.get(name, {})} for name, own in fields.items()})
 
 
+@pytest.mark.slow
 def test_every_arm_meets_every_later_one(launch):
     runs = three(launch)
     arms = named_arms(runs)
@@ -120,6 +121,7 @@ def test_every_arm_meets_every_later_one(launch):
     assert pairs[2].pooled[0] < own.estimate < pairs[2].pooled[1]
 
 
+@pytest.mark.slow
 def test_a_pair_reads_as_the_comparison_that_it_is(launch):
     pairs = pairs_of(named_arms(three(launch)))
     record = pairs[0].record("id", "path").model_dump()
@@ -128,6 +130,7 @@ def test_a_pair_reads_as_the_comparison_that_it_is(launch):
     assert set(record) - set(of_comparison) == {"spread", "pooled_ci95", "p_holm", "faster"}
 
 
+@pytest.mark.slow
 def test_equal_arms_are_never_told_apart(launch):
     runs = launch(4, one={}, two={"slowdown": 1.3}, other={"policy": "partition"})
     pairs = pairs_of(named_arms(runs))
@@ -136,6 +139,7 @@ def test_equal_arms_are_never_told_apart(launch):
     assert pairs[2].faster == "other"
 
 
+@pytest.mark.slow
 def test_a_launch_that_an_arm_lacks_is_left_out_of_the_spread_and_not_of_other_pairs(launch):
     runs = three(launch, launches=5)
     runs["prefix"] = runs["prefix"][:4]
@@ -144,6 +148,7 @@ def test_a_launch_that_an_arm_lacks_is_left_out_of_the_spread_and_not_of_other_p
     assert [pair.comparison.speedup.pairs for pair in pairs_of(arms)] == [5, 4, 4]
 
 
+@pytest.mark.slow
 def test_the_spread_of_two_stages_is_the_first_ones(launch):
     arms = named_arms(three(launch, launches=5))
     table = launch_table(arms, TOKENS)
@@ -152,6 +157,7 @@ def test_the_spread_of_two_stages_is_the_first_ones(launch):
     assert found.p == pytest.approx(p_value(math.log(found.comparison.speedup.estimate), error, 4))
 
 
+@pytest.mark.slow
 def test_arms_without_common_launches_have_their_own_spreads(launch):
     """`static` and `partition` share seeds 0 to 2, `static` and `prefix` 3 to 5: these two cannot be paired at all."""
     runs = three(launch, launches=6)
@@ -164,6 +170,7 @@ def test_arms_without_common_launches_have_their_own_spreads(launch):
     assert pairs[0].p == pytest.approx(2 * stats.t.sf(abs(math.log(ratio.estimate)) / error, 2))
 
 
+@pytest.mark.slow
 def test_a_stored_arm_met_the_others_in_another_session(launch):
     runs = three(launch)
     stored, *others = named_arms(runs)
@@ -171,6 +178,7 @@ def test_a_stored_arm_met_the_others_in_another_session(launch):
     assert {pair.spread for pair in pairs_of([stored, *others])} == {"own"}
 
 
+@pytest.mark.slow
 def test_a_launch_of_the_first_stage_that_was_repeated_stays_in_it(launch):
     runs = three(launch, launches=5)
     arms = named_arms(runs)
@@ -193,6 +201,7 @@ def test_one_launch_has_no_p_value_and_no_ranking(launch):
     assert ranking.readable(records) is None
 
 
+@pytest.mark.slow
 def test_two_candidates_that_cannot_be_compared_are_said_so_and_not_tested(launch):
     """What forbids it is not in the way of other pairs, whose p values are held jointly without it."""
     arms = named_arms(three(launch))
@@ -206,6 +215,7 @@ def test_two_candidates_that_cannot_be_compared_are_said_so_and_not_tested(launc
     assert [pair.p_holm for pair in known] == pytest.approx(holm([pair.p for pair in known]))
 
 
+@pytest.mark.slow
 def test_the_table_has_the_faster_arm_first_and_what_is_told_apart_on_top(launch):
     runs = launch(4, slow={"policy": "prefix", "slowdown": 1.5}, one={}, two={"policy": "partition", "slowdown": 1.0})
     records = [pair.record() for pair in pairs_of(named_arms(runs))]

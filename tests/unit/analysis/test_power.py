@@ -43,6 +43,7 @@ def test_the_launches_needed_show_it_and_far_fewer_do_not():
     assert share_shown(0.0953, 0.08, launches // 2) < 0.75
 
 
+@pytest.mark.slow
 @given(difference=st.floats(0.005, 1.0), spread=SPREADS)
 def test_launches_needed_are_even_and_the_fewest(difference, spread):
     launches = launches_needed(difference, spread)

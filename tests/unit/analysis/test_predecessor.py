@@ -72,6 +72,7 @@ def test_what_an_arm_leaves_to_the_next_is_named(arms: str) -> None:
     assert not any(line.startswith("a:") for line in said)
 
 
+@pytest.mark.slow
 def test_equal_arms_are_hardly_ever_told_to_disturb_each_other() -> None:
     found = [seen(arms_of(arms, {}, seed=seed)) for seed in range(40) for arms in ("ab", "abc")]
     assert sum(map(bool, found)) <= 3

@@ -116,6 +116,7 @@ BOTH = {"overrides": ("train.precision=bf16", "sync.bucket_mb=1.0")}
 POLICY = {"policy": "partition"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "name"),
     [
@@ -131,6 +132,7 @@ def test_the_question_of_runs(launch, arms, name):
     assert {item.question.name for item in found} == {item.record().question for item in found} == {name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "key"),
     [
@@ -159,6 +161,7 @@ def test_losses_are_compared_of_runs_that_train(launch, communicate):
         assert known == [communicate == "true"] * 2
 
 
+@pytest.mark.slow
 def test_the_wrong_name_says_which_question_it_is(launch):
     runs = launch(static={}, other=PRECISION)
     with pytest.raises(NotComparable, match=r"train\.precision \(fp32 and bf16\); the question is sync") as caught:
@@ -168,6 +171,7 @@ def test_the_wrong_name_says_which_question_it_is(launch):
     assert (found.verdict, [*found.forbidden]) == (Verdict.INCOMPARABLE, ["train.precision"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"overrides": ("workload.max_length=64",)}, {"seed": 1}, {"fingerprint": "d2"}])
 @pytest.mark.parametrize("name", [None, *QUESTIONS])
 def test_no_question_asks_about_other_data(launch, fields, name):
@@ -178,6 +182,7 @@ def test_no_question_asks_about_other_data(launch, fields, name):
 RANKS = {"world_size": 4, "overrides": ("launch.threads=1",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "level"), [(16, "step"), (32, "tokens")])
 def test_ranks_scale_strongly_or_weakly(launch, batch, level):
     (found,) = compared(launch(two={}, four={**RANKS, "global_batch": batch}))
@@ -186,12 +191,14 @@ def test_ranks_scale_strongly_or_weakly(launch, batch, level):
     assert found.record().same_work == (level == "step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [24, 64, 8])
 def test_a_batch_that_does_not_grow_with_the_ranks_is_refused(launch, batch):
     with pytest.raises(NotComparable, match=rf"train\.global_batch \(16 and {batch}\); the question is scaling"):
         compared(launch(two={}, four={**RANKS, "global_batch": batch}))
 
 
+@pytest.mark.slow
 def test_the_efficiency_is_against_the_fewest_ranks_whatever_the_baseline(launch):
     runs = launch(four={"world_size": 4}, two={}, one={"world_size": 1})
     two, one = compared(runs)

@@ -43,12 +43,14 @@ def folder(make_run, store):
     return analyze_runs([make_run("static"), make_run("partition")], store, Analysis()).folder.path
 
 
+@pytest.mark.slow
 def test_what_is_written_is_what_is_read(folder):
     written = json.loads((folder / COMPARISON_FILE).read_text())
     assert json.loads(json.dumps(read_analysis(folder).as_dict())) == written
     assert (written["question"], written["comparison"]["question"]) == ("schedule", "schedule")
 
 
+@pytest.mark.slow
 def test_keys_of_a_later_version_are_let_by(folder):
     content = json.loads((folder / COMPARISON_FILE).read_text()) | {"later": {"more": 1}}
     content["comparisons"][0]["later"] = 2
@@ -68,6 +70,7 @@ def changed(content, key, value):
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -97,6 +100,7 @@ def test_a_damaged_file_is_named_with_the_key(folder, store, capsys, key, value)
         assert "comparison.json: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"arms": []}', '{"hello": "world"}'])
 def test_a_foreign_file_is_told(folder, text):
     (folder / COMPARISON_FILE).write_text(text)
@@ -104,6 +108,7 @@ def test_a_foreign_file_is_told(folder, text):
         read_analysis(folder)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_told(folder):
     shutil.rmtree(folder)
     with pytest.raises(RecordError, match="cannot be read"):

@@ -79,6 +79,7 @@ def test_ranks_slowed_differently_are_not_held_against_one_bound(make_run):
     assert recovery([(static, slowed)]) is None
 
 
+@pytest.mark.slow
 def test_a_comparison_states_bound_and_share(make_run, store):
     report = analyze_runs([make_run("static"), make_run("partition")], store, Analysis())
     stated = report.record().as_dict()["comparison"]

@@ -41,6 +41,7 @@ def test_a_rank_that_is_always_slow_is_caught_and_named(make_run: Make, policy: 
     assert "check that rank's machine" in found.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "partition"])
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_equal_ranks_are_not_blamed(make_run: Make, policy: str, noise: float) -> None:
@@ -60,6 +61,7 @@ def test_a_rank_that_always_gets_the_longest_samples_is_not_blamed(
     assert blamed(*runs) == []
 
 
+@pytest.mark.slow
 def test_where_no_rank_has_work_like_the_others_none_is_blamed_until_an_arm_tells(make_run: Make) -> None:
     """Of two ranks under `partition`, one always has few long samples, the other many short ones."""
     partition, static = (launches(make_run, policy, slow={1: 1.3}) for policy in ("partition", "static"))
@@ -77,6 +79,7 @@ def test_a_rank_that_was_asked_to_be_slow_is_information(make_run: Make) -> None
     assert "launch.slowdown asks for it" in found.hint
 
 
+@pytest.mark.slow
 def test_a_rank_is_named_once_over_all_arms(make_run: Make) -> None:
     arms = {name: launches(make_run, name, slow={0: 1.4}) for name in ("static", "partition")}
     found = run_checks(Evidence(named_arms(arms), [], Analysis()))

@@ -75,6 +75,7 @@ def coverage(launches, order, seed=3):
     return np.mean([ratio.low <= 1.05 <= ratio.high for ratio in ratios])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launches", [4, 8])
 def test_the_interval_covers_the_truth_as_often_as_it_says(launches):
     share = coverage(launches, abba)
@@ -82,6 +83,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(launches):
     assert 0.93 <= share <= 0.97
 
 
+@pytest.mark.slow
 def test_blocked_order_would_not_cover():
     """The same drift with all of one arm first: what pairing in ABBA order is for."""
     pairs = zip(*sessions(np.random.default_rng(3), 8, abba), strict=True)

@@ -39,6 +39,7 @@ def drawn(arms: list[ArmView]) -> style.Drawing | None:
         return draw_figure("train", "waterfall", arms)
 
 
+@pytest.mark.slow
 def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> None:
     arms = views(make_run, 3)
     table = drawn(arms).table
@@ -54,6 +55,7 @@ def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> No
     assert table.filter(arm="costly", part="exposed_comm")["change_ms"][0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3, len(ARMS)])
 def test_no_text_covers_another_or_leaves_the_figure(make_run: Make, number: int) -> None:
     with matplotlib.rc_context(style.RC):

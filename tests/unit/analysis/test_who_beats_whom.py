@@ -19,6 +19,7 @@ def three(make_run):
     return [runs[policy, seed].name for policy in POLICIES for seed in (0, 1)]
 
 
+@pytest.mark.slow
 def test_three_arms_have_a_table_of_who_beats_whom(cli, three):
     code, out, _ = cli("analyze", *three)
     assert code == 0
@@ -27,10 +28,12 @@ def test_three_arms_have_a_table_of_who_beats_whom(cli, three):
     assert "who beats whom" not in cli("analyze", *three, "--quiet")[1]
 
 
+@pytest.mark.slow
 def test_two_arms_have_none(cli, three):
     assert "who beats whom" not in cli("analyze", *three[:4])[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "md"])
 def test_a_table_that_a_program_reads_has_stdout_for_itself(cli, three, form):
     _, plain, _ = cli("analyze", *three[:4], "--format", form)
@@ -39,6 +42,7 @@ def test_a_table_that_a_program_reads_has_stdout_for_itself(cli, three, form):
     assert out.splitlines()[0].count("static") == plain.splitlines()[0].count("static")
 
 
+@pytest.mark.slow
 def test_the_folder_and_json_hold_every_pair(cli, store, three):
     found = json.loads(cli("analyze", *three, "--json")[1])
     named = [(pair["baseline"], pair["candidate"]) for pair in found["pairs"]]

@@ -60,6 +60,7 @@ def verdicts(lines: list[str]) -> list[str]:
     return [line for line in lines if re.match(r"[A-Z]{4,} +\S", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_many_arms_are_rows_below_an_overview_and_few_are_columns(store: RunStore, show: Show, count: int) -> None:
     named = arms(store, count)
@@ -79,6 +80,7 @@ def test_many_arms_are_rows_below_an_overview_and_few_are_columns(store: RunStor
     assert len(verdicts(lines)) == count - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_no_table_is_wider_than_the_terminal(store: RunStore, show: Show, width: int) -> None:
     lines = show(*arms(store, 3), width=width)
@@ -87,6 +89,7 @@ def test_no_table_is_wider_than_the_terminal(store: RunStore, show: Show, width:
     assert any("evaluation accuracy" in line or "eval. accuracy" in line for line in table)
 
 
+@pytest.mark.slow
 def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: Show) -> None:
     named = arms(store, 4)
     lines = show(*named, "-q")
@@ -98,6 +101,7 @@ def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: S
     assert len(told) == 2 and max(map(len, lines + told)) <= 100
 
 
+@pytest.mark.slow
 def test_checks_that_advise_the_same_say_it_once(store: RunStore, show: Show) -> None:
     named = arms(store, 4)
     lines = show(*named)
@@ -114,6 +118,7 @@ def one(store: RunStore, show: Show, *words: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> None:
     static, part = launches(store), launches(store, policy="partition")
     assert one(store, show, static[0], part[0]).startswith("ESTIMATE  partition 1.")
@@ -128,6 +133,7 @@ def test_a_line_says_what_its_number_rests_on(store: RunStore, show: Show) -> No
     assert one(store, show, *virtual).endswith(", 2 launches, virtual ranks")
 
 
+@pytest.mark.slow
 def test_numbers_of_a_question_stand_below_the_verdict_of_a_few_arms_and_in_the_overview_of_many(
     store: RunStore, show: Show
 ) -> None:
@@ -146,6 +152,7 @@ def test_numbers_of_a_question_stand_below_the_verdict_of_a_few_arms_and_in_the_
     assert any(line.startswith("  mean training loss: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_arms_configured_alike_are_said_to_be(store: RunStore, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     again = analyze.analyze_runs
     first, second = launches(store), launches(store)
@@ -159,6 +166,7 @@ def test_arms_configured_alike_are_said_to_be(store: RunStore, show: Show, monke
     assert one(store, show, *first, *second).endswith(", 2 launches, configured alike")
 
 
+@pytest.mark.slow
 def test_partial_launches_are_left_out_below_their_verdict(store: RunStore, show: Show) -> None:
     named = [*arms(store, 4), build_run(store, Fake(seed=2, steps=10, warmup_steps=2, steps_written=5)).id]
     lines = show(*named)
@@ -167,6 +175,7 @@ def test_partial_launches_are_left_out_below_their_verdict(store: RunStore, show
     assert all(line.startswith("  left out: ") for line in after)
 
 
+@pytest.mark.slow
 def test_the_forms_of_many_arms(store: RunStore, show: Show) -> None:
     named = arms(store, 5)
     shown = "\n".join(show(*named, "--format", "md"))

@@ -100,6 +100,7 @@ def test_a_run_of_other_data_is_refused(store: RunStore, capsys: Output) -> None
     assert not Path("lengths.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_solve_of_a_configuration_plans_the_lengths_that_train_takes(store: RunStore, capsys: Output) -> None:
     np.save("mine.npy", np.random.default_rng(1).integers(1, 200, 300))
     quick = ["--steps", "4", "--policy", "static,partition", "--world-size", "2", "--no-figures", "--json"]

@@ -268,6 +268,7 @@ def test_exit_codes_of_commands_are_passed_on(fake: Callable[[Callable[[], objec
     assert main(["train"]) == 6
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -289,6 +290,7 @@ def test_underscores_are_dashes_in_option_names(capsys: pytest.CaptureFixture[st
     assert "train.warmup_steps: 'x' is not allowed" in err
 
 
+@pytest.mark.slow
 def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
     done = dynbench("runs", "show", "nothing", "--json", "--results", str(tmp_path))
     assert done.returncode == 2
@@ -303,12 +305,14 @@ def closed(stream: int) -> Callable[[], None]:
     return before_start
 
 
+@pytest.mark.slow
 def test_closed_streams_are_no_failure(tmp_path: Path) -> None:
     arguments = ["runs", "ls", "--results", str(tmp_path)]
     assert dynbench(*arguments, preexec_fn=closed(1)).returncode == 0
     assert dynbench(*arguments, preexec_fn=closed(2)).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["runs", "ls"], ["runs", "ls", "--json"], ["runs", "show", "x", "--json"]])
 def test_output_that_cannot_be_written_is_one_line(arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dynbench", *arguments, "--results", str(tmp_path)]
@@ -339,6 +343,7 @@ def test_a_disk_is_not_a_bug(
     assert (shown["kind"], shown["message"]) == ("storage", message)
 
 
+@pytest.mark.slow
 def test_undecodable_arguments_give_json_in_any_locale(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dynbench", "runs", "ls", "--json", "--results", os.fsencode(tmp_path) + b"/\xff"]
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -346,6 +351,7 @@ def test_undecodable_arguments_give_json_in_any_locale(tmp_path: Path) -> None:
     assert json.loads(done.stdout.decode("ascii"))["runs"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_only_a_rank_skips_the_interpreters_shutdown(rank: str | None) -> None:
     code = (

@@ -91,6 +91,7 @@ def test_every_command_with_a_next_line_is_tested() -> None:
     assert {path.stem for path in sources if "next_command(" in path.read_text()} == TESTED_HERE | ELSEWHERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "analyze"])
 @pytest.mark.parametrize("start", ["nothing", "a file", "a file with the setting"])
 @pytest.mark.parametrize("key", [key for key in all_keys() if key in VALUES or key in NEEDING])
@@ -205,6 +206,7 @@ def _given(words: list[str]) -> tuple[Path | None, tuple[str, ...], dict[str, ob
 PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", "--no-figures", "--global-batch", "12"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

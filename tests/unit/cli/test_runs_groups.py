@@ -65,6 +65,7 @@ def ids(runs: list[Run]) -> list[str]:
     return [run.id for run in runs]
 
 
+@pytest.mark.slow
 def test_a_comparison_is_a_line_that_counts_what_was_made_for_it(
     store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_launches_recorded_before_groups_were_are_those_of_the_plan(
     assert rows[1]["group"] == comparison.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -143,6 +145,7 @@ def test_filters(
     assert bool(expected) == any(made["cmp"].id in line or "20" in line.split()[0] for line in ls(capsys, *options)[1:])
 
 
+@pytest.mark.slow
 def test_a_launch_found_without_its_comparison_names_it(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     comparison, runs = compare(store, "cmp", 4, "failed")
     header, line = ls(capsys, "--status", "failed")
@@ -222,6 +225,7 @@ def test_a_terminal_is_asked_about_the_launches(
     assert len(store.list()) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["comparison.json", "compare.json", "runs.json", "solve.json", "config.yaml"])
 @pytest.mark.parametrize("readable", [True, False])
 def test_what_another_entry_reads_stays(
@@ -256,6 +260,7 @@ def test_runs_that_were_made_by_hand_belong_to_no_comparison(
     assert store.list() == [a, b]
 
 
+@pytest.mark.slow
 def test_a_running_launch_stays_with_everything_unless_forced(
     store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,6 +309,7 @@ def test_failed_leaves_the_completed_launches_of_a_failed_comparison(
     assert store.list() == ([] if word == ("--with-launches",) else [runs[0], runs[2]])
 
 
+@pytest.mark.slow
 def test_a_named_comparison_beside_the_failed_ones(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     compare(store, "named")
     broken, runs = compare(store, "broken")
@@ -314,6 +320,7 @@ def test_a_named_comparison_beside_the_failed_ones(store: RunStore, capsys: pyte
     assert set(ids(runs)) <= set(ids(store.list()))
 
 
+@pytest.mark.slow
 def test_cells_go_with_their_comparisons_and_launches(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     together = make(store, "compare", "together")
     cells = [compare(store.within(together), f"cell{number}")[0] for number in range(2)]

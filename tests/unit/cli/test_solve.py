@@ -56,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: in
     return str(error["message"])
 
 
+@pytest.mark.slow
 def test_a_solve_is_an_entry_of_the_registry(store, trace, capsys):
     found = solved(capsys, trace, *QUICK, "--name", "first")
     made = store.resolve("first")
@@ -69,6 +70,7 @@ def test_a_solve_is_an_entry_of_the_registry(store, trace, capsys):
     assert main(["runs", "show", "first"]) == 0
 
 
+@pytest.mark.slow
 def test_the_figures_are_drawn_from_the_run(store, trace, capsys):
     found = solved(capsys, trace, *QUICK)
     names = {Path(path).stem for path in found["figures"]}
@@ -143,6 +145,7 @@ def test_what_is_not_read_is_said_and_kept(store, trace, capsys):
     assert len(json.loads(found)["results"]) == 1
 
 
+@pytest.mark.slow
 def test_flags_that_describe_a_data_set_are_read(store, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
     _, err = run(capsys, "--dataset", "lognormal", "--subset", "300", *QUICK, "--no-figures")
@@ -198,6 +201,7 @@ def test_the_table_marks_the_best_and_says_what_comes_next(store, trace, capsys)
     assert err == ""
 
 
+@pytest.mark.slow
 def test_where_nothing_is_given_back_nothing_is_recommended(store, tmp_path, capsys):
     """Equal lengths: every policy plans what static plans."""
     constant = tmp_path / "constant.csv"
@@ -287,6 +291,7 @@ def test_what_train_would_cut_stands_beside_the_numbers(
     assert {key: kept[key] for key in expected} == {key: int(row[key]) for key in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--max-length", "256"]])
 def test_a_data_set_is_cut_where_asked_and_what_train_would_cut_is_told(
     store, tmp_path, capsys, monkeypatch, arguments
@@ -354,6 +359,7 @@ def test_a_name_in_use_is_refused_before_solving(store, trace, capsys):
     run(capsys, trace, *QUICK, "--no-figures", "--name", "taken", "--replace")
 
 
+@pytest.mark.slow
 def test_it_runs_without_torch(tmp_path):
     program = (
         "import sys\n"
@@ -396,6 +402,7 @@ def test_progress_waits_before_it_shows(monkeypatch):
     assert terminal.shown == ["2 lines solved, last sst2 G=4", "3 lines solved, last sst2 G=8", "stopped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_as_interrupted(tmp_path, signum, exit_code):
     arguments = ["solve", "lognormal", "--steps", "1000000", "--policy", "partition", "--results", str(tmp_path)]

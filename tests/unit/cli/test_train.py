@@ -47,6 +47,7 @@ def test_dry_run_shows_everything_and_touches_nothing(results: Path, capsys: Out
     assert list(results.parent.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
     """Its import takes as long as that of torch, and only the ranks build a model."""
     code = (

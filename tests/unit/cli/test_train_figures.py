@@ -63,6 +63,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 TINY = ("--nproc", "2", "--device", "cpu", "--global-batch", "8", "--steps", "5", "--warmup-steps", "1")
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_at_its_end(store: RunStore, capsys: Output) -> None:
     assert main(["train", *TINY, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -55,6 +55,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
 
 
+@pytest.mark.slow
 @given(st.lists(values, min_size=1, max_size=5), st.sampled_from([",", " , ", ", "]))
 def test_values_as_json_are_split_where_they_end(found: list[object], comma: str) -> None:
     parts = split_commas(comma.join(json.dumps(value) for value in found))
@@ -387,6 +388,7 @@ def test_a_recipe_with_options_is_written_as_one_that_needs_none(
     assert same(document, recipes, tmp_path, **laid)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(arm_settings, min_size=2, max_size=4), st.booleans())
 def test_a_command_line_and_its_file_are_the_same_recipe(

@@ -131,6 +131,7 @@ def _printable(value: object) -> bool:
     return all(map(_printable, value)) if isinstance(value, list) else True
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), plain, max_size=4).filter(_printable))
 def test_what_is_dumped_is_read_back(mapping: dict[str, object]) -> None:
     read, _ = parse_yaml(dump_yaml(mapping), "f.yaml")

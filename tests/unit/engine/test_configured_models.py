@@ -25,6 +25,7 @@ from dynbench.workloads.registry import build_workload
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_static_and_partition_give_the_same_gradient(architecture: str, tmp_path: Path) -> None:
     settings = [f"workload.model={write_config(tmp_path / 'm', architecture)}", "workload.dropout=0"]

@@ -59,6 +59,7 @@ def in_double(config: Config) -> Replica:
     return replica
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "parts"), [*((policy, 1) for policy in NAMES), *((each, 2) for each in SPLITTING)])
 def test_every_policy_gives_the_gradient_of_the_global_batch(policy: str, parts: int) -> None:
     if reason := POLICIES[policy].missing:

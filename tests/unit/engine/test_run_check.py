@@ -64,6 +64,7 @@ def refused(config: Config, root: Path, launches: int = 1) -> NothingFits | None
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("policy", CAPPED)
 def test_the_batch_that_is_named_ends_well(policy: str, launcher: str, store: RunStore) -> None:
@@ -83,6 +84,7 @@ def test_the_batch_that_is_named_ends_well(policy: str, launcher: str, store: Ru
     assert ("micro_batches=auto" in error.hint) == policy_class(policy).splits
 
 
+@pytest.mark.slow
 def test_more_micro_batches_are_advised_only_where_they_help(store: RunStore) -> None:
     error = refused(config_of(), store.root)
     assert error is not None and "schedule.micro_batches=auto" in error.hint
@@ -107,6 +109,7 @@ def test_a_sample_that_fits_nowhere_is_told_as_such(store: RunStore) -> None:
     assert "workload.max_length" in error.hint and "--global-batch" not in error.hint
 
 
+@pytest.mark.slow
 def test_every_launch_of_a_comparison_is_checked(store: RunStore) -> None:
     batch = next(size for size in range(110, 40, -1) if stopped(config_of(batch=size), store.root) is None)
     seeds = [stopped(config_of("partition", f"train.seed={seed}", batch=batch), store.root) for seed in range(12)]

@@ -73,6 +73,7 @@ def test_every_comparison_is_registered_before_one_runs(together: Run, store: Ru
     assert store.resolve("both").id == together.id
 
 
+@pytest.mark.slow
 def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
     runner = Runner()
     outcome = run_cells(together, store, runner)
@@ -85,6 +86,7 @@ def test_all_run_and_are_drawn_together(together: Run, store: RunStore) -> None:
     assert printed["checks"] == [DRIFT.as_dict()] * 2
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_analyzed_with_another_baseline_is_brought_back(together: Run, store: RunStore) -> None:
     """All marks of the figure over the cells are speed-ups over one baseline."""
     run_cells(together, store, Runner())
@@ -97,6 +99,7 @@ def test_a_cell_that_was_analyzed_with_another_baseline_is_brought_back(together
     assert json.loads((first.path / "comparison.json").read_text())["arms"] == known["arms"]
 
 
+@pytest.mark.slow
 def test_after_a_failure_only_the_missing_ones_run(together: Run, store: RunStore) -> None:
     with pytest.raises(WorkerFailed) as caught:
         run_cells(together, store, Runner(fails=2))

@@ -145,6 +145,7 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
     return load
 
 
+@pytest.mark.slow
 def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]) -> None:
     training.data = {}
     comparison = start_comparison(recipe(), store, name="demo")
@@ -177,6 +178,7 @@ def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: 
     assert find_subject(store, None).run == comparison
 
 
+@pytest.mark.slow
 def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     assert failed.run not in outcome.state.arms["partition"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DataError, NothingFits])
 def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
     store: RunStore,
@@ -225,6 +228,7 @@ def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
     assert len(run_comparison(comparison, store).state.missing) == 0
 
 
+@pytest.mark.slow
 def test_all_that_a_comparison_makes_belongs_to_it(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -271,6 +275,7 @@ def test_a_bug_leaves_no_comparison_running(
     assert failure.message == "ZeroDivisionError: division by zero"
 
 
+@pytest.mark.slow
 def test_a_removed_run_is_launched_again(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -321,6 +326,7 @@ def test_auto_and_the_value_that_it_means_can_be_compared(store: RunStore, recip
         start("1.0e-3")
 
 
+@pytest.mark.slow
 def test_arms_of_equal_configuration_stay_two_arms(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -332,6 +338,7 @@ def test_arms_of_equal_configuration_stay_two_arms(
     assert outcome.analysed.comparisons[0].verdict == "SAME"
 
 
+@pytest.mark.slow
 def test_the_baseline_comes_first_wherever_the_recipe_puts_it(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -342,6 +349,7 @@ def test_the_baseline_comes_first_wherever_the_recipe_puts_it(
     assert [arm.label for arm in outcome.analysed.arms] == ["partition", "static"]
 
 
+@pytest.mark.slow
 def test_progress_counts_launches_and_estimates_what_is_left(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
 ) -> None:
@@ -363,6 +371,7 @@ def test_the_estimate_counts_the_part_of_the_current_launch(monkeypatch: pytest.
     assert clock.eta_s(0.5) == pytest.approx(60.0 * 2.5 / 1.5)
 
 
+@pytest.mark.slow
 def test_a_full_disk_says_how_to_go_on(
     store: RunStore,
     training: FakeTraining,
@@ -398,6 +407,7 @@ def test_of_several_nodes_the_first_has_the_name(store: RunStore, recipe: Callab
     assert first.name == "both"
 
 
+@pytest.mark.slow
 def test_quiet_says_the_verdict_and_nothing_else(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -416,6 +426,7 @@ def test_quiet_says_the_verdict_and_nothing_else(
     assert capsys.readouterr().out.splitlines() == [str(store.resolve("demo").path / "report.en.md")]
 
 
+@pytest.mark.slow
 def test_every_next_step_can_be_pasted(
     store: RunStore,
     training: FakeTraining,
@@ -443,6 +454,7 @@ def test_every_next_step_can_be_pasted(
     assert {path.name for path in comparison.path.glob("report.*")} == {"report.en.md", "report.en.html"}
 
 
+@pytest.mark.slow
 def test_strict_keeps_the_result_beside_the_error(
     store: RunStore,
     training: FakeTraining,
@@ -480,6 +492,7 @@ def test_every_command_that_is_strict_is_held_to_it() -> None:
     assert strict == {"analyze", "compare", "doctor"}
 
 
+@pytest.mark.slow
 def test_show_of_a_comparison_says_its_runs_verdicts_and_the_next_step(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -497,6 +510,7 @@ def test_show_of_a_comparison_says_its_runs_verdicts_and_the_next_step(
     assert f"next  dynbench report demo --results {store.root}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launches", [2, 6])
 def test_few_launches_of_a_comparison_send_to_more_of_the_same_recipe(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], launches: int
@@ -524,6 +538,7 @@ def test_a_comparison_that_was_terminated_says_so(
     assert (record.status, record.exit_code) == (Status.INTERRUPTED, 143)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("condition", "code"), [("faster", 6), ("slower,different-loss", 0)])
 def test_a_condition_that_is_met_ends_compare_with_6_and_keeps_the_result(
     store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], tmp_path: Path, condition: str, code: int,
@@ -554,6 +569,7 @@ def table_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
     store: RunStore, training: FakeTraining, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -577,6 +593,7 @@ def test_a_sweep_from_the_command_line_is_gone_on_with_and_ends_in_its_table(
     assert {name.partition("-")[0] for name, _, _ in training.calls} == {"static", "part"}
 
 
+@pytest.mark.slow
 def test_the_table_of_a_comparison_is_the_result_in_every_form(
     store: RunStore, training: FakeTraining, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ MODES = ("static", "dynamic")
 ASKED = {"off": "probe.run: 'off'", "null": "probe.run: null", "auto": "probe.run: auto", "named": "probe.run: mine"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["auto-static", "off-dynamic", "null-static"])
 def test_every_arm_gets_what_it_asks_for_and_no_other(
     store: RunStore,
@@ -150,6 +151,7 @@ def test_resuming_probes_nothing_anew_and_changes_no_arm(
     assert (comparison.path / RECIPE_FILE).read_text(encoding="utf-8") == recipe_file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "number"),
     [

@@ -64,6 +64,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, command: str, error: BaseException | 
     return arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("command", WORK)
 def test_every_end_of_every_command(

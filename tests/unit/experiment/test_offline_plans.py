@@ -150,6 +150,7 @@ def test_a_failed_plan_says_why(store: RunStore, make_comparison: MakeComparison
     assert "the file is gone" in section(store, language)
 
 
+@pytest.mark.slow
 def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     """The planned costs are those of the training problem: its lengths, G, B, K, W, cost, capacity, speeds, seed."""
     folder = store.create("analyze", "comparison")
@@ -186,6 +187,7 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
     assert (folder.figures_dir / "solve_greedy_gap.png").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_the_planned_speedup_is_that_of_the_arms_own_plans(store: RunStore, micro_batches: int) -> None:
     """What `static` would take with the candidate's micro-batches does not stand for the baseline."""
@@ -208,6 +210,7 @@ POSITIONS = {"workload__pad_to_multiple_of": 1000}
 """Every sample is padded to more than the small model takes, so to its 512 positions."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "prefix", "partition", "window"])
 def test_plans_pad_to_what_the_model_takes_as_training_does(store: RunStore, policy: str) -> None:
     run = trained(store, policy, **POSITIONS)
@@ -232,6 +235,7 @@ def test_every_trace_of_a_data_set_knows_what_the_model_takes(store: RunStore, s
     assert (trace.positions, trace.cut(8).positions) == (512, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_an_arm_that_cannot_be_planned_is_named_with_the_reason(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -262,6 +266,7 @@ def test_nothing_that_can_be_planned_is_told_with_the_reason(
     assert " ".join(str(solved.reason).split()) in section(store, language)
 
 
+@pytest.mark.slow
 def test_plans_that_fail_leave_those_made_before(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
     folder, run = store.create("analyze", "comparison"), trained(store, "static")
     good = plan_offline(folder, {"static": run}, 2, store)

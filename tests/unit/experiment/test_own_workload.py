@@ -95,6 +95,7 @@ def plant(folder: Path) -> Path:
     return mark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -119,6 +120,7 @@ def test_reading_a_run_never_runs_the_code_that_it_names(arguments: tuple[str, .
         build_workload(a.config())
 
 
+@pytest.mark.slow
 def test_plans_are_made_offline_from_the_lengths_that_the_run_kept(
     store: RunStore, make_comparison: MakeComparison
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_run_without_its_lengths_says_so(store: RunStore, content: bytes | Non
     assert "--workload" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_the_users_own_settings_are_run_to_plan_its_lengths() -> None:
     for load, longest in ((training_trace, 24), (dataset_trace, 341)):
         trace = load(settings())
@@ -159,6 +162,7 @@ def test_the_users_own_settings_are_run_to_plan_its_lengths() -> None:
         assert trace.lengths.max() == longest
 
 
+@pytest.mark.slow
 def test_runs_of_another_version_of_the_file_cannot_be_compared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def part(text: str, start: str, end: str) -> str:
     return " ".join(text.partition(start)[2].partition(end)[0].split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("verdict", Verdict)
 @pytest.mark.parametrize("arms", [1, 4])
@@ -198,6 +199,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("predicted", [1.5, None])
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def of_each(**facts: object) -> list[dict[str, object]]:
     return [{"candidate": name, **facts} for name in MANY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_many_arms_have_an_overview_and_a_row_in_every_family(
@@ -64,6 +65,7 @@ def test_a_few_arms_have_one_table(store: RunStore, make_comparison: MakeCompari
     assert family not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_overview_tells_verdicts_and_noise(

@@ -83,6 +83,7 @@ def test_without_a_third_arm_there_is_no_table(
     assert (rows(text, language), "Holm" in text) == ([], False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("question", [DEFAULT.name, *(name for name in QUESTIONS if name != DEFAULT.name)])
 def test_two_stages_are_told_where_there_were_two(

@@ -43,6 +43,7 @@ def report(store: RunStore, language: str, form: str = "md") -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("verdict", Verdict)
 @pytest.mark.parametrize("name", OTHERS)
@@ -115,6 +116,7 @@ def test_both_languages_have_the_same_texts_and_chapters(template: str) -> None:
             assert template == "template" or f"questions.{question.name}.question.introduction" in own[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_setting_names_all_ranks_and_no_planner_where_nothing_is_planned(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -128,6 +130,7 @@ def test_the_setting_names_all_ranks_and_no_planner_where_nothing_is_planned(
     assert f"| {planner} |" in report(store, language)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("verdict", Verdict)
 def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(

@@ -48,6 +48,7 @@ def told(language: str, text: str, *keys: str) -> list[str]:
     return [key for key, found in pieces.items() if all(piece in unwrapped(text) for piece in found)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_the_data_is_that_of_the_run(
@@ -66,6 +67,7 @@ def test_the_data_is_that_of_the_run(
     assert (f"my.{dataset}" in text) == bool(files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     ("flags", "key"),
@@ -212,6 +214,7 @@ def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeCo
     assert unwrapped(labels["arms.missing"]) in unwrapped(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     ("capacity", "key"), [(None, "none"), (12, "given"), ((12, 9), "given"), ("a-probe", "probe"), ("gone", "lost")]

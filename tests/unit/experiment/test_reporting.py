@@ -67,6 +67,7 @@ def opening(label: str) -> str:
     return plain(label).partition("{{")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_arms_configured_alike_are_never_recommended(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -229,6 +230,7 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_order_of_the_launches_is_claimed_only_where_it_was_planned(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -263,6 +265,7 @@ def test_one_run_and_several_launches_of_one_arm_are_told_apart(
     assert "No recommendation can be made from" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_virtual_ranks_are_named_wherever_their_numbers_stand(
     store: RunStore, make_comparison: MakeComparison, language: str
@@ -317,6 +320,7 @@ def test_one_pair_is_not_called_one_launch_per_arm(store: RunStore, make_compari
     assert "| Launches per arm | 3 |" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_policy_that_changes_the_batches_is_not_recommended_without_saying_so(
     store: RunStore, make_comparison: MakeComparison, language: str

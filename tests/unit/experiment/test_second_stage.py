@@ -61,6 +61,7 @@ def compared(
 Compared = Callable[[float, str], tuple[Outcome, Launched, RunStore]]
 
 
+@pytest.mark.slow
 def test_the_first_stage_says_how_many_follow_and_the_interval_keeps_its_spread(compared: Compared) -> None:
     outcome, fake, _ = compared(0.04, "half_width: 1%, first: 6")
     spread = float(np.std(fake.logs[:6], ddof=1))
@@ -84,11 +85,13 @@ def test_the_first_stage_says_how_many_follow_and_the_interval_keeps_its_spread(
     }
 
 
+@pytest.mark.slow
 def test_a_quiet_machine_needs_no_second_stage(compared: Compared) -> None:
     outcome, fake, _ = compared(0.001, "half_width: 5%, first: 4")
     assert fake.launches == 4 and outcome.run.record().warnings == []
 
 
+@pytest.mark.slow
 def test_a_limit_is_kept_and_its_price_is_told(compared: Compared) -> None:
     outcome, fake, _ = compared(0.05, "half_width: 1%, first: 4, max_launches: 9")
     assert fake.launches == 9
@@ -98,11 +101,13 @@ def test_a_limit_is_kept_and_its_price_is_told(compared: Compared) -> None:
     )
 
 
+@pytest.mark.slow
 def test_apart_the_number_stays_even(compared: Compared) -> None:
     outcome, _, _ = compared(0.05, "half_width: 2%, first: 4, mode: apart, max_launches: 9")
     assert outcome.state.mode == "apart" and outcome.state.blocks == 8
 
 
+@pytest.mark.slow
 def test_resumed_it_is_not_asked_again(compared: Compared) -> None:
     outcome, fake, store = compared(0.04, "half_width: 1%, first: 6")
     again = run_comparison(outcome.run, store)

@@ -204,6 +204,7 @@ def test_an_unknown_name_may_be_one_of_ones_own(key: str, monkeypatch: pytest.Mo
     assert told() == (False, False)
 
 
+@pytest.mark.slow
 def test_wrong_options_of_several_plugins_are_reported_together(tmp_path: Path) -> None:
     sets = [word for text in WRONG for word in ("--set", text)]
     done = command(tmp_path, "train", *sets, DYNBENCH_PLUGINS=str(TOYS))
@@ -214,6 +215,7 @@ def test_wrong_options_of_several_plugins_are_reported_together(tmp_path: Path) 
     assert "Did you mean 'one_by_one'?" in message
 
 
+@pytest.mark.slow
 def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
     code = (
         "import json, sys\n"
@@ -236,6 +238,7 @@ def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_impor
     assert heavy == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -251,6 +254,7 @@ def test_a_broken_file_is_one_error(tmp_path: Path, text: str, says: str) -> Non
     assert f"DYNBENCH_PLUGINS: {says}" in json.loads(done.stdout)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_class_that_is_not_there_is_told_when_it_is_used(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dynbench.plugins import *\nregister(PolicyEntry('gone', '', 'mine:Gone'))", encoding="utf-8"
@@ -260,12 +264,14 @@ def test_a_class_that_is_not_there_is_told_when_it_is_used(tmp_path: Path) -> No
     assert "plug-in gone: mine:Gone" in json.loads(done.stdout)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_what_plugins_are_made_of_does_not_read_the_configuration(tmp_path: Path) -> None:
     imports = "".join(f"import dynbench.{name}\n" for name in BASES)
     done = run(tmp_path, f"{imports}import sys\nprint('dynbench.config.schema' in sys.modules)")
     assert done.stdout.split() == ["False"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "import dynbench.sync.base"])
 def test_a_class_stands_in_the_file_that_registers_it(tmp_path: Path, first: str) -> None:
     (tmp_path / "mine.py").write_text(TOGETHER, encoding="utf-8")
@@ -284,6 +290,7 @@ assert STRATEGIES["mine"].load()(None, object()).settings.name == "ddp"
     assert [option["default"] for option in mine["policies"]] == [[1, 2]]
 
 
+@pytest.mark.slow
 def test_every_toy_is_listed_and_its_benchmark_is_called_with_its_options(tmp_path: Path) -> None:
     code = (
         "from dynbench.plugins import BENCHMARKS, KINDS\n"
@@ -305,6 +312,7 @@ def own_files(folder: Path) -> str:
     return str(home / "mine.py")
 
 
+@pytest.mark.slow
 def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path) -> None:
     without = run(tmp_path, DIGESTS.format(more=[])).stdout.splitlines()
     assert without[0] == without[2] != without[1]
@@ -325,6 +333,7 @@ def test_digests_of_runs_that_use_no_plugin_are_those_without_it(tmp_path: Path)
     assert lines()[-1] != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
@@ -343,6 +352,7 @@ def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path, poli
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_a_registered_workload_is_checked_as_a_class_of_ones_own(tmp_path: Path) -> None:
     code = """
 from dynbench.config.load import load_config

@@ -78,6 +78,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "strategy"), [("torchrun", name) for name in sorted(STRATEGIES)] + [("virtual", "ddp")]
 )

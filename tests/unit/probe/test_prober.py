@@ -78,6 +78,7 @@ def probed(store: RunStore, *overrides: str) -> ProbeRecord:
     )
 
 
+@pytest.mark.slow
 def test_what_no_probe_reads_is_named_where_it_was_asked_for(store: RunStore) -> None:
     config = load_config(
         None,
@@ -97,6 +98,7 @@ def test_real_ranks_pay_what_was_measured(store: RunStore) -> None:
     assert record.allreduce is not None and record.allreduce.ms == REDUCE_MS
 
 
+@pytest.mark.slow
 def test_under_a_strategy_with_servers_no_split_is_timed(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,6 +119,7 @@ def test_virtual_ranks_pay_what_their_run_will_charge(store: RunStore, comm_mode
     assert record.allreduce is None
 
 
+@pytest.mark.slow
 def test_communication_hides_the_predicted_gain_of_virtual_ranks(store: RunStore) -> None:
     free, dear = probed(store, *VIRTUAL), probed(store, *VIRTUAL, "launch.comm_model='100000,0'")
     for policy in ("partition", "window"):
@@ -141,6 +144,7 @@ def test_a_model_that_cannot_be_read_ends_the_probe_before_it_begins(store: RunS
     assert store.list() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["@latest:probe", "first", "@latest"])
 def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: RunStore, reference: str) -> None:
     quick = ("launch.device=cpu", "probe.memory_limit=1GB", "probe.lengths=[32, 64]", "probe.soak_steps=0")
@@ -152,6 +156,7 @@ def test_the_run_of_a_comm_model_is_the_one_meant_before_the_probe_began(store: 
     assert store.resolve("@latest:probe").env()["decisions"]["launch.comm_model"]["value"] == first.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
 @pytest.mark.parametrize("key", ["probe.run", "schedule.capacity"])
 @pytest.mark.parametrize("reference", ["outdated", "gone"])
@@ -169,6 +174,7 @@ def test_a_probe_is_not_refused_for_an_earlier_one(
     assert (kept.probe.run, kept.schedule.capacity, kept.schedule.speeds) == (None, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
 @pytest.mark.parametrize(
     ("slowdown", "speeds", "fastest"),
@@ -188,6 +194,7 @@ def test_a_slowed_rank_is_that_rank(
     assert record.cost_model.beta_ms_per_token == pytest.approx(fastest * BETA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [VIRTUAL, REAL], ids=["virtual", "real"])
 def test_a_run_on_the_probe_plans_with_the_slowed_rank(store: RunStore, launcher: Sequence[str]) -> None:
     record = probed(store, *launcher, "launch.slowdown={2: 2}")

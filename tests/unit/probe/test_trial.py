@@ -69,6 +69,7 @@ class Peaked:
         return 100.0
 
 
+@pytest.mark.slow
 def test_the_limit_is_of_resident_memory_libraries_included() -> None:
     """A process of its own: what is refused there is told by its peak."""
     code = (

@@ -153,6 +153,7 @@ def test_a_record_of_the_first_version_is_read_without_its_ceilings(tmp_path: Pa
     assert new.tables == tables
 
 
+@pytest.mark.slow
 def test_the_figure_draws_what_is_limited_and_marks_the_rest(tmp_path: Path) -> None:
     run = RunStore(tmp_path).create("probe", "probe")
     capacity = [row(32, 31, None), row(64, 9, 10), row(32, 31, None, 1), row(64, 31, None, 1)]

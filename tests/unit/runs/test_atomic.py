@@ -73,6 +73,7 @@ def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "t").read_bytes() == "a\r\n批\n".encode()
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"n": 0, "pad": "x" * 100_000})

@@ -157,6 +157,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", HOSTILE)
 def test_a_hostile_file_is_one_line_and_leaves_nothing(
     fault: str, exported: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -118,6 +118,7 @@ def test_no_git_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         provenance.git_state()
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys; from dynbench.config.schema import Config; from dynbench.runs.provenance import collect\n"

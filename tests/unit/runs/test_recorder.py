@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,15 @@ def test_the_innermost_run_is_the_one_that_is_named(tmp_path: Path) -> None:
     assert [run.status for run in (outer, inner)] == [Status.FAILED, Status.FAILED]
 
 
+@pytest.fixture
+def _with_a_terminal() -> Iterator[None]:
+    """As nobody ignores SIGHUP; the tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_with_a_terminal")
 @pytest.mark.parametrize("signum", STOPPING)
 def test_a_signal_stops_it_and_a_second_one_waits_for_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals

@@ -253,6 +253,7 @@ def write_and_look(path: Path, field: str, values: Sequence[object]) -> None:
         assert getattr(run.record(), field) == value
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_record_and_nothing_is_lost(store: RunStore) -> None:
     run = store.create("train", "static")
     context = multiprocessing.get_context("fork")
@@ -266,6 +267,7 @@ def test_two_processes_write_one_record_and_nothing_is_lost(store: RunStore) -> 
     assert (run.record().name, run.record().exit_code) == ("n149", 149)
 
 
+@pytest.mark.slow
 def test_a_run_whose_launcher_was_killed_is_lost(store: RunStore) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from dynbench.runs.store import RunStore\n"

@@ -61,6 +61,7 @@ def plan_all(policy: str) -> None:
                     judge_plan(plan, problem, fixed_batch=fixed, capped=capped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_ends(policy: str) -> None:
     if reason := POLICIES[policy].missing:

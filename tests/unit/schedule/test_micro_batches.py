@@ -143,6 +143,7 @@ def choices(draw, most_samples: int) -> MicroBatchPlanner:
     return MicroBatchPlanner(problem)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(choices(most_samples=24))
 def test_auto_is_the_best_of_all_numbers_and_tries_none_twice(planner):

@@ -78,6 +78,7 @@ def least(problem: Problem) -> float | None:
     return float(slowest[fits].min()) if fits.any() else None
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=3, max_size=8),

@@ -82,6 +82,7 @@ def judge(problem: Problem, exact) -> None:
         assert costs.sum() == pytest.approx(best[1], rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(LENGTHS, st.integers(1, 3), COSTS)
 def test_equal_ranks_are_exact_in_maximum_and_total(lengths, workers, cost):
@@ -91,6 +92,7 @@ def test_equal_ranks_are_exact_in_maximum_and_total(lengths, workers, cost):
 TABLES = st.lists(st.tuples(st.sampled_from([4, 8, 12, 20, 32]), st.integers(1, 4)), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(LENGTHS, st.integers(2, 3), COSTS, TABLES)
 def test_equal_ranks_with_capacities_by_length_are_exact(lengths, workers, cost, table):
@@ -100,6 +102,7 @@ def test_equal_ranks_with_capacities_by_length_are_exact(lengths, workers, cost,
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 1.3, 3.0]), min_size=3, max_size=3).map(np.array)
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(LENGTHS, COSTS, SPEEDS)
 def test_ranks_of_unequal_speed_are_exact_in_the_maximum(lengths, cost, speeds):
@@ -107,6 +110,7 @@ def test_ranks_of_unequal_speed_are_exact_in_the_maximum(lengths, cost, speeds):
     judge(problem, "both" if problem.equal_ranks else "maximum")
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(LENGTHS, COSTS, SPEEDS, st.lists(TABLES, min_size=3, max_size=3))
 def test_ranks_of_unequal_capacity_are_exact_in_the_maximum(lengths, cost, speeds, tables):
@@ -114,6 +118,7 @@ def test_ranks_of_unequal_capacity_are_exact_in_the_maximum(lengths, cost, speed
     judge(problem, "both" if problem.equal_ranks else "maximum")
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(LENGTHS, COSTS, SPEEDS, st.lists(TABLES, min_size=3, max_size=3))
 def test_too_many_classes_give_a_valid_plan_that_is_not_called_exact(lengths, cost, speeds, tables):
@@ -194,6 +199,7 @@ def test_sorting_is_stable(lengths):
     assert sort_longest_first(np.array(lengths)).tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
 
+@pytest.mark.slow
 def test_no_capacity_is_ever_exceeded_where_an_uncapped_balancer_exceeds_it():
     rng = np.random.default_rng(0)
     table, workers, batch, steps = [(32, 24), (64, 12), (128, 6), (512, 1)], 4, 32, 10_000

@@ -213,6 +213,7 @@ def test_an_older_transformers_is_named(monkeypatch):
         make_policy("hf_batch_rebalance", problem_of([1, 2], 2))
 
 
+@pytest.mark.slow
 def test_zero_violations_where_uncapped_balancers_violate():
     """10,000 random heavy-tailed batches that fit: the baselines exceed capacities that partition always keeps."""
     capacity = Capacity.table([[(64, 32), (128, 16), (256, 8), (512, 5), (1024, 3)]])

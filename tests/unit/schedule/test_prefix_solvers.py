@@ -44,6 +44,7 @@ def same(costs, ours, theirs) -> bool:
 INSTANCE = st.tuples(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6), st.integers(0, len(COSTS)), st.data())
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(INSTANCE)
 def test_enumeration_is_brute_force(instance):
@@ -59,6 +60,7 @@ def test_enumeration_is_brute_force(instance):
     assert same(costs, counts, np.array(best))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inline", ["as chosen", "hull"])
 @pytest.mark.parametrize("kind", range(len(COSTS) + 1))
 def test_exact_equals_enumeration_on_thousands_of_instances(kind, inline, monkeypatch):

@@ -211,6 +211,7 @@ def test_all_reports_the_transformers_samplers_as_skipped_without_torch(monkeypa
     )
 
 
+@pytest.mark.slow
 def test_solving_imports_neither_torch_nor_transformers():
     program = (
         "import sys, numpy as np\n"

@@ -25,6 +25,7 @@ def test_what_is_written_is_read_again(tmp_path, suffix):
     assert (trace.name, trace.source) == ("some", str(path))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, LONGEST_LENGTH), min_size=1, max_size=50))
 def test_any_positive_lengths_survive_every_format(tmp_path_factory, lengths):
     folder = tmp_path_factory.mktemp("trace")

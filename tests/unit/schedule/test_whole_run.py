@@ -45,6 +45,7 @@ def first_error(policy: str, problem: Problem, steps: int = STEPS) -> str | None
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("policy", CAPPED)
 def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) -> None:
@@ -66,6 +67,7 @@ def test_what_does_not_fit_is_what_planning_meets(policy: str, capacity: str) ->
     assert any(met) or not policy_class(policy).fixed_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for name in CAPPED if policy_class(name).fixed_batch])
 def test_the_largest_batch_is_the_one_that_trying_all_finds(policy: str) -> None:
     stopped_later = 0

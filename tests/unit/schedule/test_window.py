@@ -101,6 +101,7 @@ def problems(draw) -> Problem:
     return Problem(lengths, workers, batch, draw(COSTS), capacity, speeds, seed=draw(st.integers(0, 9)), window=window)
 
 
+@pytest.mark.slow
 @given(problems())
 @settings(max_examples=120, deadline=None)
 def test_windows_keep_every_rule_and_are_never_worse_than_partition(problem):
@@ -227,6 +228,7 @@ def brute_force(problem: Problem) -> float:
     return min(least(first) + least(tuple(sorted(set(everything) - set(first)))) for first in firsts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [CostModel(), CostModel("tokens_sq"), CostModel("attention", attention_a=0.03)])
 def test_small_windows_without_a_limit_on_the_spread_are_near_brute_force(cost, monkeypatch):
     monkeypatch.setattr(window_search, "SPREADS", (1e6,))

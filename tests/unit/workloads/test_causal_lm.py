@@ -168,6 +168,7 @@ def test_the_held_out_samples_are_those_of_every_seed(tmp_path: Path) -> None:
     assert first.facts["unigram_perplexity"] == second.facts["unigram_perplexity"]
 
 
+@pytest.mark.slow
 def test_samples_end_where_the_models_positions_end(caplog: pytest.LogCaptureFixture) -> None:
     workload = CausalLanguageModel(configured("workload.max_length=4000", "workload.dataset=lognormal"))
     assert workload.positions == 1024 == workload.train.lengths.max()
@@ -193,6 +194,7 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
         workload.build_model(0)
 
 
+@pytest.mark.slow
 def test_an_architecture_without_one_is_refused(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "m", "distilbert")
     workload = CausalLanguageModel(configured("workload.size=model", f"workload.model={folder}"))
@@ -223,6 +225,7 @@ def test_a_probe_tries_it_at_any_shape(made: CausalLanguageModel) -> None:
     assert trial.fits(3, 40)[0] and len(trial.timed(2, 8, 2)) == 2
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_the_generated_walk(made: CausalLanguageModel) -> None:
     model = made.build_model(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

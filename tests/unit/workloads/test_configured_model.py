@@ -44,6 +44,7 @@ def test_every_parameter_left_to_train_gets_a_gradient_and_padding_changes_nothi
     assert together.item() == pytest.approx(sum(apart), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_equal_seeds_give_equal_weights(architecture, tmp_path):
     made, state = workload(write_config(tmp_path / "m", architecture)), torch.random.get_rng_state()
@@ -53,6 +54,7 @@ def test_equal_seeds_give_equal_weights(architecture, tmp_path):
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_dropout_goes_by_each_architectures_own_names(architecture, dropout, tmp_path, caplog):
@@ -86,6 +88,7 @@ def test_dropout_that_cannot_be_switched_off_is_warned_of(tmp_path, caplog):
     assert "two passes differ in spite of workload.dropout 0" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "positions"),
     [("bert", TABLE), ("gpt2", TABLE), ("llama", TABLE), ("bart", TABLE), ("roberta", TABLE - 1), ("mpnet", TABLE - 2),

@@ -21,6 +21,7 @@ def test_lengths_are_those_of_the_samples(samples):
     assert len(data) == len(samples)
 
 
+@pytest.mark.slow
 @given(samples_of, st.data())
 def test_take_renumbers_in_the_order_asked_for(samples, draw):
     ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), max_size=8))
@@ -35,6 +36,7 @@ def test_truncate_keeps_the_last_token_last(samples, max_length):
     assert data_of(samples).truncate(max_length).fingerprint == data_of(expected).fingerprint
 
 
+@pytest.mark.slow
 @given(samples_of, st.lists(st.integers(2, 10), min_size=1, max_size=3), st.data())
 def test_what_truncation_took_stays_with_its_sample(samples, limits, draw):
     data = data_of(samples)
@@ -47,6 +49,7 @@ def test_what_truncation_took_stays_with_its_sample(samples, limits, draw):
     assert told["classes"] == len(set(ids.tolist()))
 
 
+@pytest.mark.slow
 @given(samples_of, st.integers(0, 5), st.data())
 def test_padded_equals_padding_by_hand(samples, extra, draw):
     ids = draw.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))

@@ -43,6 +43,7 @@ def test_a_class_is_loaded_with_the_modules_beside_it(tmp_path: Path, file: str,
     assert len(workload.train) == 4096 and workload.positions is None
 
 
+@pytest.mark.slow
 def test_the_shipped_example_learns() -> None:
     workload = build_workload(load_config(None, [f"workload.name={NAME}", "workload.max_length=32"]))
     model, losses = workload.build_model(0), []
@@ -159,6 +160,7 @@ def test_what_breaks_the_protocol_is_refused_when_it_is_made(tmp_path: Path, bod
     assert "base.py" in caught.value.hint or "truncate" in caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "told"),
     [

@@ -42,6 +42,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")}
 
 
+@pytest.mark.slow
 def test_every_article_has_the_ids_that_the_tokenizers_library_gives_it(tmp_path):
     import tokenizers
 
@@ -55,6 +56,7 @@ def test_every_article_has_the_ids_that_the_tokenizers_library_gives_it(tmp_path
     assert made.train.weight(np.arange(len(made.train))) == made.train.lengths.sum() - len(made.train)
 
 
+@pytest.mark.slow
 def test_blocks_are_of_one_length_and_lose_less_than_one_block(tmp_path):
     made = workload(tmp_path, tokenizer="bytes", blocks=True, max_length=256)
     assert {*made.train.lengths, *made.eval.lengths} == {256}

@@ -115,6 +115,7 @@ def test_the_same_configuration_gives_the_same_workload(tsv_file, vocab_file):
     assert first.facts == second.facts
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_the_embedded_labels():
     workload = build_workload(Config(workload=Workload(dropout=0.0)))
     held_out = batch_of(workload, np.arange(256), data=workload.eval)

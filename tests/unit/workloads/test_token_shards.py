@@ -227,6 +227,7 @@ print(len(encode.seen))
 """
 
 
+@pytest.mark.slow
 def test_of_several_at_once_one_writes(tmp_path):
     arguments = [sys.executable, "-c", WAITS, str(tmp_path / "a"), str(Path(__file__).parent)]
     started = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(3)]

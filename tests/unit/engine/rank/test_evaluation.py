@@ -56,6 +56,7 @@ def evaluated(folder: Path, workload: CausalLanguageModel, ranks: int, seed: int
     return _read_evaluations([Run(folder)]).to_dicts()[-1]
 
 
+@pytest.mark.slow
 def test_perplexity_is_of_the_mean_over_target_tokens(tmp_path: Path, workload: CausalLanguageModel) -> None:
     found = evaluated(tmp_path, workload, 1)
     assert workload.eval is not None and list(found) == ["step", "loss", "perplexity", "tokens", "samples"]

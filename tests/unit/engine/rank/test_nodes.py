@@ -28,6 +28,7 @@ def test_a_shared_folder_is_given_up(tmp_path: Path) -> None:
     assert (first.logs_dir / "rank_1.log").read_text() == "hello"
 
 
+@pytest.mark.slow
 def test_a_folder_of_its_own_takes_the_id(tmp_path: Path) -> None:
     run = RunStore(tmp_path).create("train", "static")
     write_json(run.path / "met.json", {"id": "20261120-145312-static-k3f9", "name": "both", "shared": False})

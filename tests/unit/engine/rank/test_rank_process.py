@@ -15,6 +15,7 @@ from dynbench.engine.rank.rank_process import RankContext, gpu_index, process_gr
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
 
+@pytest.mark.slow
 def test_a_rank_whose_launcher_died_while_it_started_ends_at_once() -> None:
     code = (
         "import sys; from dynbench.engine.rank.rank_process import die_with_parent; die_with_parent(int(sys.argv[1]))"
@@ -53,6 +54,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(
     assert closed[-1:] == [device]
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_once_with_its_output_written() -> None:
     code = (
         "import atexit, sys; from dynbench.engine.rank.rank_process import exit_now\n"
@@ -62,6 +64,7 @@ def test_a_process_ends_at_once_with_its_output_written() -> None:
     assert (ended.returncode, ended.stdout) == (7, "said\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str, ignored: bool) -> None:
@@ -82,6 +85,7 @@ def test_a_signal_waits_for_the_step_in_progress_and_a_nohup_stays_one(name: str
     assert ended.returncode == (0 if kept else 128 + getattr(signal, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launch", "workers"), [("threads=2, nproc=2", 4), ("threads=1, nproc=1, world_size=3", 3)])
 def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, workers: int) -> None:
     code = (

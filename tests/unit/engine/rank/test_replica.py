@@ -58,6 +58,7 @@ def test_the_hook_is_called_once_with_the_last_bucket() -> None:
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_closing_frees_the_wrapped_module() -> None:
     strategy = Ddp()

@@ -75,6 +75,7 @@ def kept(folder: Path, config: Config, worsens: bool = False) -> list[dict[str, 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_texts", [True, False])
 def test_a_saved_model_gives_the_trainings_own_validation(tmp_path: Path, texts: Path, of_texts: bool) -> None:
     config = configured(texts if of_texts else None, "train.eval_every=1")
@@ -90,6 +91,7 @@ def test_a_saved_model_gives_the_trainings_own_validation(tmp_path: Path, texts:
     assert found[least]["loss"] < found[-1]["loss"], "or best and last are one"
 
 
+@pytest.mark.slow
 def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> None:
     [found] = kept(tmp_path, configured(texts))
     saved = Saved(tmp_path / "model" / "last")
@@ -101,6 +103,7 @@ def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> Non
     assert evaluate_saved(saved.config(overrides))["loss"] == pytest.approx(plain["loss"], rel=1e-6) != found["loss"]
 
 
+@pytest.mark.slow
 def test_a_classifier_is_read_back_too(tmp_path: Path) -> None:
     config = changed(configured(None), {"workload.name": "text_classification", "workload.size": "small"})
     [found] = kept(tmp_path, config)
@@ -174,6 +177,7 @@ def writer(tmp_path: Path, texts: Path) -> Writer:
     return Writer.of(Saved(tmp_path / "model" / "best").config())
 
 
+@pytest.mark.slow
 def test_a_text_goes_on_by_its_seed(writer: Writer) -> None:
     def of(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> str:
         return writer.go_on("number", length=30, temperature=temperature, top_p=top_p, seed=seed)[0]
@@ -191,6 +195,7 @@ def test_the_likeliest_tokens_are_those_of_the_model(writer: Writer) -> None:
     assert text == writer.tokenizer.backend.decode([token for token in ids[7:] if token != writer.end_id])
 
 
+@pytest.mark.slow
 def test_a_prompt_beyond_the_positions_is_refused(writer: Writer) -> None:
     with pytest.raises(UsageError, match="the prompt has 1025 tokens, and the model 1024 positions"):
         writer.go_on("x" * 1024, length=5, temperature=1, top_p=1, seed=0)
@@ -205,6 +210,7 @@ def test_a_temperature_or_share_that_is_none_is_refused(writer: Writer, temperat
         writer.go_on("number", length=3, temperature=temperature, top_p=top_p, seed=0)
 
 
+@pytest.mark.slow
 def test_the_ends_of_temperature_and_share(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
     def of(temperature: float, top_p: float = 1.0) -> str:
         return writer.go_on("number", length=20, temperature=temperature, top_p=top_p, seed=4)[0]
@@ -216,6 +222,7 @@ def test_the_ends_of_temperature_and_share(writer: Writer, caplog: pytest.LogCap
     assert "at most 3 tokens are written, not 50: the model has 1024 positions" in caplog.text
 
 
+@pytest.mark.slow
 def test_other_texts_are_read_by_their_ending_and_as_they_are_held_out(tmp_path: Path, texts: Path) -> None:
     [found] = kept(tmp_path, configured(texts, f"workload.eval_path={texts}"))
     other = tmp_path / "other.json"
@@ -266,6 +273,7 @@ def levels() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("levels")
 def test_the_commands_print_one_object(
     tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

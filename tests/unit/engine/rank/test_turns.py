@@ -77,6 +77,7 @@ def run(
     return players, events
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 20), st.integers(1, 9), st.integers(0, 7))
 def test_every_arm_runs_every_step_once_in_order(arms: int, warmup: int, steps: int, block: int, every: int) -> None:
     train = Train(steps=steps, warmup_steps=warmup)
@@ -155,6 +156,7 @@ def test_without_the_swap_arms_would_draw_from_each_other(monkeypatch: pytest.Mo
     assert players[0].drawn != players[1].drawn
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_between_turns_only() -> None:
     with garbage_between_turns():
         assert not gc.isenabled() and gc.get_freeze_count() > 0

@@ -216,6 +216,7 @@ print(*peak(small), *peak(large))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", STREAMED)
 def test_a_file_is_never_in_memory_whole(tmp_path, dataset) -> None:
     """48 MB are read within a sixth of them more than a file of 1 MB takes; the planted fault is a list of its rows."""
