@@ -40,8 +40,9 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "bench ls": (["bench", "ls"], lambda run: list(BENCHMARKS)),
     "doctor": (["doctor"], lambda run: ["poor"]),
 }
-ELSEWHERE = {"analyze", "compare", "report", "eval", "generate"}
-"""With a comparison to show, in unit/experiment/test_compare.py; with a model kept, in engine/rank/test_saved.py."""
+ELSEWHERE = {"analyze", "compare", "report", "eval", "generate", "tensorboard"}
+"""With a comparison to show, in unit/experiment/test_compare.py; with a model kept, in engine/rank/test_saved.py; with
+scalars, in test_tensorboard.py."""
 
 
 def _latest(run: Run, command: str) -> str:
