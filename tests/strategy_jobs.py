@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from batches import batch_of
+from broken_sync import BROKEN_SYNC
 from torch import Tensor, nn
 from toys import (
     BROKEN_COMPRESSORS,
@@ -71,7 +72,7 @@ def entries(form: Any, made: dict[str, Any], **properties: Any) -> dict[str, Any
 @contextmanager
 def known() -> Iterator[None]:
     """The toys are registered."""
-    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES | BROKEN_NORMS)
+    strategies = entries(StrategyEntry, STRATEGIES | BROKEN_STRATEGIES | BROKEN_NORMS | BROKEN_SYNC)
     serving = entries(StrategyEntry, SERVING | BROKEN_SERVING, servers=1)
     with (
         patch.dict(plugins.STRATEGIES.entries, strategies | serving),
@@ -104,8 +105,18 @@ class Watch:
         self.gradients_at_ready.append(self.gradients)
         timer.note_ready()
 
-    def on(self, model: nn.Module) -> None:
-        """Count the gradients of a model."""
+    def build(self, toy: Toy) -> Callable[[int], nn.Module]:
+        """Of a toy, how its model is built whose gradients are counted, before anything else is told of them."""
+        build = toy.build_model
+
+        def watched(seed: int) -> nn.Module:
+            model = build(seed)
+            self._on(model)
+            return model
+
+        return watched
+
+    def _on(self, model: nn.Module) -> None:
 
         def count(_: Tensor) -> None:
             self.gradients += 1
@@ -155,11 +166,11 @@ def watched_steps(
         known(),
         patch.object(TokenisedData, "weight", lambda _, ids: len(ids)) if fault == "counts" else nullcontext(),
         patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
+        patch.object(toy, "build_model", watch.build(toy)),
         patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
         closing(wiring.build_strategy(config, CPU)) as strategy,
     ):
         one = Replica(config, toy, CPU, timer, strategy)
-        watch.on(one.model)
         trainable, ranks = sum(parameter.requires_grad for parameter in one.model.parameters()), strategy.ranks
         for _ in range(TRIALS):
             counts = random.integers(1, 4, size=ranks.workers)
@@ -178,6 +189,7 @@ def watched_steps(
                 parts = one.compute(batches, total.scale)
             assert [part.n for part in parts] == [len(ids) for ids in mine]
             one.update()
+            strategy.drain()
             timer.end_step()
             traffic = strategy.wire.take()
             after = strategy.full_state()
@@ -273,7 +285,10 @@ def distance(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
 def public(rank: int) -> list[float]:
     """Every strategy on plain torch: built from nothing, over the default group."""
     toy, losses = Toy(), []
-    for make in [*(entry.load() for entry in plugins.STRATEGIES.values()), *STRATEGIES.values()]:
+    for make in [
+        *(entry.load() for entry in plugins.STRATEGIES.values() if entry.exact and not entry.servers),
+        *STRATEGIES.values(),
+    ]:
         strategy = make()
         module = strategy.wrap(toy.build_model(0), CPU)
         optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))

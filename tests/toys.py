@@ -315,7 +315,7 @@ class Fails(TwoStages):
             raise ArithmeticError(f"cannot compress {segments[0].name}")
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"naive": Naive, "sharding": Sharding}
+STRATEGIES: dict[str, type[Strategy]] = {"one_by_one": Naive, "sharding": Sharding}
 SERVING: dict[str, type[Strategy]] = {"central": Central}
 BROKEN_STRATEGIES: dict[str, type[Strategy]] = {
     "ready_late": ReadyLate,

@@ -33,12 +33,16 @@ def weakest(levels: Iterable[Level]) -> Level:
 
 
 def work_level(a: MergedRun, b: MergedRun) -> Level:
-    """How far two launches of the same data and seed computed the same samples; `tokens` with different batches.
+    """How far two launches of the same data and seed computed the same samples.
+
+    `tokens` with different batches, and under different strategies of which one trains otherwise than one process.
 
     `window` asks that the measured steps are whole windows: where the warm-up, the end of the run, or a step that does
     not count splits one, the measured samples differ.
     """
-    if a.facts.config.train.global_batch != b.facts.config.train.global_batch:
+    one, other = a.facts.config, b.facts.config
+    inexact = not (one.sync.exact and other.sync.exact)
+    if one.train.global_batch != other.train.global_batch or (inexact and one.sync != other.sync):
         return "tokens"
     done = agreements(a, b)
     if done is not None and len(done) > a.steps.height:

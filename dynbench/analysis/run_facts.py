@@ -59,8 +59,8 @@ class RunFacts:
 
     @property
     def trains(self) -> bool:
-        """Whether the run trained a model: not where ranks sent nothing to each other (`sync.communicate: false`)."""
-        return self.config.sync.communicate
+        """Whether the run trained a model: not where ranks sent nothing to each other."""
+        return self.config.sync.trains
 
     @property
     def together(self) -> str | None:

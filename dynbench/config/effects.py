@@ -211,7 +211,9 @@ _COMMON: dict[str, Effect] = {
         "train", lambda s: s.config.train.eval_samples > 0, "evaluation is off (train.eval_samples is 0)"
     ),
     "train.eval_samples": Effect(
-        "train", lambda s: s.config.sync.communicate, "ranks that send nothing are not evaluated (sync.communicate)"
+        "train",
+        lambda s: s.config.sync.trains,
+        "ranks that send nothing are not evaluated (sync.communicate, sync.name)",
     ),
     "train.save_model": Effect("train"),  # refused where no model can be saved
     "train.tensorboard": Effect("train"),

@@ -167,10 +167,21 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
 
 
 def _nothing_is_compressed_unsent(config: Config) -> Iterator[str]:
-    if not config.sync.communicate and COMPRESSORS[config.compress.name].compresses:
+    if not config.sync.trains and COMPRESSORS[config.compress.name].compresses:
+        other = "sync.name to another" if config.sync.communicate else "sync.communicate to true"
         yield (
-            f"compress.name: {config.compress.name!r} compresses what is sent, and sync.communicate false sends "
-            "nothing; set it to none, or sync.communicate to true"
+            f"compress.name: {config.compress.name!r} compresses what is sent, and {config.sync.silent} sends nothing; "
+            f"set it to none, or {other}"
+        )
+
+
+def _what_is_sent_can_be_compressed(config: Config) -> Iterator[str]:
+    strategy = STRATEGIES.get(config.sync.name)
+    if strategy is not None and not strategy.compresses and COMPRESSORS[config.compress.name].compresses:
+        able = [name for name, entry in STRATEGIES.items() if entry.compresses and entry.trains]
+        yield (
+            f"compress.name: {config.compress.name!r} compresses means over ranks, which sync.name "
+            f"{config.sync.name!r} does not ask for; set it to none, or sync.name to {', '.join(able)}"
         )
 
 
@@ -233,8 +244,8 @@ def _a_model_can_be_saved(config: Config) -> Iterator[str]:
         return
     if config.workload.runs_own_code:
         yield f"train.save_model: true, but code of your own makes the model of {config.workload.name}; save it there"
-    if not config.sync.communicate:
-        yield "train.save_model: true, but with sync.communicate false no model is trained; change either"
+    if not config.sync.trains:
+        yield f"train.save_model: true, but with {config.sync.silent} no model is trained; change either"
 
 
 def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
@@ -258,6 +269,7 @@ RULES: tuple[Rule, ...] = (
     _gather_needs_prefix,
     _virtual_ranks_send_nothing,
     _nothing_is_compressed_unsent,
+    _what_is_sent_can_be_compressed,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,
     _cost_tells_plans_apart,

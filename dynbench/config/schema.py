@@ -171,6 +171,23 @@ class Sync(Section):
     """false sends nothing, to time a step without its communication: ranks go on from their own gradients, so that no
     model is trained, none is evaluated, and no loss is compared."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether gradients meet, so that a model is trained; a strategy that is not known here counts as one."""
+        entry = STRATEGIES.get(self.name)
+        return self.communicate and (entry is None or entry.trains)
+
+    @property
+    def exact(self) -> bool:
+        """Whether training is that of one process on the whole batch; a strategy that is not known here counts so."""
+        entry = STRATEGIES.get(self.name)
+        return entry is None or entry.exact
+
+    @property
+    def silent(self) -> str:
+        """Of ranks that send nothing, the setting because of which."""
+        return f"sync.name {self.name}" if self.communicate else "sync.communicate false"
+
 
 @with_options(name=COMPRESSORS)
 class Compress(Section):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import PositiveFloat, Section
+from dynbench.plugins.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,52 @@ class StrategyEntry(Entry):
         virtual: virtual ranks can play it: it does what they do, who add gradients up and send nothing.
         servers: ranks that it has serve and train nothing.
         across_steps: what it starts in one step goes on in the next, so that an arm's turn of a step would cut it off.
+        compresses: gradients go over the wire in a way that a compressor can take part in.
+        exact: after every step the parameters are those of one process that trained on the whole batch.
+        trains: False where ranks send nothing to each other, so that no model is trained.
     """
 
     base: ClassVar[str] = "dynbench.sync.base:Strategy"
     virtual: bool = False
     servers: int = 0
     across_steps: bool = False
+    compresses: bool = True
+    exact: bool = True
+    trains: bool = True
 
 
 class BucketOptions(Section):
     """Of strategies that send gradients in buckets."""
 
-    bucket_mb: PositiveFloat = 25.0
-    """Bucket size in MiB, as torch counts it."""
+    bucket_mb: PositiveFloat | Literal["none"] = 25.0
+    """Bucket size in MiB, as torch counts it; only a parameter that is larger makes a larger bucket. none is one bucket
+    for all."""
+
+
+class DdpOptions(BucketOptions):
+    """Of torch's DistributedDataParallel."""
+
+    find_unused: bool = False
+    """Look in every step for parameters that the loss does not depend on, as torch's find_unused_parameters; a model
+    that has some fails without."""
+
+
+class LocalOptions(Section):
+    """Of strategies whose ranks train apart and meet every few steps."""
+
+    inner_steps: PositiveInt = 8
+    """Optimizer steps that every rank takes by itself between two meetings (H)."""
+
+
+class DilocoOptions(LocalOptions):
+    """Of DiLoCo's outer optimizer."""
+
+    outer_rate: PositiveFloat = 0.7
+    """Step size of the outer step; 1, with no momentum, makes the parameters their mean over ranks."""
+    outer_momentum: NonNegativeFloat = 0.9
+    """Nesterov momentum of the outer step; 0 for none."""
+    fragments: PositiveInt = 1
+    """Parts that the model meets in, one after the other, evenly over the inner steps."""
 
 
 STRATEGIES: Registry[StrategyEntry] = Registry(
@@ -40,8 +73,78 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "ddp",
             "torch's DistributedDataParallel: buckets all-reduced while the backward pass runs",
             "dynbench.sync.ddp:Ddp",
-            BucketOptions,
+            DdpOptions,
             virtual=True,
+        ),
+        StrategyEntry(
+            "ddp_noop",
+            "ddp without its communication, which trains nothing: what a step takes at least",
+            "dynbench.sync.ddp:DdpNoop",
+            DdpOptions,
+            exact=False,
+            trains=False,
+        ),
+        StrategyEntry(
+            "naive",
+            "one all-reduce per parameter, one after the other behind the backward pass",
+            "dynbench.sync.replicated:Naive",
+        ),
+        StrategyEntry(
+            "flat",
+            "one all-reduce of all gradients together, behind the backward pass",
+            "dynbench.sync.replicated:Flat",
+        ),
+        StrategyEntry(
+            "overlap",
+            "one all-reduce per parameter, each begun while the backward pass runs",
+            "dynbench.sync.replicated:Overlap",
+        ),
+        StrategyEntry(
+            "bucketed",
+            "buckets from the last parameter to the first, each all-reduced once it is full, during the backward pass",
+            "dynbench.sync.replicated:Bucketed",
+            BucketOptions,
+        ),
+        StrategyEntry(
+            "zero1",
+            "buckets reduce-scattered, each rank's part stepped, parameters all-gathered during the next forward pass",
+            "dynbench.sync.sharded:Zero1",
+            BucketOptions,
+            across_steps=True,
+        ),
+        StrategyEntry(
+            "zero1_torch",
+            "ddp with torch's ZeroRedundancyOptimizer, whose own broadcasts are not counted",
+            "dynbench.sync.zero_torch:Zero1Torch",
+            DdpOptions,
+        ),
+        StrategyEntry(
+            "ps",
+            "a synchronous parameter server, rank 0, which trains nothing; a message per tensor",
+            "dynbench.sync.parameter_server:PerTensor",
+            servers=1,
+            compresses=False,
+        ),
+        StrategyEntry(
+            "ps_flat",
+            "the same parameter server with one message per direction",
+            "dynbench.sync.parameter_server:InOne",
+            servers=1,
+            compresses=False,
+        ),
+        StrategyEntry(
+            "local_sgd",
+            "ranks step apart and take the mean of their parameters every few steps; not the same training",
+            "dynbench.sync.local_steps:LocalSgd",
+            LocalOptions,
+            exact=False,
+        ),
+        StrategyEntry(
+            "diloco",
+            "ranks step apart; an outer step with momentum follows the mean of what they did; not the same training",
+            "dynbench.sync.local_steps:Diloco",
+            DilocoOptions,
+            exact=False,
         ),
     ),
 )

@@ -1,1 +1,43 @@
-"""How the ranks' gradients meet: one strategy a file, named in `dynbench/plugins/strategies.py`."""
+"""How the ranks' gradients meet: one strategy a file, named in `dynbench/plugins/strategies.py`.
+
+The classes exported here are for any training loop on plain torch, over its default process group:
+
+    from dynbench.sync import BucketedDDP
+
+    model = BucketedDDP(model, bucket_size_mb=25)
+    for batch in batches:
+        loss(model(batch)).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+
+They are imported when they are first named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dynbench.sync.bucketed import BucketedDDP
+    from dynbench.sync.flat import FlatDDP
+    from dynbench.sync.naive import NaiveDDP
+    from dynbench.sync.overlap import OverlapDDP
+    from dynbench.sync.sharded_optimizer import ShardedOptimizer
+
+_MODULES = {
+    "BucketedDDP": "bucketed",
+    "FlatDDP": "flat",
+    "NaiveDDP": "naive",
+    "OverlapDDP": "overlap",
+    "ShardedOptimizer": "sharded_optimizer",
+}
+
+__all__ = ["BucketedDDP", "FlatDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

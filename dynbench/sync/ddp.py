@@ -12,8 +12,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # missin
 from torch.nn.parallel import DistributedDataParallel
 
 from dynbench.plugins import options_of
-from dynbench.plugins.strategies import BucketOptions
+from dynbench.plugins.strategies import DdpOptions
 from dynbench.sync.base import Strategy
+from dynbench.wire.base import new_future
 from dynbench.wire.segment import lay_out
 
 _WITHOUT_BUFFERS = (
@@ -21,6 +22,9 @@ _WITHOUT_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else partial(DistributedDataParallel, broadcast_buffers=False)
 )
+
+ONE_BUCKET_MB = 2.0**40
+"""Larger than any model, MiB."""
 
 
 class Ddp(Strategy):
@@ -35,11 +39,13 @@ class Ddp(Strategy):
     def _wrapped(self, model: nn.Module) -> nn.Module:
         device = next(model.parameters()).device
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        options = options_of(self.settings, DdpOptions)
         self._ddp = _WITHOUT_BUFFERS(
             model,
             device_ids=[device] if device.type == "cuda" else None,
             process_group=self.wire.group,
-            bucket_cap_mb=options_of(self.settings, BucketOptions).bucket_mb,
+            bucket_cap_mb=ONE_BUCKET_MB if options.bucket_mb == "none" else options.bucket_mb,
+            find_unused_parameters=options.find_unused,
             gradient_as_bucket_view=True,
         )
         self._ddp.register_comm_hook(None, self._synchronise)
@@ -69,3 +75,17 @@ class Ddp(Strategy):
         segments = lay_out((self._names[id(parameter)], parameter.shape) for parameter in bucket.parameters())
         # DDP understands failures of futures that came from callbacks only.
         return self.wire.mean(bucket.buffer(), segments).then(lambda done: done.value())
+
+
+class DdpNoop(Ddp):
+    """DDP whose buckets stay what they are: every rank goes on from its own gradients."""
+
+    equal_gradients: ClassVar[bool] = False
+
+    # As above.
+    def _synchronise(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.is_last():
+            self.on_ready()
+        done = new_future(bucket.buffer().device)
+        done.set_result(bucket.buffer())
+        return done

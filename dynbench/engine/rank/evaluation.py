@@ -129,7 +129,7 @@ class Evaluator:
 
     def _choose(self, config: Config, shard: tuple[int, int] | None) -> list[IntArray] | None:
         data = self._workload.eval
-        if data is None or len(data) == 0 or config.train.eval_samples == 0 or not config.sync.communicate:
+        if data is None or len(data) == 0 or config.train.eval_samples == 0 or not config.sync.trains:
             return None
         chosen = evaluated_ids(len(data), config.train.eval_samples)
         if shard is None:

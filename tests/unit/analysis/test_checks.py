@@ -24,6 +24,7 @@ from dynbench.analysis.checks import (
 from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded, wordings
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.levels import work_level
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import QUESTIONS
 from dynbench.analysis.summary import summary_of
@@ -441,6 +442,14 @@ def test_a_run_that_sent_nothing_is_called_no_training_and_compared_with_none_th
     assert summary_of(silent)["loss"] == {"first": None, "last": None}
     differing = all_differences(silent, trained)
     assert all("sync.communicate" in question.forbidden(differing) for question in QUESTIONS.values())
+
+
+def test_a_headroom_line_is_compared_but_not_by_loss(merged):
+    silent, trained = merged("static", overrides=("sync.name=ddp_noop",)), merged("static")
+    assert "sync.name ddp_noop" in found({"a": [silent]})["null_wire"].seen
+    assert summary_of(silent)["loss"] == {"first": None, "last": None}
+    assert not QUESTIONS["sync"].forbidden(all_differences(silent, trained))
+    assert work_level(silent, trained) == "tokens"
 
 
 def test_virtual_ranks(merged):

@@ -131,3 +131,13 @@ def test_a_loss_that_is_not_finite_is_not_compared(merged, loss):
     a, b = merged("static"), merged("partition")
     object.__setattr__(b, "steps", b.steps.with_columns(loss_global=pl.lit(loss)))
     assert loss_difference([(a, b)]) is loss_difference([(b, a)]) is loss_difference([(b, b)]) is None
+
+
+def test_a_strategy_that_trains_otherwise_is_compared_by_tokens(merged):
+    exact, other = merged("static"), merged("static", overrides=("sync.name=bucketed",))
+    local, fewer = (
+        merged("static", overrides=("sync.name=local_sgd", f"sync.inner_steps={steps}")) for steps in (4, 8)
+    )
+    assert work_level(exact, other) == "step"
+    assert work_level(exact, local) == work_level(local, fewer) == "tokens"
+    assert work_level(local, local) == "step"

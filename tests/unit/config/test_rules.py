@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import patch
 
 import pytest
 
@@ -9,6 +10,7 @@ from dynbench.config.rank_rules import buffer_size
 from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import parse_yaml
+from dynbench.plugins import COMPRESSORS, CompressorEntry
 
 
 def config_of(text: str) -> Config:
@@ -93,6 +95,25 @@ def test_how_gradients_travel_is_refused_where_they_do_not(section: str) -> None
     (problem,) = check_rules(virtual, 2)
     assert problem.startswith(f"{section}.name: 'another' needs real ranks")
     assert problem.endswith(f"set it to {getattr(Config(), section).name}, or launch.launcher to torchrun")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("ps", "compresses means over ranks, which sync.name 'ps' does not ask for"), ("ddp_noop", "sends nothing")],
+)
+def test_what_no_compressor_takes_part_in_is_not_compressed(name: str, why: str) -> None:
+    plain = load_config(None, [f"sync.name={name}"])
+    compressed = plain.model_copy(update={"compress": plain.compress.model_copy(update={"name": "another"})})
+    with patch.dict(COMPRESSORS.entries, {"another": CompressorEntry("another", "a toy", "toys:Another")}):
+        assert check_rules(plain, 2) == []
+        (problem,) = check_rules(compressed, 2)
+    assert problem.startswith("compress.name: 'another' compresses")
+    assert why in problem
+
+
+def test_a_parameter_server_needs_a_worker() -> None:
+    (problem,) = check_rules(load_config(None, ["sync.name=ps"]), 1)
+    assert problem.startswith("sync.name: 'ps' has 1 of 1 ranks serve")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 64])

@@ -1,0 +1,145 @@
+"""The same model on all ranks: parameters held against those of the other ranks, then the values of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dynbench.errors import UsageError
+from dynbench.wire.base import Wire
+from dynbench.wire.channel import Channel
+from dynbench.wire.plain import PlainWire
+
+Described = tuple[str, tuple[int, ...], str, bool]
+"""Name, shape, type and whether it is trained, of a parameter."""
+
+
+def wire_for(tensor: Tensor) -> Wire:
+    """A wire over the default process group for tensors where this one is.
+
+    Raises:
+        UsageError: there is no process group.
+    """
+    if not dist.is_initialized():
+        raise UsageError("no process group for gradients to meet in", "Call torch.distributed.init_process_group.")
+    return PlainWire(Channel(device=tensor.device))
+
+
+def share_model(module: nn.Module, wire: Wire) -> None:
+    """Give every rank the parameters and buffers of the first; a collective.
+
+    Raises:
+        UsageError: on some rank the parameters are others in number, shape or type; raised on all ranks.
+    """
+    check_same_parameters(module, wire)
+    share_tensors([*module.parameters(), *module.buffers()], wire)
+
+
+@torch.no_grad()
+def share_tensors(tensors: Iterable[Tensor], wire: Wire) -> None:
+    """Give every rank the values of the first; a collective."""
+    for tensor in tensors:
+        if tensor.numel():
+            sent = tensor.detach().contiguous()
+            wire.broadcast(sent, 0).wait()
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.copy_(sent)
+
+
+def check_same_parameters(module: nn.Module, wire: Wire) -> None:
+    """Refuse parameters that differ between ranks in number, shape or type, on all ranks; a collective.
+
+    Raises:
+        UsageError: they do.
+    """
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
+    everyone: list[Sequence[Described]] = [mine] * dist.get_world_size(wire.group)
+    dist.all_gather_object(everyone, mine, group=wire.group)
+    for rank, theirs in enumerate(everyone):
+        for first, other in zip_longest(everyone[0], theirs):
+            if first is None or other is None or first[1:] != other[1:]:
+                raise UsageError(
+                    f"the parameters of ranks 0 and {rank} differ: {_said(first)} on rank 0, {_said(other)} on rank "
+                    f"{rank} ({len(everyone[0])} and {len(theirs)} parameters)",
+                    "Build the same model on every rank.",
+                )
+
+
+def _said(found: Described | None) -> str:
+    if found is None:
+        return "none"
+    name, shape, dtype, trained = found
+    return f"{name} of shape {list(shape)} and type {dtype}{'' if trained else ', frozen'}"
+
+
+def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters that get gradients, a tied one once, in the module's order."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel()]
+
+
+def flat_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """The elements of a tensor of a parameter's shape in the order of the parameter's memory, shape [n].
+
+    A view where the tensor lies so, else a copy.
+
+    Raises:
+        UsageError: a sparse tensor.
+    """
+    refuse_sparse(tensor)
+    if tensor.stride() == parameter.stride() and is_dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    flat = tensor.new_empty(tensor.numel())
+    view_like(flat, parameter).copy_(tensor)
+    return flat
+
+
+def refuse_sparse(gradient: Tensor) -> None:
+    """Refuse a gradient that is not dense.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if gradient.layout != torch.strided:
+        raise UsageError(
+            f"a gradient of layout {gradient.layout} cannot be averaged", "Build the embedding with sparse=False."
+        )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie beside each other, in whatever order."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return reach + 1 == tensor.numel()
+
+
+def view_like(flat: Tensor, parameter: Tensor) -> Tensor:
+    """A part of a flat tensor, shape [n], in the shape of a parameter, and in its strides where that is dense."""
+    if is_dense(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
+
+
+def unused_everywhere(used: Collection[int], count: int, wire: Wire, device: torch.device) -> frozenset[int]:
+    """Of `count` parameters those that no rank has used, by place; a collective, equal on all ranks.
+
+    A rank that has used all knows that there are none, and reads nothing, for which a GPU were waited for.
+
+    Args:
+        used: places of those that this rank has used.
+        count: of the parameters, equal on all ranks.
+        wire: how the ranks tell each other.
+        device: where its tensors are.
+    """
+    if not count:
+        return frozenset()
+    marks = torch.zeros(count, dtype=torch.uint8)
+    marks[list(used)] = 1
+    everyone = torch.empty(wire.world_size * count, dtype=torch.uint8, device=device)
+    wire.gather(everyone, marks.to(device)).wait()
+    if len(used) == count:
+        return frozenset()
+    seen = everyone.view(wire.world_size, -1).amax(0).tolist()
+    return frozenset(place for place, mark in enumerate(seen) if not mark)

@@ -1,0 +1,179 @@
+"""Buckets of which every rank averages and updates its part: a reduce-scatter, the step, an all-gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from dynbench.plugins import options_of
+from dynbench.plugins.strategies import BucketOptions
+from dynbench.sync.base import OptimizerFactory, Stepper, gradient_norm
+from dynbench.sync.blocks import blocks_of
+from dynbench.sync.bucketed import Bucket, BucketedDDP
+from dynbench.sync.in_order import Members, Part
+from dynbench.sync.one_model import view_like
+from dynbench.sync.replicated import Replicated
+from dynbench.wire.base import Wire
+
+
+class ShardedBucket(Bucket):
+    """A bucket, filled up to equal shards, with its parameters beside its gradients.
+
+    `weights`, shape [n], holds the parameters, which become views into it. `pieces` are what this rank's shard has of
+    them, by member, one-dimensional: what an optimizer steps.
+    """
+
+    def __init__(self, members: Members, wire: Wire) -> None:
+        super().__init__(members, wire)
+        self.weights = torch.zeros_like(self.flat)
+        size = len(self.flat) // wire.world_size
+        start, end = wire.rank * size, (wire.rank + 1) * size
+        self._own, self._mean = self.weights[start:end], self.flat.new_zeros(size)
+        self.pieces: dict[int, nn.Parameter] = {}
+        self._means: dict[int, Tensor] = {}
+        for segment, (index, (_, parameter)) in zip(self.segments, members.items(), strict=True):
+            first, last = segment.offset, segment.offset + segment.numel
+            view = view_like(self.weights[first:last], parameter)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            first, last = max(first, start), min(last, end)
+            if first < last:
+                self.pieces[index] = nn.Parameter(self.weights[first:last])
+                self._means[index] = self._mean[first - start : last - start]
+        self._gathered: Future[Tensor] | None = None
+
+    def _filled_up(self, size: int) -> int:
+        return size + -size % self._wire.world_size
+
+    def send(self) -> Future[Tensor]:
+        """Begin to average this rank's shard."""
+        return self._wire.mean_shard(self.flat, self.segments, self._mean)
+
+    def take_back(self, used: Iterable[int]) -> None:
+        """Give the pieces their gradients, and take the parameters' away, which were this rank's own."""
+        used = set(used)
+        for index, (_, parameter) in self.members.items():
+            parameter.grad = None
+            if index in self.pieces:
+                self.pieces[index].grad = self._means[index] if index in used else None
+
+    def gather(self) -> None:
+        """Begin to collect what every rank has made of its shard."""
+        self._gathered = self._wire.gather(self.weights, self._own.clone())
+
+    def wait(self) -> None:
+        """Return when the parameters are whole."""
+        if (gathered := self._gathered) is not None:
+            self._gathered = None
+            gathered.wait()
+
+
+class ShardedBuckets(BucketedDDP):
+    """A module whose rank's part of the mean gradient lies in `pieces`, and whose forward passes wait for parameters.
+
+    A block waits for those of its own as it begins, so that later ones are still collected while it runs; what lies
+    in no block is waited for as the module begins.
+    """
+
+    def __init__(
+        self, module: nn.Module, bucket_size_mb: float | None, wire: Wire, on_ready: Callable[[], None]
+    ) -> None:
+        super().__init__(module, bucket_size_mb, wire, on_ready)
+        blocks = blocks_of(module)
+        within = {id(parameter) for block in blocks for parameter in block.parameters()}
+        outside = [index for index, (_, p) in enumerate(self._trained) if id(p) not in within]
+        waits: list[tuple[nn.Module, Iterable[int]]] = [(module, outside)]
+        place = {id(parameter): index for index, (_, parameter) in enumerate(self._trained)}
+        waits += [(block, [place[id(p)] for p in block.parameters() if id(p) in place]) for block in blocks]
+        for waiting, members in waits:
+            needed = dict.fromkeys(bucket for bucket in self.sharded for index in members if index in bucket.members)
+            self._hooks.append(waiting.register_forward_pre_hook(partial(_wait, tuple(needed))))
+
+    @property
+    def sharded(self) -> list[ShardedBucket]:
+        """The buckets, in the order in which their gradients are sent."""
+        return [part for part in self._parts if isinstance(part, ShardedBucket)]
+
+    @property
+    def pieces(self) -> list[nn.Parameter]:
+        """What this rank's optimizer steps."""
+        return [piece for bucket in self.sharded for piece in bucket.pieces.values()]
+
+    def gather(self) -> None:
+        """Begin to collect the parameters, those first that the next forward pass needs first."""
+        for bucket in reversed(self.sharded):
+            bucket.gather()
+
+    def wait(self) -> None:
+        """Return when all parameters are whole."""
+        for bucket in self.sharded:
+            bucket.wait()
+
+    def _bucket(self, members: Members) -> Bucket:
+        return ShardedBucket(members, self._wire)
+
+    def _deal(self) -> None:
+        """Buckets stay as they are, as an optimizer has state of their pieces; those with unused parameters go last."""
+        if not hasattr(self, "_parts"):
+            super()._deal()
+            return
+        self._parts.sort(key=self._is_behind)
+        self._begin()
+
+    def _is_behind(self, part: Part) -> bool:
+        return not self._behind.isdisjoint(part.members)
+
+
+def _wait(buckets: tuple[ShardedBucket, ...], *_: object) -> None:
+    for bucket in buckets:
+        bucket.wait()
+
+
+class Zero1(Replicated):
+    """Optimizer state divided evenly, as in ZeRO stage 1 (Rajbhandari et al., SC 2020), for element-wise optimizers.
+
+    The all-gather that follows a step goes on behind the next forward pass; what of it is not hidden is in the time of
+    that pass.
+    """
+
+    equal_gradients: ClassVar[bool] = False
+    module: ShardedBuckets
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
+        size = options_of(self.settings, BucketOptions).bucket_mb
+        return ShardedBuckets(model, None if size == "none" else size, self.wire, self.on_ready)
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
+        """Over this rank's pieces."""
+        return factory(self.module.pieces)
+
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        """The step on the pieces; the parameters begin to be collected."""
+        precision.step(optimizer)
+        self.module.gather()
+
+    def gradient_norm(self) -> Tensor:
+        """Over the pieces of all ranks."""
+        return self.norm_over_shards(gradient_norm(self.module.pieces).to(self.module.pieces[0]))
+
+    def drain(self) -> None:
+        """Wait for the parameters."""
+        self.module.wait()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The model, whole."""
+        self.module.wait()
+        yield self.model
+
+    def full_state(self) -> dict[str, Tensor] | None:
+        """The model's state, once it is whole."""
+        self.module.wait()
+        return super().full_state()
