@@ -15,6 +15,7 @@ from probes import make_probe
 from unit.analysis.conftest import Fake, build_run
 from unit.bench.test_bench_run import launched_at_once
 from unit.cli.test_train_figures import TINY, launched
+from unit.engine.launching.test_toy_ranks import checked_at_once
 from unit.experiment.test_compare import RECIPE, FakeTraining
 
 from dynbench.bench import bench_run
@@ -22,6 +23,7 @@ from dynbench.cli import tensorboard
 from dynbench.cli.main import main
 from dynbench.config.schema import Workload
 from dynbench.engine.failure import record_failure
+from dynbench.engine.launching import toy_ranks
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches, training
@@ -95,6 +97,7 @@ def take_tour(folder: Path) -> Tour:
         patch.setattr(prober, "run_probe", lambda *_, **__: make_probe(store, **PROBED))
         patch.setattr(launches, "run_arms", FakeTraining(data={}))
         patch.setattr(bench_run, "launch_ranks", launched_at_once({}))
+        patch.setattr(toy_ranks, "_on_processes", checked_at_once)
         _single_runs(tour, store)
         _comparisons(tour, store, folder)
         _bench(tour)
@@ -136,6 +139,8 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     tour.run("solve", "lognormal", "--steps", "4", "--world-size", f"2,{too_many}", document="solve --json")
     tour.run("solve", "--list", document="solve --list --json")
     tour.run("plugins", document="plugins --json")
+    tour.run("sync", "ls", document="plugins --json")
+    tour.run("sync", "check", "ddp", document="sync check --json")
     tour.run("data", "lengths", "--subset", "90", "-o", str(tour.root / "l.npy"), document="data lengths --json")
     (tour.root.parent / f"{0:032}.npz").write_bytes(b"kept")
     tour.run("data", "cache", "--folder", str(tour.root.parent), document="data cache --json")

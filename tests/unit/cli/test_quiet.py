@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from unit.bench.test_bench_run import launched_at_once
+from unit.engine.launching.test_toy_ranks import checked_at_once
 
 from dynbench.analysis import figures
 from dynbench.bench import bench_run
@@ -14,9 +15,10 @@ from dynbench.cli import health
 from dynbench.cli.health import Diagnosis
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.recipes import list_recipes
+from dynbench.engine.launching import toy_ranks
 from dynbench.experiment import next_training, training
 from dynbench.experiment.training import TrainingResult
-from dynbench.plugins import BENCHMARKS, POLICIES
+from dynbench.plugins import BENCHMARKS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.run import Run
@@ -36,6 +38,8 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "recipes": (["recipes", "ls"], lambda run: list(list_recipes())),
     "recipes cp": (["recipes", "cp", "quickstart", "{tmp}/x.yaml"], lambda run: [f"{run.path.parent.parent}/x.yaml"]),
     "plugins": (["plugins", "policies"], lambda run: list(POLICIES)),
+    "sync": (["sync", "ls"], lambda run: list(STRATEGIES)),
+    "sync check": (["sync", "check", "ddp"], lambda run: ["ddp sgd 1e-17", "ddp adamw 2e-17"]),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], lambda run: [_latest(run, "bench")]),
     "bench ls": (["bench", "ls"], lambda run: list(BENCHMARKS)),
     "doctor": (["doctor"], lambda run: ["poor"]),
@@ -66,6 +70,7 @@ def test_quiet_prints_the_result_only(
     monkeypatch.setattr(next_training, "next_training", lambda *_: None)
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
+    monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)
     monkeypatch.setattr(
         health, "CHECKS", {"poor": lambda _: Diagnosis(False, "x"), "fine": lambda _: Diagnosis(True, "x")}
     )

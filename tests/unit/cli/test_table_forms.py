@@ -14,16 +14,18 @@ from compared import compared
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.bench.test_bench_run import launched_at_once
+from unit.engine.launching.test_toy_ranks import checked_at_once
 
 from dynbench.bench import bench_run
 from dynbench.cli import console, output
 from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.recipes import list_recipes
+from dynbench.engine.launching import toy_ranks
 from dynbench.experiment import next_training
 from dynbench.experiment.cells import Cell
 from dynbench.experiment.next_training import NextTraining
-from dynbench.plugins import DATASETS, POLICIES
+from dynbench.plugins import DATASETS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json
@@ -94,6 +96,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(next_training, "next_training", lambda *_: fits)
     monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
+    monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)
     yield
 
 
@@ -101,6 +104,8 @@ TABLES = {
     "solve": (SOLVE, ["static", "partition"], "policy"),
     "solve --list": (["solve", "--list"], list(POLICIES), "name"),
     "plugins": (["plugins", "datasets"], list(DATASETS), "name"),
+    "sync ls": (["sync", "ls"], list(STRATEGIES), "name"),
+    "sync check": (["sync", "check", "flat"], ["flat", "flat"], "strategy"),
     "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
     "probe": (["probe"], ["32", "64"], "length_tokens"),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], ["1048576", "10485760"], "size"),

@@ -1,0 +1,91 @@
+"""Strategies checked on ranks of their own, processes of this machine that end with the check."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from dynbench.engine.rank.toy_check import Case, Difference, OptimizerName, check_strategy, config_of
+from dynbench.errors import WorkerFailed
+from dynbench.plugins import STRATEGIES
+
+OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "adamw")
+PATIENCE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One strategy after the steps of one optimizer, as `sync check --json` lists it."""
+
+    strategy: str
+    optimizer: str
+    ranks: int
+    difference: float
+    """Largest absolute difference of a weight."""
+    tensor: str
+    """Where that is."""
+    exact: bool
+    """Whether the strategy promises none beyond rounding."""
+    passed: bool
+    """Whether it keeps that promise; one that does not promise it passes."""
+
+
+def check_strategies(names: Sequence[str], ranks: int) -> Iterator[Checked]:
+    """Train the toy with each strategy on so many ranks that train, and one process beside them.
+
+    Args:
+        names: of the registry.
+        ranks: that train; those that serve come on top.
+
+    Raises:
+        UsageError: a name that is not registered.
+        WorkerFailed: a rank ended with an error.
+    """
+    entries = [STRATEGIES.find(name) for name in names]
+    for servers in sorted({entry.servers for entry in entries}):
+        group = [entry.name for entry in entries if entry.servers == servers]
+        for name, optimizer, found in _on_processes(group, ranks + servers):
+            exact = STRATEGIES[name].exact
+            passed = not exact or found.of_rounding <= 1
+            yield Checked(name, optimizer, ranks + servers, found.largest, found.name, exact, passed)
+
+
+def _on_processes(names: Sequence[str], world_size: int) -> Iterator[tuple[str, str, Difference]]:
+    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+    with tempfile.TemporaryDirectory(prefix="dynbench-check-") as folder:
+        try:
+            start_processes(  # type: ignore[no-untyped-call]  # torch's is untyped
+                _rank, (list(names), world_size, folder), nprocs=world_size, start_method="spawn"
+            )
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise WorkerFailed(
+                f"sync check: rank {error.error_index} of {world_size}: {str(error).strip().splitlines()[-1]}",
+                f"Check one strategy at a time: dynbench sync check {names[0]}.",
+                rank=error.error_index,
+            ) from error
+        for line in (Path(folder) / "found.jsonl").read_text(encoding="utf-8").splitlines():
+            name, optimizer, found = json.loads(line)
+            yield name, optimizer, Difference(**found)
+
+
+def _rank(rank: int, names: Sequence[str], world_size: int, folder: str) -> None:
+    """One of the processes; the one that has the states writes how far they are apart."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    meet = (Path(folder) / "meet").as_uri()
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=PATIENCE)
+    for name in names:
+        for optimizer in OPTIMIZERS:
+            found = check_strategy(config_of(name), Case(optimizer))
+            if found is not None:
+                with (Path(folder) / "found.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([name, optimizer, asdict(found)]) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
