@@ -48,8 +48,7 @@ def check_capacity(config: Config, workers: int, root: Path) -> None:
         per_rank = np.minimum(per_rank, buffer_size(config, workers))
     most = workers * int(per_rank.min()) if schedule.policy_name == "static" else int(per_rank.sum())
     if config.train.global_batch > most:
-        splits = policy_class(schedule.policy_name).splits and schedule.window_size == 1
-        split = ", or schedule.micro_batches=auto" if splits else ""
+        split = ", or schedule.micro_batches=auto" if policy_class(schedule.policy_name).splits else ""
         raise NothingFits(
             f"schedule.capacity: {_shown(schedule.capacity)} on {workers} ranks cannot hold train.global_batch "
             f"{config.train.global_batch}; no more than {most} can fit",

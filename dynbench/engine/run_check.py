@@ -83,7 +83,7 @@ def may_split(config: Config, problem: Problem) -> bool:
     schedule = config.schedule
     kind = policy_class(schedule.policy_name)
     alike = isinstance(schedule.capacity, str) or problem.capacity.equal(problem.workers)
-    if not (kind.splits and schedule.window_size == 1 and schedule.micro_batches != "auto" and alike):
+    if not (kind.splits and schedule.micro_batches != "auto" and alike):
         return False
     split = replace(problem, micro_batches="auto", capacity=problem.capacity.least())
     return make_policy(schedule.policy_name, split).misfit(total_steps(config)) is None

@@ -106,7 +106,7 @@ class Problem:
 
 
 def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:
-    """Several micro-batches per rank are planned for W=1 and ranks of equal capacity, by the policies that can.
+    """Several micro-batches per rank are planned for ranks of equal capacity, by the policies that can.
 
     Raises:
         UsageError: any other combination.
@@ -115,9 +115,7 @@ def check_micro_batches(policy: str, splits: bool, problem: Problem) -> None:
     if not splits:
         raise UsageError(
             f"{asked} with policy {policy!r}",
-            "static, partition and transformers' samplers can; or use micro_batches=1.",
+            "static, partition, window and transformers' samplers can; or use micro_batches=1.",
         )
-    if problem.window > 1:
-        raise UsageError(f"{asked} with schedule.window {problem.window}", "Use window=1 or micro_batches=1.")
     if not problem.capacity.equal(problem.workers):
         raise UsageError(f"{asked} with ranks of unequal capacity", "Use micro_batches=1, or the least capacity.")

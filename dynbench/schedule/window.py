@@ -11,9 +11,10 @@ import numpy as np
 from dynbench.errors import NothingFits
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.longest_first import deal_longest_first
 from dynbench.schedule.partition import Partition, cut
 from dynbench.schedule.partition_search import least_maximum, search_weights, sort_longest_first
-from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
+from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Problem
 from dynbench.schedule.window_search import search
 from dynbench.schedule.window_sweep import SortedWindow
@@ -26,6 +27,9 @@ class Window(BatchPolicy):
     random batches. Never worse than `partition` on the same batches, whose plan is the fallback; with W=1, and for a
     lone batch at an epoch's end, it is `partition`. Ranks that differ are planned as if all had the least capacity
     and the same speed; each step's samples are then split by `partition`, which knows them.
+
+    N micro-batches per rank are planned as N ranks each, whose shares are dealt to the ranks of their step, dearest
+    first (LPT). With `auto`, N is tried from 1 on until it no longer makes the window faster.
 
     Raises:
         NothingFits: a step's samples do not fit into the capacities.
@@ -65,10 +69,27 @@ class Window(BatchPolicy):
             self.deal(batches, first_step)
 
     def _together(self, ids: IntArray, steps: int, first_step: int) -> Sequence[StepPlan] | None:
+        """The window dealt with as many micro-batches per rank as asked for, or as are best; None without a plan."""
+        problem, wanted = self.problem, self.problem.micro_batches
+        if wanted != "auto":
+            return self._dealt(ids, steps, first_step, wanted)
+        best, least = None, math.inf
+        for parts in range(1, problem.global_batch // problem.workers + 1):
+            plans = self._dealt(ids, steps, first_step, parts)
+            cost = math.inf if plans is None else self._total_cost(plans)
+            if best is not None and cost >= least:
+                break
+            best, least = plans, cost
+            if best is not None and problem.cost.cost_type != "measured":
+                break
+        return best
+
+    def _dealt(self, ids: IntArray, steps: int, first_step: int, parts: int) -> Sequence[StepPlan] | None:
+        """The window dealt with `parts` micro-batches per rank."""
         problem = self.problem
         shares = plan_window(
             problem.lengths[ids],
-            problem.workers,
+            problem.workers * parts,
             steps,
             problem.cost,
             seed=[problem.seed, first_step],
@@ -80,12 +101,22 @@ class Window(BatchPolicy):
         if not problem.equal_ranks:
             split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
             return [replace(plan, exact="none") for plan in split]
-        return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
+        return [StepPlan(step, self._to_ranks(group, parts)) for step, group in enumerate(groups, first_step)]
+
+    def _to_ranks(self, groups: Sequence[IntArray], parts: int) -> tuple[Share, ...]:
+        """A step's micro-batches, `parts` to each of equal ranks."""
+        if parts == 1:
+            return single(groups)
+        problem = self.problem
+        longest = np.array([problem.padded_lengths[ids].max() for ids in groups])
+        costs = problem.cost.cost_padded([len(ids) for ids in groups], longest)
+        _, dealt = deal_longest_first(costs, problem.workers, parts)
+        return tuple(tuple(groups[index] for index in sorted(share)) for share in dealt)
 
     def _cost_alone(self, batches: Sequence[IntArray], first_step: int) -> float:
         """What the steps cost if `partition` deals each batch by itself; infinite where one does not fit."""
         problem = self.problem
-        if not problem.equal_ranks:
+        if not problem.equal_ranks or problem.micro_batches != 1:
             try:
                 return self._total_cost(self._partition.deal(batches, first_step))
             except NothingFits:
@@ -137,10 +168,10 @@ def plan_window(
     """
     order = sort_longest_first(lengths)
     sorted_limits = None if limits is None else limits[order].tolist()
-    deal = search(SortedWindow(lengths[order], steps, workers, cost, sorted_limits), np.random.default_rng(seed))
-    if deal is None:
+    found = search(SortedWindow(lengths[order], steps, workers, cost, sorted_limits), np.random.default_rng(seed))
+    if found is None:
         return None
     shares: list[list[IntArray]] = [[] for _ in range(steps)]
-    for step, positions in zip(deal.order, cut(order, deal.counts), strict=True):
+    for step, positions in zip(found[0], cut(order, found[1]), strict=True):
         shares[step].append(positions)
     return shares

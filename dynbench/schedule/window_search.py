@@ -1,4 +1,4 @@
-"""The search for a good plan of a window: guesses, the better of which is improved by annealing.
+"""The search for a good plan of a window: guesses, the better of which is improved by annealing, then polished.
 
 A point of the search is what `SortedWindow.sweep` turns into a plan: the order in which the steps take their shares,
 and a threshold per step. The counts follow from them, slack is filled by the sweep, and the plan always has B samples
@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dynbench.schedule.plan import IntArray
 from dynbench.schedule.window_guess import guesses
+from dynbench.schedule.window_polish import polished
 from dynbench.schedule.window_sweep import Deal, SortedWindow
 
-SPREADS = (0.9, 1.0)
+SPREADS = (0.97, 1.0)
 """Allowed standard deviations of the steps' mean lengths, relative to random batches.
 
 The second is used where the first cannot be kept: a single very long sample alone can spread the means that much.
@@ -59,14 +61,21 @@ class _Judge:
             return price, deal.excess == 0
         return price + _PENALTY * self.scale * over, False
 
+    def is_spread(self, tokens: IntArray) -> bool:
+        """Whether the steps' mean lengths are spread further than allowed, by their tokens, shape [W]."""
+        over = self.variance(tokens.tolist()) / max(self.allowed_variance, _ROUNDING) - 1
+        return over > _ROUNDING
+
     def variance(self, tokens: list[int]) -> float:
         """Variance of the steps' mean lengths, tokens²."""
         mean = sum(tokens) / len(tokens)
         return sum((total - mean) ** 2 for total in tokens) / len(tokens) / self.window.global_batch**2
 
 
-def search(window: SortedWindow, rng: np.random.Generator) -> Deal | None:
-    """The best plan found that keeps to the capacities and to an allowed spread; None when none was found.
+def search(window: SortedWindow, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:
+    """Step and samples of each share of the best plan found, longest samples first, shape [W*G].
+
+    It keeps to the capacities and to an allowed spread; None when none was found.
 
     Args:
         window: the samples of at least two steps.
@@ -82,7 +91,7 @@ def search(window: SortedWindow, rng: np.random.Generator) -> Deal | None:
         start = min(starts, key=lambda deal: judge.penalised(deal)[0])
         best = _anneal(judge, start, sweeps, rng)
         if best is not None:
-            return best
+            return polished(window, best.order, best.counts, judge.is_spread, rng)
     return None
 
 

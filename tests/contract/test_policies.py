@@ -68,7 +68,7 @@ def problems(draw, layout: Layout) -> Problem:
         seed=draw(st.integers(0, 9)),
         order=draw(st.sampled_from(["shuffle", "file"])),
         window=draw(st.sampled_from([1, 3])),
-        micro_batches=draw(st.sampled_from([1, 1, 2, "auto"])) if layout == "packed" else 1,
+        micro_batches=draw(st.sampled_from([1, 1, 2, "auto"])),
         layout=layout,
     )
 

@@ -99,7 +99,6 @@ def test_mistakes_are_found_before_anything_is_made(
     ("settings", "said"),
     [
         (["policy=partition", "micro_batches=auto", f"capacity={[20] * 7 + [9]}"], "unequal capacity"),
-        (["policy=window", "window=2", "micro_batches=2"], "schedule.window 2"),
         (["policy=prefix", "micro_batches=2"], "with policy 'prefix'"),
         (["policy=prefix", "solver=enumerate"], "enumerate would try"),
         (["policy=prefix", "solver=enumerate", "exchange=gather"], "enumerate would try"),

@@ -85,12 +85,11 @@ def test_the_batch_that_is_named_ends_well(policy: str, launcher: str, store: Ru
 
 
 @pytest.mark.slow
-def test_more_micro_batches_are_advised_only_where_they_help(store: RunStore) -> None:
-    error = refused(config_of(), store.root)
+@pytest.mark.parametrize("policy", [("partition",), ("window", "schedule.window=8")], ids=["partition", "window"])
+def test_more_micro_batches_are_advised_where_they_help(store: RunStore, policy: tuple[str, ...]) -> None:
+    error = refused(config_of(*policy), store.root)
     assert error is not None and "schedule.micro_batches=auto" in error.hint
-    assert refused(config_of("partition", "schedule.micro_batches=auto"), store.root) is None
-    error = refused(config_of("window", "schedule.window=8"), store.root)
-    assert error is not None and "micro_batches" not in error.hint
+    assert refused(config_of(*policy, "schedule.micro_batches=auto"), store.root) is None
 
 
 def test_no_smaller_batch_may_help(store: RunStore) -> None:

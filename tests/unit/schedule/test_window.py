@@ -1,5 +1,6 @@
 """`window`: the rules it keeps, never worse than `partition`, and brute force on small windows."""
 
+from dataclasses import replace
 from itertools import combinations, islice, product
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import judge_plan
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import NothingFits
 from dynbench.schedule import window_search
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
@@ -16,6 +17,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.window import plan_window
+from dynbench.schedule.window_polish import polished
 from dynbench.schedule.window_search import SPREADS, random_variance
 from dynbench.schedule.window_sweep import SortedWindow
 
@@ -203,11 +205,67 @@ def test_a_sample_beyond_every_capacity_is_refused(speeds):
         next(make_policy("window", problem).plans())
 
 
-def test_several_micro_batches_need_a_window_of_one():
-    lengths = trace(6, 40)
-    assert next(make_policy("window", Problem(lengths, 2, 8, micro_batches=2)).plans()).step == 0
-    with pytest.raises(UsageError, match=r"schedule\.window 2"):
-        make_policy("window", Problem(lengths, 2, 8, micro_batches=2, window=2))
+@pytest.mark.parametrize("speeds", [None, np.array([1.0, 2.0])], ids=["equal", "unequal"])
+@pytest.mark.parametrize("parts", [2, 3, "auto"])
+@pytest.mark.parametrize(
+    "capacity", [Capacity(), Capacity.table([[(200, 12), (1024, 6)]])], ids=["unlimited", "capped"]
+)
+@pytest.mark.parametrize(
+    "cost", [CostModel(), CostModel("measured", alpha=200.0, further=20.0)], ids=["tokens", "measured"]
+)
+def test_windows_of_several_micro_batches_keep_every_rule_and_are_never_worse_than_partition(
+    speeds, parts, capacity, cost
+):
+    problem = Problem(trace(6, 16 * 24), 2, 24, cost, capacity, speeds, window=4, micro_batches=parts)
+    ours = list(islice(make_policy("window", problem).plans(), 16))
+    theirs = list(islice(make_policy("partition", problem).plans(), 16))
+    for plan in ours:
+        judge_plan(plan, problem)
+        if speeds is None and parts != "auto":
+            assert {len(share) for share in plan.shares} == {parts}
+    assert total_cost(ours, problem) <= total_cost(theirs, problem) * (1 + 1e-9)
+    batches = problem.data_order().epoch_batches(0)
+    taken = np.concatenate([plan.sample_ids() for plan in ours[:4]])
+    assert sorted(taken) == sorted(batches[:4].ravel())
+
+
+def test_a_window_runs_as_many_micro_batches_as_make_it_fastest():
+    cheap = CostModel("measured", alpha=100.0, further=5.0)
+    problem = Problem(trace(7, 4 * 32), 2, 32, cheap, window=4, micro_batches="auto")
+    costs = {}
+    for parts in (1, 2, 3, "auto"):
+        plans = list(islice(make_policy("window", replace(problem, micro_batches=parts)).plans(), 4))
+        costs[parts] = total_cost(plans, problem)
+    assert costs["auto"] <= min(costs[2], costs[3]) < costs[1]
+
+
+def test_polishing_never_makes_a_window_dearer_and_keeps_to_capacities_and_spread():
+    cheaper = 0
+    for seed in range(6):
+        lengths = np.sort(trace(seed, 6 * 24))[::-1]
+        limits = np.where(lengths > 300, 6, 16).tolist()
+        window = SortedWindow(lengths, 6, 3, CostModel(), limits)
+        deal = window.sweep([*range(6), *range(5, -1, -1), *range(6)], [2500] * 6)
+        if deal.excess:
+            continue
+        allowed = 2 * np.var(window.step_tokens(deal))
+        order, counts = polished(
+            window,
+            deal.order,
+            deal.counts,
+            lambda tokens, allowed=allowed: tokens.var() > allowed,
+            np.random.default_rng(0),
+        )
+        starts = np.cumsum(counts) - counts
+        costs, steps = counts * lengths[starts], np.array(order)
+        tokens = np.add.reduceat(lengths, starts)
+        maxima = [costs[steps == step].max() for step in range(6)]
+        assert sum(maxima) <= window.price(deal)
+        assert [int(np.array(counts)[steps == step].sum()) for step in range(6)] == [24] * 6
+        assert all(count <= limits[start] for count, start in zip(counts, starts, strict=True))
+        assert np.var([tokens[steps == step].sum() for step in range(6)]) <= allowed
+        cheaper += sum(maxima) < window.price(deal)
+    assert cheaper >= 2
 
 
 def splits(ids: tuple[int, ...]):
