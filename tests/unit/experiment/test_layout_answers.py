@@ -25,6 +25,7 @@ def sentences(store: RunStore, language: str = "en") -> str:
     return layout_sentences(Speaker(subject, load_template(language), {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_packing_saves_at_equal_steps_stands_in_the_report(
     store: RunStore, make_comparison: MakeComparison, language: str

@@ -205,6 +205,7 @@ def test_a_sample_beyond_every_capacity_is_refused(speeds):
         next(make_policy("window", problem).plans())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speeds", [None, np.array([1.0, 2.0])], ids=["equal", "unequal"])
 @pytest.mark.parametrize("parts", [2, 3, "auto"])
 @pytest.mark.parametrize(
