@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.errors import DataError
+from dynbench.kernels.packed_rows import NO_TARGET
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.language import language_of
 from dynbench.workloads.datasets.registry import load_dataset
@@ -22,12 +22,10 @@ from dynbench.workloads.language_model import language_model, logits_of
 from dynbench.workloads.model_config import LANGUAGE_MODEL
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.token_loss import summed_cross_entropy
 from dynbench.workloads.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-NO_TARGET = -100
-"""Label of a position whose logits tell nothing: that of a text's last token, and padding."""
 
 COUNTED_AT_ONCE = 1024
 """Samples whose tokens are counted at a time: all of them may not fit in memory."""
@@ -99,7 +97,7 @@ class CausalLanguageModel:
         """Cross entropy summed over the batch's target tokens."""
         logits = logits_of(model, batch["input_ids"])
         labels = batch["labels"].flatten()
-        return F.cross_entropy(logits.flatten(0, 1), labels, reduction="sum", ignore_index=NO_TARGET)
+        return summed_cross_entropy(logits.flatten(0, 1), labels)
 
     def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
         """Summed cross entropy, and the target tokens that it is of."""

@@ -134,7 +134,10 @@ def shape_config(shape: str, positions: int) -> PretrainedConfig:
         width, layers, heads = GPT2_SHAPES[shape]
         vocab_size = 1 if shape == "tiny" else GPT2_VOCABULARY
         sizes: dict[str, Any] = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": positions}
-        return GPT2Config(vocab_size=vocab_size, tie_word_embeddings=True, **sizes, **common)
+        # GPT-2's own GELU by one kernel, and no dropout of attention, so that neither keeps further copies for the
+        # backward pass: a third of the memory of a step.
+        lean: dict[str, Any] = {"activation_function": "gelu_pytorch_tanh", "attn_pdrop": 0.0}
+        return GPT2Config(vocab_size=vocab_size, tie_word_embeddings=True, **sizes, **lean, **common)
     width, inner, layers, heads = ROPE_SHAPES[shape]
     return LlamaConfig(
         vocab_size=ROPE_VOCABULARY,

@@ -10,12 +10,15 @@ from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.image_rules import has_lengths
 from dynbench.padding import padded_lengths
+from dynbench.plugins import WORKLOADS
 
 
 def one_class(evidence: Evidence) -> Iterator[Seen]:
-    """The first run that trained on one class: the loss falls to nothing whatever the model does."""
+    """The first run that learnt labels of one class: the loss falls to nothing whatever the model does."""
     for run in evidence.runs:
-        if fact(run.facts.env, "data.train.classes") == 1:
+        workload = WORKLOADS.get(run.facts.config.workload.name)
+        learns_labels = workload is None or workload.classes
+        if learns_labels and fact(run.facts.env, "data.train.classes") == 1:
             yield Seen("warn", {"run": run.label})
             return
 

@@ -80,6 +80,8 @@ def test_training_samples_of_one_class(merged, policy):
     assert "every training sample has the same label" in finding.seen
     assert "loss and accuracy say nothing" in finding.hint
     assert "one_class" not in found({"a": [merged(policy, env=of_data(classes=2))]})
+    language = merged(policy, env=of_data(classes=1), overrides=("workload.name=causal_lm",))
+    assert "one_class" not in found({"a": [language]})
 
 
 @pytest.mark.parametrize(
