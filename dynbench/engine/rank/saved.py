@@ -193,7 +193,7 @@ class Writer:
             raise UsageError(
                 f"temperature {temperature}, top-p {top_p}: expected a temperature from 0 on, a share above 0 up to 1"
             )
-        [(ids, _)] = self.tokenizer.encode([prompt], 2**30)
+        [(ids, _)] = self.tokenizer.encoder(None)([prompt])
         if not ids:
             raise UsageError("an empty prompt: this tokenizer has no token that begins a text", "Give a few words.")
         room = length if self.positions is None else min(length, self.positions - len(ids))

@@ -1,4 +1,4 @@
-"""The loss over tokens is torch's own, forward and backward, in pieces; its gradient lies where logits need not stay."""
+"""The loss over tokens is torch's own, forward and backward, in pieces, over the logits where these need not stay."""
 
 from __future__ import annotations
 
