@@ -41,6 +41,7 @@ from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.worker import train
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
+from dynbench.sync.fsdp import Fsdp
 from dynbench.wire.plain import PlainWire
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.micro_batch import evened_out
@@ -125,6 +126,21 @@ class Watch:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(count)
 
+    def on_unsharded(self, strategy: Fsdp) -> None:
+        """Count the gradients of parameters that are made anew in the first forward pass."""
+        seen: list[object] = []
+
+        def count(_: Tensor) -> None:
+            self.gradients += 1
+
+        def once(*_: object) -> None:
+            if not seen:
+                seen.extend(
+                    each._unsharded_param.register_post_accumulate_grad_hook(count) for each in strategy._trained
+                )
+
+        strategy.model.register_forward_hook(once)
+
     @contextmanager
     def over(self, wire: object) -> Iterator[None]:
         """Note the verbs of a wire that send gradients."""
@@ -171,6 +187,8 @@ def watched_steps(
         closing(wiring.build_strategy(config, CPU)) as strategy,
     ):
         one = Replica(config, toy, CPU, timer, strategy)
+        if isinstance(strategy, Fsdp):
+            watch.on_unsharded(strategy)
         trainable, ranks = sum(parameter.requires_grad for parameter in one.model.parameters()), strategy.ranks
         for _ in range(TRIALS):
             counts = random.integers(1, 4, size=ranks.workers)

@@ -65,6 +65,27 @@ class DilocoOptions(LocalOptions):
     """Parts that the model meets in, one after the other, evenly over the inner steps."""
 
 
+class ShardOptions(Section):
+    """Of strategies whose ranks average a part of the gradient each."""
+
+    reduce_scatter: Literal["all_to_all", "native"] = "all_to_all"
+    """How gloo does it, which has no good one: all_to_all, with the sum on each rank; or its own, native, which moves
+    as much as an all-reduce. Both are counted as a reduce-scatter. Other back ends use their own."""
+
+
+class Zero1Options(BucketOptions, ShardOptions):
+    """Of buckets that are sharded."""
+
+
+class FsdpOptions(ShardOptions):
+    """Of torch's fully_shard."""
+
+    reshard: bool = True
+    """Free a block's parameters after its forward pass and gather them anew for the backward pass; false keeps them."""
+    gather_bf16: bool = False
+    """Gather and compute in bfloat16, and average gradients in float32, whatever train.precision says."""
+
+
 STRATEGIES: Registry[StrategyEntry] = Registry(
     "strategy",
     "sync.name",
@@ -109,7 +130,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "zero1",
             "buckets reduce-scattered, each rank's part stepped, parameters all-gathered during the next forward pass",
             "dynbench.sync.sharded:Zero1",
-            BucketOptions,
+            Zero1Options,
             across_steps=True,
         ),
         StrategyEntry(
@@ -117,6 +138,12 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "ddp with torch's ZeroRedundancyOptimizer, whose own broadcasts are not counted",
             "dynbench.sync.zero_torch:Zero1Torch",
             DdpOptions,
+        ),
+        StrategyEntry(
+            "fsdp",
+            "torch's fully_shard (FSDP2): a block's parameters gathered while it runs, its gradients reduce-scattered",
+            "dynbench.sync.fsdp:Fsdp",
+            FsdpOptions,
         ),
         StrategyEntry(
             "ps",

@@ -50,6 +50,8 @@ class Channel:
         self.ledger = Ledger(clock_for(self.device))
         self._gloo = _backend(self.group, self.device) == "gloo"
         self._own = False
+        self.native_reduce_scatter = not self._gloo
+        """Whether the back end's own is used, which gloo does at the price of an all-reduce."""
 
     @classmethod
     def of_its_own(cls, device: torch.device, timeout: timedelta) -> Channel:
@@ -67,7 +69,7 @@ class Channel:
 
     def reduce_scatter(self, shard: Tensor, full: Tensor) -> Future[Tensor]:
         """The sum over ranks of this rank's part of `full`, shape [G*n], into `shard`, shape [n]."""
-        if not self._gloo:
+        if self.native_reduce_scatter:
             return self._run(
                 "reduce_scatter", full, shard, lambda: _reduce_scatter(shard, full, group=self.group, async_op=True)
             )
@@ -153,8 +155,8 @@ class Channel:
             ledger.end(entry)
             return result
 
-        one_to_one = operation in ("send", "receive")
-        return (_waited_for(work) if one_to_one and self._gloo else work.get_future()).then(complete)
+        lacks_future = operation in ("send", "receive") or (operation == "reduce_scatter" and finish is None)
+        return (_waited_for(work) if lacks_future and self._gloo else work.get_future()).then(complete)
 
     def _movable(self, tensor: Tensor) -> Tensor:
         if not self._gloo or tensor.dtype in _SENT_AS_THEY_ARE:

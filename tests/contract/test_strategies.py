@@ -200,6 +200,10 @@ def new_run(tmp_path: Path):
         ("sharding", "two_stages", False),
         ("one_by_one", "bf16", False),
         ("ddp", "none", True),
+        ("flat", "none", False),
+        ("bucketed", "two_stages", False),
+        ("zero1", "two_stages", False),
+        ("fsdp", "none", False),
     ],
 )
 def test_a_run_trains_with_uneven_micro_batches_and_evaluations(

@@ -214,3 +214,25 @@ def test_the_server_sends_and_receives_a_message_per_tensor_or_one(three: WarmRa
 def test_the_workers_buffers_are_weighted_by_their_rows(three: WarmRanks) -> None:
     found, *_ = three(pushed_buffers)
     assert found == pytest.approx({"mean": (3 * 1 + 1 * 5) / 4, "batches": 2})
+
+
+@pytest.mark.parametrize(
+    ("sync", "settings"),
+    [
+        ("fsdp", ["sync.reshard=false"]),
+        ("fsdp", ["sync.reduce_scatter=native"]),
+        ("zero1", ["sync.reduce_scatter=native"]),
+        ("zero1", ["sync.bucket_mb=0.0003"]),
+        ("bucketed", ["sync.bucket_mb=0.0003"]),
+        ("bucketed", ["sync.bucket_mb=none"]),
+        ("ddp", ["sync.bucket_mb=none"]),
+    ],
+)
+def test_options_that_leave_training_as_it_is(ranks: WarmRanks, sync: str, settings: list[str]) -> None:
+    judge(ranks(checked, sync, "gpt2", "adamw", *settings))
+
+
+def test_gathering_in_bfloat16_rounds(ranks: WarmRanks) -> None:
+    found, _ = ranks(checked, "fsdp", "gpt2", "sgd", "sync.gather_bf16=true")
+    assert found is not None
+    assert 1e-6 < found.largest < 0.05

@@ -133,3 +133,16 @@ def test_an_evaluation_batch_too_few_on_a_rank_is_an_error_and_no_hang(ranks: Wa
 
 def test_no_strategy_with_servers_is_for_virtual_ranks() -> None:
     assert not [entry.name for entry in REGISTRY.values() if entry.servers and entry.virtual]
+
+
+@pytest.mark.parametrize("sync", ["ps", "ps_flat"])
+def test_a_parameter_server_trains_evaluates_and_keeps_what_two_ranks_do(
+    three: WarmRanks, ranks: WarmRanks, train, sync: str
+) -> None:
+    served, plain = train(three, 3, sync), train(ranks, 2, "ddp")
+    assert (served.workers, plain.workers) == (2, 2)
+    assert served.steps["loss_global"].to_list() == pytest.approx(plain.steps["loss_global"].to_list(), rel=1e-4)
+    assert served.evaluations["samples"].to_list() == [9, 9]
+    assert served.evaluations["loss"].to_list() == pytest.approx(plain.evaluations["loss"].to_list(), rel=1e-4)
+    rows = pl.read_parquet(served.run.path / "merged_metrics.parquet")
+    assert (rows["messages"] > 0).all()

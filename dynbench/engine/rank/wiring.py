@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config
-from dynbench.plugins import COMPRESSORS, STRATEGIES
+from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
+from dynbench.plugins.strategies import ShardOptions
 from dynbench.sync.base import Strategy
 from dynbench.sync.local import Local
 from dynbench.wire.base import Wire
@@ -39,6 +40,8 @@ def build_wire(config: Config, device: torch.device) -> Wire:
     if not config.sync.communicate:
         return NullWire(dist.get_rank(), dist.get_world_size())
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
+    if options_of(config.sync, ShardOptions).reduce_scatter == "native":
+        channel.native_reduce_scatter = True
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
     return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
 
