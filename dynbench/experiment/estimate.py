@@ -17,7 +17,7 @@ from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 from dynbench.units import format_ms
 
-ANY_LENGTH = (*NOT_IDENTITY_OF_ARM, "train.steps", "train.warmup_steps")
+ANY_LENGTH = (*NOT_IDENTITY_OF_ARM, "train.steps", "train.epochs", "train.warmup_steps")
 LIKENESSES = (ANY_LENGTH, (*ANY_LENGTH, "schedule", "probe"))
 """Keys and sections in which a run that an arm is estimated by may differ from it; the first to find a run counts."""
 MOST_RUNS = 50

@@ -42,7 +42,7 @@ class ImageClassification:
         settings = config.workload
         found = image_samples(settings, config.train.seed, lambda split: without_unreadable(split, settings))
         self._image, (self._side, reason) = found.image, image_side(settings)
-        self._source = image_model(settings, found.num_labels)
+        self._source = image_model(settings, found.num_labels, self._side)
         if found.classes:
             self._source.config.id2label = dict(enumerate(found.classes))
             self._source.config.label2id = {name: number for number, name in enumerate(found.classes)}
@@ -77,10 +77,15 @@ class ImageClassification:
 
     def graded_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Cross entropy summed over the batch's samples, and how many of them were right."""
-        kind = next(model.parameters()).dtype
+        kind, labels = next(model.parameters()).dtype, batch["labels"]
         pixels = batch["pixels"].to(kind).contiguous() / 255
         mean, deviation = (pixels.new_tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
-        return grade(model(pixel_values=(pixels - mean) / deviation).logits, batch["labels"])
+        seen = (pixels - mean) / deviation
+        if model.training and len(labels) == 1:
+            # Twice over, an image has the statistics of itself, also where the last maps are one pixel large and torch
+            # finds nothing to normalise over.
+            seen = torch.cat((seen, seen))
+        return grade(model(pixel_values=seen).logits[: len(labels)], labels)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Cross entropy summed over the batch's samples."""

@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, ResNetConfig
 
@@ -17,6 +18,7 @@ from dynbench.config.paths import TORCH_WEIGHTS
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads.first_step import freeze_unused
 from dynbench.workloads.hub import cached_revision, first_line, load_stored, local_folder
 from dynbench.workloads.model_config import EXPECTED, IMAGE_CLASSIFIER, KEY, make_model, read_config
 from dynbench.workloads.model_source import ModelSource, facts_of
@@ -35,6 +37,7 @@ SMALL_SHAPE: dict[str, Any] = {
 HEADS = ("classifier.",)
 NAMED = 6
 """Parameters that did not match, of which messages name so many."""
+TRIED_IMAGES = 2
 ONE_TOKEN = 1
 """Longest padded sample: an image counts as one token."""
 
@@ -50,8 +53,13 @@ _OF_TORCHVISION = (
 """Names of torchvision's parameters to those of transformers; stages and convolutions are counted from 1 and from 0."""
 
 
-def image_model(settings: Workload, num_labels: int) -> ModelSource:
+def image_model(settings: Workload, num_labels: int, side: int) -> ModelSource:
     """The model that `workload.weights`, `.model` and `.size` mean, with a head for so many classes.
+
+    Args:
+        settings: the configuration's `workload` section.
+        num_labels: classes of the data.
+        side: pixels of the square that it sees, on which a model of any architecture is tried.
 
     Raises:
         DataError: a file or folder that holds no such model; of weights, when it is made.
@@ -60,11 +68,8 @@ def image_model(settings: Workload, num_labels: int) -> ModelSource:
     """
     quiet_libraries()
     if settings.weights == "pretrained":
-        return (
-            _torchvision(settings, num_labels)
-            if settings.model.endswith(TORCH_WEIGHTS)
-            else _stored(settings, num_labels)
-        )
+        of_torchvision = settings.model.endswith(TORCH_WEIGHTS)
+        return _torchvision(settings, num_labels) if of_torchvision else _stored(settings, num_labels, side)
     if settings.reads_model:
         config, folder = read_config(settings.model, WAYS_OUT), local_folder(KEY, settings.model)
         name = str(folder or settings.model)
@@ -73,14 +78,19 @@ def image_model(settings: Workload, num_labels: int) -> ModelSource:
         config, name = ResNetConfig(**(SMALL_SHAPE if settings.shape == "small" else {})), settings.shape
         said = Phrase.of("model.language", architecture=config.model_type, size=settings.shape)
     config.num_labels = num_labels
-    return _source(config, said, lambda: make_model(config, name, WAYS_OUT, IMAGE_CLASSIFIER))
+
+    def make() -> nn.Module:
+        model = make_model(config, name, WAYS_OUT, IMAGE_CLASSIFIER).float()
+        return fitted(model, name, side, num_labels) if settings.reads_model else model
+
+    return _source(config, said, make)
 
 
 def _source(config: PretrainedConfig, said: Phrase, make: Callable[[], nn.Module], **more: object) -> ModelSource:
     return ModelSource(config, ONE_TOKEN, {**facts_of(said, config, **more), "positions": ONE_TOKEN}, make)
 
 
-def _stored(settings: Workload, num_labels: int) -> ModelSource:
+def _stored(settings: Workload, num_labels: int, side: int) -> ModelSource:
     config, folder = read_config(settings.model, WAYS_OUT), local_folder(KEY, settings.model)
     name = str(folder or settings.model)
     config.num_labels = num_labels
@@ -89,7 +99,7 @@ def _stored(settings: Workload, num_labels: int) -> ModelSource:
         model, report = load_stored(KEY, name, weights_loader(config, IMAGE_CLASSIFIER), EXPECTED, WAYS_OUT)
         if fresh := check_weights(name, report, HEADS):
             logger.info("%s: the head starts from random weights, for %d classes: %s", name, num_labels, _listed(fresh))
-        return model
+        return fitted(model.float(), name, side, num_labels)
 
     said = Phrase.of("model.pretrained", name=name)
     return _source(config, said, make, revision=cached_revision(name) if folder is None else None)
@@ -105,6 +115,39 @@ def _torchvision(settings: Workload, num_labels: int) -> ModelSource:
         return model
 
     return _source(config, Phrase.of("model.pretrained", name=path.name), make)
+
+
+def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module:
+    """The model, once it has classified images of this size; what gets no gradient is frozen.
+
+    Args:
+        model: on the CPU, changed in place.
+        name: for messages.
+        side: pixels.
+        num_labels: classes.
+
+    Raises:
+        UsageError: it does not classify them.
+    """
+    kept = {key: buffer.clone() for key, buffer in model.named_buffers()}
+    try:
+        logits = model.train()(pixel_values=torch.randn(TRIED_IMAGES, 3, side, side)).logits
+        torch.autograd.backward(F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long)))
+    except MemoryError:
+        raise
+    except Exception as error:  # what an architecture does not take, it says in ways of its own
+        if "memory" in str(error).lower():
+            raise
+        raise UsageError(
+            f"{KEY}: {name} cannot classify images of {side} by {side} pixels: {first_line(error)}", WAYS_OUT
+        ) from error
+    if logits.shape != (TRIED_IMAGES, num_labels):
+        raise UsageError(f"{KEY}: {name} gives logits of shape {list(logits.shape)} for {num_labels} classes", WAYS_OUT)
+    with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            buffer.copy_(kept[key])
+    freeze_unused(model, name)
+    return model
 
 
 def read_torchvision(path: Path) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from dynbench.config.schema import Config, Workload
 from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
+from dynbench.plugins.workloads import ImageOptions
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
 from dynbench.schedule.speeds import distinct_speeds
@@ -44,6 +45,8 @@ def measured_settings(workload: Workload) -> dict[str, object]:
     if workload.runs_own_code:
         settings |= {key: getattr(workload, key) for key in _READ_BY_OWN}
         return settings if workload.is_own else settings | _of_registered(workload)
+    if WORKLOADS[workload.name].reads("image_size"):
+        settings["image_size"] = options_of(workload, ImageOptions).image_size
     if workload.weights == "pretrained":
         return settings | {"model": workload.model}
     vocabulary = workload.tokenizer_name if DATASETS[workload.dataset].of_texts else "generated"

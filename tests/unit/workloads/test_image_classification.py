@@ -91,3 +91,18 @@ def test_expected_images_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) 
     found.expect([np.array([5, 3]), np.array([8])])
     assert told == [5, 3, 8]
     assert (batch_of(found, np.array([5]))["pixels"] == batch_of(found, np.array([5]))["pixels"]).all()
+
+
+def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> None:
+    """Its last maps are one pixel large; where they are larger, it is the same as without the second copy."""
+    model, one = workload.build_model(0).double(), batch_of(workload, np.array([4]))
+    alone = workload.loss(model, one)
+    alone.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    twice = {name: torch.cat((tensor, tensor)) for name, tensor in one.items()}
+    assert workload.loss(model, twice).item() == pytest.approx(2 * alone.item())
+    large = ImageClassification(configured("image_size=64"))
+    model, one = large.build_model(0).double(), batch_of(large, np.array([4]))
+    pixels = (one["pixels"].double() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+    plain = torch.nn.functional.cross_entropy(model(pixel_values=pixels).logits, one["labels"])
+    assert large.loss(model, one).item() == pytest.approx(plain.item())

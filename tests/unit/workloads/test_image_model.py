@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import ResNetConfig, ResNetForImageClassification
+from transformers import GPT2Config, ResNetConfig, ResNetForImageClassification, ViTConfig
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Workload
@@ -114,7 +114,7 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "ResNetConfig", lambda: ResNetConfig(**NARROW))
     theirs, path = of_torchvision(), tmp_path / "resnet50-0676ba61.pth"
     torch.save(theirs.state_dict(), path)
-    source = image_model(settings("weights=pretrained", f"model={path}"), 3)
+    source = image_model(settings("weights=pretrained", f"model={path}"), 3, 32)
     model = source.build(0)
     assert torch.equal(model.resnet.embedder.embedder.convolution.weight, theirs.conv1.weight)
     assert model.classifier[1].weight.shape == (3, 128)
@@ -131,7 +131,7 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("size", "millions"), [("small", 0.3), ("resnet50", 23.5)])
 def test_sizes(size: str, millions: float) -> None:
     with torch.device("meta"):
-        model = image_model(settings(f"size={size}"), 10).make()
+        model = image_model(settings(f"size={size}"), 10, 32).make()
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.05)
 
 
@@ -139,12 +139,34 @@ def test_a_saved_folder_is_read_back_with_its_head_where_the_classes_are_as_many
     model = ours(classes=4)
     model.save_pretrained(tmp_path)
     same, other = (
-        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes).build(0) for classes in (4, 6)
+        image_model(settings("weights=pretrained", f"model={tmp_path}"), classes, 32).build(0) for classes in (4, 6)
     )
     assert torch.equal(same.classifier[1].weight, model.classifier[1].weight)
     assert other.classifier[1].weight.shape == (6, 128)
     assert torch.equal(
         other.resnet.embedder.embedder.convolution.weight, model.resnet.embedder.embedder.convolution.weight
     )
-    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5).build(0)
+    shaped = image_model(settings("weights=random", f"model={tmp_path}"), 5, 32).build(0)
     assert shaped.classifier[1].weight.shape == (5, 128)
+
+
+def test_a_model_that_is_tried_keeps_its_statistics(tmp_path: Path) -> None:
+    model = ours(classes=4)
+    model(torch.randn(4, 3, 48, 48) * 3 + 1)
+    model.save_pretrained(tmp_path)
+    again = image_model(settings("weights=pretrained", f"model={tmp_path}"), 4, 32).build(0)
+    for (name, kept), found in zip(model.named_buffers(), again.buffers(), strict=True):
+        assert torch.equal(kept, found), name
+
+
+def test_other_architectures_are_tried_on_images_of_the_size(tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTConfig(**shape, image_size=32, patch_size=8).save_pretrained(tmp_path)
+    given = settings("weights=random", f"model={tmp_path}")
+    model = image_model(given, 3, 32).build(0)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(UsageError, match="cannot classify images of 48 by 48 pixels"):
+        image_model(given, 3, 48).build(0)
+    GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="makes no image classifier"):
+        image_model(given, 3, 32).build(0)

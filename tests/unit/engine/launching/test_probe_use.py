@@ -315,3 +315,11 @@ def test_with_micro_batches_the_least_of_the_ranks_capacities_holds(
     whole = decide(store, *_flat(LAUNCHERS["torchrun"]), *CPU, f"schedule.policy={policy}", f"{key}=probed").config
     assert build_capacity(whole, 2, store.root).limit(0, 200) > 39
     assert probe_warnings(whole, 2, store.root) == []
+
+
+def test_images_of_another_size_cost_something_else() -> None:
+    def measured(*given: str) -> dict[str, object]:
+        return measured_settings(load_config(None, ["workload.name=image_classification", *given]).workload)
+
+    assert measured("workload.image_size=64") != measured("workload.image_size=32")
+    assert measured("workload.image_size=64", "workload.workers=2") == measured("workload.image_size=64")
