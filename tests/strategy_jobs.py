@@ -136,10 +136,10 @@ class Watch:
         def once(*_: object) -> None:
             if not seen:
                 seen.extend(
-                    each._unsharded_param.register_post_accumulate_grad_hook(count) for each in strategy._trained
+                    each._unsharded_param.register_post_accumulate_grad_hook(count) for each in strategy.module._trained
                 )
 
-        strategy.model.register_forward_hook(once)
+        strategy.module.register_forward_hook(once)
 
     @contextmanager
     def over(self, wire: object) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
 from typing import Any
 
@@ -22,7 +23,7 @@ from dynbench.engine.rank.toy_check import (
 )
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.plugins import STRATEGIES
-from dynbench.sync import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
+from dynbench.sync import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
 from dynbench.sync.synchronised import SynchronisedModule
 
 PUBLIC: dict[str, type[SynchronisedModule]] = {
@@ -373,3 +374,64 @@ def pushed_buffers(rank: int) -> dict[str, float]:
         return {} if state is None else {
             "mean": float(state["running_mean"][0]), "batches": int(state["num_batches_tracked"])
         }  # fmt: skip
+
+
+def get_sharded_optimizer(params: Any, optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any) -> Any:
+    return ShardedOptimizer(params, optimizer_cls, **kwargs)
+
+
+def get_fsdp(module: nn.Module, compute_dtype: torch.dtype | None) -> nn.Module:
+    return FullyShardedDDP(module, compute_dtype)
+
+
+def fsdp_gather_full_params(fsdp_model: Any) -> dict[str, Tensor]:
+    return fsdp_model.gather_full_params()
+
+
+def course_sharded(rank: int, tied: bool) -> tuple[float, float]:
+    """Steps with the sharded optimizer, and fully sharded, from equal weights: largest difference from one process."""
+    torch.manual_seed(0)
+    alone = [Course(tied) for _ in range(2)]
+    models = [deepcopy(alone[0]), get_fsdp(deepcopy(alone[1]), None)]
+    settings = {"lr": 0.1, "weight_decay": 0.1, "betas": (0.9, 0.999), "eps": 1e-8}
+    theirs = [torch.optim.AdamW(model.parameters(), **settings) for model in alone]
+    ours = [
+        get_sharded_optimizer(models[0].parameters(), torch.optim.AdamW, **settings),
+        torch.optim.AdamW(models[1].parameters(), **settings),
+    ]
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(20, 10, generator=generator), torch.randn(20, alone[0].fc3.out_features, generator=generator)
+    for _ in range(5):
+        for number, (model, mine, single, other) in enumerate(zip(models, ours, alone, theirs, strict=True)):
+            part = slice(rank * 10, rank * 10 + 10) if number else slice(None)
+            for each, optimizer, rows in ((model, mine, part), (single, other, slice(None))):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(each(x[rows]), y[rows]).backward()
+                if isinstance(each, FullyShardedDDP):
+                    on_after_backward(each, optimizer)
+                optimizer.step()
+    found = [dict(models[0].state_dict()), fsdp_gather_full_params(models[1])]
+    first, second = (
+        max(float((state[name] - tensor).abs().max()) for name, tensor in single.state_dict().items())
+        for state, single in zip(found, alone, strict=True)
+    )
+    return first, second
+
+
+def killed(rank: int, sync: str) -> None:
+    """Steps of a strategy, in the second of which the last rank ends between its forward and its backward pass."""
+    config = named(load_config(None, ["launch.timeout_s=60", "sync.inner_steps=1"]), sync, "none")
+    strategy = build_strategy(config, CPU)
+    module = strategy.wrap(gpt2(), CPU)
+    optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
+    for step in range(3):
+        if strategy.ranks.serves(rank):
+            strategy.serve()
+        else:
+            loss = module(torch.arange(12).view(2, 6)).sum()
+            if step == 1 and rank == strategy.ranks.world_size - 1:
+                os._exit(9)
+            loss.backward()
+            strategy.finish()
+        strategy.step(optimizer, Precision("fp32", CPU))
+        optimizer.zero_grad()

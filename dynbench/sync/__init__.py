@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dynbench.sync.bucketed import BucketedDDP
     from dynbench.sync.flat import FlatDDP
+    from dynbench.sync.fully_sharded import FullyShardedDDP
     from dynbench.sync.naive import NaiveDDP
     from dynbench.sync.overlap import OverlapDDP
     from dynbench.sync.sharded_optimizer import ShardedOptimizer
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 _MODULES = {
     "BucketedDDP": "bucketed",
     "FlatDDP": "flat",
+    "FullyShardedDDP": "fully_sharded",
     "NaiveDDP": "naive",
     "OverlapDDP": "overlap",
     "ShardedOptimizer": "sharded_optimizer",
 }
 
-__all__ = ["BucketedDDP", "FlatDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
+__all__ = ["BucketedDDP", "FlatDDP", "FullyShardedDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
 
 
 def __getattr__(name: str) -> object:

@@ -17,7 +17,9 @@ from sync_jobs import (
     at_another_size,
     checked,
     course,
+    course_sharded,
     differing,
+    killed,
     meetings,
     messages,
     odd_layouts,
@@ -27,7 +29,7 @@ from sync_jobs import (
     sharded,
     states,
 )
-from warm import WarmRanks
+from warm import RankError, WarmRanks
 
 from dynbench.engine.rank.toy_check import Difference
 from dynbench.plugins import STRATEGIES
@@ -51,6 +53,14 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
     """Three gloo ranks."""
     warm = WarmRanks(tmp_path_factory.mktemp("meet"), 3)
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+    """Two gloo ranks for tests that end them."""
+    warm = WarmRanks(tmp_path_factory.mktemp("meet"))
     yield warm
     warm.close()
 
@@ -236,3 +246,20 @@ def test_gathering_in_bfloat16_rounds(ranks: WarmRanks) -> None:
     found, _ = ranks(checked, "fsdp", "gpt2", "sgd", "sync.gather_bf16=true")
     assert found is not None
     assert 1e-6 < found.largest < 0.05
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_course_s_sharded_adapters_in_five_runs(ranks: WarmRanks, tied: bool) -> None:
+    for _ in range(5):
+        for sharded_optimizer, fully_sharded in ranks(course_sharded, tied):
+            assert sharded_optimizer < 1e-6
+            assert fully_sharded < 1e-5
+
+
+@pytest.mark.parametrize("sync", ["naive", "overlap", "zero1", "fsdp", "ps_flat", "diloco"])
+def test_a_rank_that_dies_ends_the_others(mortal: WarmRanks, sync: str) -> None:
+    with pytest.raises(RankError) as ended:
+        mortal(killed, sync)
+    assert set(ended.value.errors) == {0, 1}
+    assert ended.value.errors[1] == "ended without a word"
+    assert "Connection" in ended.value.errors[0]

@@ -1,0 +1,193 @@
+"""torch's fully_shard (FSDP2): every rank keeps a part of each parameter, and gathers a block's while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
+from torch.distributed.tensor import DTensor
+
+from dynbench.sync.blocks import blocks_of
+from dynbench.sync.one_model import check_same_parameters, share_tensors, unused_everywhere, wire_for
+from dynbench.wire.base import Wire
+from dynbench.wire.segment import lay_out
+
+
+class FullyShardedDDP(nn.Module):
+    """`fully_shard` of each block of a module and of the rest, with its gathers and reduce-scatters on a wire.
+
+    Blocks are moved to the device one by one, each with rank 0's values, so that the module is never whole there. A
+    parameter that no rank has used gets no gradient; where some ranks did, it counts as zeros on the others. Optimizers
+    are built over `parameters()`, which are this rank's shards.
+
+    Args:
+        module: the same on every rank but for its values; its parameters are replaced.
+        compute_dtype: in which blocks are gathered and computed, with gradients averaged in float32; None is the
+            parameters' own for all.
+        device: where it shall be; None where it is.
+        wire: how it talks to the other ranks; None for the default process group.
+        on_ready: called once a step when this rank's last gradients are complete and before they are sent.
+        reshard: free a block after its forward pass and gather it anew for its backward pass.
+
+    Raises:
+        UsageError: the parameters differ between ranks in number, shape or type.
+    """
+
+    module: nn.Module
+
+    def __init__(
+        self,
+        module: nn.Module,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        device: torch.device | None = None,
+        wire: Wire | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+        reshard: bool = True,
+    ) -> None:
+        super().__init__()
+        where = next(module.parameters()).device if device is None else device
+        self._wire = wire_for(torch.empty(0, device=where)) if wire is None else wire
+        self._on_ready = on_ready
+        check_same_parameters(module, self._wire)
+        policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
+        mesh = DeviceMesh.from_group(self._wire.group, where.type)
+        done: set[int] = set()
+        for part in (*blocks_of(module), module):
+            part.to(where)
+            own = [each for each in chain(part.parameters(), part.buffers()) if id(each) not in done]
+            share_tensors([each for each in own if not isinstance(each, DTensor)], self._wire)
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+            done |= {id(each) for each in chain(part.parameters(), part.buffers())}
+        self.module = module
+        self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        for each in self._sharded:
+            each.set_custom_all_gather(_Gather(self._wire))
+            each.set_custom_reduce_scatter(_Scatter(self._wire, self._sending))
+            each.set_gradient_divide_factor(1.0)
+            each.set_force_sum_reduction_for_comms(True)
+            if hasattr(each, "set_reduce_scatter_unused_params"):
+                each.set_reduce_scatter_unused_params(True)
+        groups = [group for each in self._sharded for group in each._get_fsdp_state()._fsdp_param_groups]
+        trained = [[each for each in group.fsdp_params if each.sharded_param.requires_grad] for group in groups]
+        self._trained = [each for group in trained for each in group]
+        self._messages = sum(map(bool, trained))
+        self._sent = 0
+        self._used: set[int] = set()
+        self._watched = False
+
+    def forward(self, *inputs: object, **kwargs: object) -> object:
+        """The module's."""
+        output = self.module(*inputs, **kwargs)
+        if not self._watched:  # what gets gradients is made in the first forward pass
+            self._watched = True
+            for place, each in enumerate(self._trained):
+                if hasattr(each, "_unsharded_param"):
+                    note = partial(self._note_used, place)
+                    each._unsharded_param.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside it add up gradients, whole on every rank, and send nothing."""
+        self._set_sends(False)
+        try:
+            yield
+        finally:
+            self._set_sends(True)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Called between the last backward pass, which ends with shards of the mean, and the optimizer's step."""
+        if not self._sent:
+            self._on_ready()
+        self._sent = 0
+        device = self._trained[0].sharded_param.device
+        for place in unused_everywhere(self._used, len(self._trained), self._wire, device):
+            self._trained[place].sharded_param.grad = None
+        self._used = set()
+
+    @property
+    def shards(self) -> list[Tensor]:
+        """Of the gradients, what this rank has."""
+        found = (each.sharded_param.grad for each in self._trained)
+        return [each.to_local() for each in found if isinstance(each, DTensor)]
+
+    def gather_full_params(self) -> dict[str, Tensor]:
+        """The module's whole state, on every rank, parameter by parameter; a collective."""
+        return {name: tensor.clone() for name, tensor in self.whole()}
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors of the module's state, one after the other; a collective, to be run to its end."""
+        self.reshard()
+        seen: dict[int, Tensor] = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen = {id(tensor): self._whole(tensor) if isinstance(tensor, DTensor) else tensor.detach()}
+            yield name, seen[id(tensor)]
+
+    def reshard(self) -> None:
+        """Free what a forward pass without a backward pass has left gathered."""
+        for each in self._sharded:
+            each.reshard()
+
+    def _whole(self, tensor: DTensor) -> Tensor:
+        """A parameter that is cut along its first dimension, into equal parts but for the last."""
+        local = tensor.to_local().detach()
+        if tensor.device_mesh.size() == 1:
+            return local
+        rows = -(-tensor.shape[0] // self._wire.world_size)
+        mine = local.new_zeros(rows, *tensor.shape[1:])
+        mine[: len(local)] = local
+        whole = mine.new_empty(rows * self._wire.world_size, *tensor.shape[1:])
+        self._wire.gather(whole.view(-1), mine.view(-1)).wait()
+        return whole[: tensor.shape[0]]
+
+    def _set_sends(self, sends: bool) -> None:
+        for each in self._sharded:
+            each.set_requires_gradient_sync(sends, recurse=False)
+
+    def _sending(self) -> None:
+        """A block's gradients are about to be sent; when the last are, all are complete."""
+        self._sent += 1
+        if self._sent == self._messages:
+            self._on_ready()
+
+    def _note_used(self, place: int, _: Tensor) -> None:
+        self._used.add(place)
+
+
+class _Gather(DefaultAllocMixin, AllGather):
+    """On the wire; done when it returns."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        self._wire.gather(output_tensor, input_tensor.clone()).wait()
+
+
+class _Scatter(DefaultAllocMixin, ReduceScatter):
+    """On the wire, which averages; done when it returns."""
+
+    def __init__(self, wire: Wire, sending: Callable[[], None]) -> None:
+        self._wire = wire
+        self._sending = sending
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        self._sending()
+        segments = lay_out([(f"block.{len(input_tensor)}", input_tensor.shape)])
+        self._wire.mean_shard(input_tensor, segments, output_tensor).wait()
