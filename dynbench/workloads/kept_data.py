@@ -11,7 +11,7 @@ from pathlib import Path
 from dynbench.runs.lock import locked
 from dynbench.workloads.token_shards import RECORD
 
-_FILES = re.compile(r"[0-9a-f]{32}\.npz|.+\.contents\.json|wikipedia-.+\.json")
+_FILES = re.compile(r"[0-9a-f]{32}\.npz|.+\.contents\.json|wikipedia-.+\.json|images-.+\.json")
 """Names of what we keep in single files; nothing else in the folder is looked at."""
 
 

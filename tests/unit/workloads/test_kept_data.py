@@ -34,6 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         language = ["workload.name=causal_lm", "workload.size=tiny", f"workload.max_length={length}"]
         build_workload(load_config(None, [*common, *language]))
     build_workload(load_config(None, [*common, f"workload.tokenizer={vocabulary}"]))
+    (folder / "images-0123.json").write_text("{}")
     (folder / "notes.txt").write_text("mine")
     (folder / "thesis").mkdir()
     (folder / "thesis" / RECORD).write_text("{}")
