@@ -105,6 +105,7 @@ class Sharding(Strategy):
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
+    collective_state: ClassVar[bool] = True
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

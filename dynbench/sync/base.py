@@ -62,6 +62,9 @@ class Strategy(ABC):
     collective_forward: ClassVar[bool] = False
     """Whether every forward pass talks to the other ranks, so that all have to run equally many."""
 
+    collective_state: ClassVar[bool] = False
+    """Whether `full_state` talks to the other ranks; if not, the first rank may ask for it alone."""
+
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns that it adds to a rank's rows."""
 
@@ -154,7 +157,7 @@ class Strategy(ABC):
     def full_state(self) -> dict[str, Tensor] | None:
         """The whole model's state on rank 0, copied to the CPU; None on the others.
 
-        All ranks call it where `collective_forward` says that none has the whole model; else rank 0 may do so alone.
+        All ranks call it; the first one may do so alone where there is no `collective_state`.
         """
         return state_on_cpu(self.model) if self.wire.rank == 0 else None
 

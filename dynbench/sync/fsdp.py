@@ -21,6 +21,7 @@ class Fsdp(Strategy):
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
+    collective_state: ClassVar[bool] = True
     module: FullyShardedDDP
 
     def wrap(self, model: nn.Module, device: torch.device, on_ready: Callable[[], None] = lambda: None) -> nn.Module:

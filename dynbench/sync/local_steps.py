@@ -29,6 +29,7 @@ class LocalSteps(Strategy):
     """Every rank steps by its own gradients; what they did since they last met is averaged every few steps."""
 
     equal_gradients: ClassVar[bool] = False
+    collective_state: ClassVar[bool] = True
     columns: ClassVar[tuple[Column, ...]] = (
         Column("met_parameters", "integer", "", "Parameters whose changes were averaged after this step."),
     )

@@ -31,6 +31,7 @@ class ParameterServer(Strategy):
     """
 
     equal_gradients: ClassVar[bool] = True
+    collective_state: ClassVar[bool] = True
     columns: ClassVar[tuple[Column, ...]] = (
         Column("messages", "integer", "", "Sent to other ranks, and received from them."),
     )

@@ -261,7 +261,7 @@ def test_a_strategy_adds_columns_of_other_names_than_the_wire(name: str) -> None
     assert len({column.name for column in made.columns} | {c.name for c in COMM_COLUMNS}) == len(made.columns) + 3
 
 
-@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if not made.collective_forward])
+@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if not made.collective_state])
 def test_what_the_first_rank_has_whole_it_gives_without_the_others(ranks: WarmRanks, sync: str) -> None:
     """As a run does that is interrupted, whose ranks stop apart."""
     first, second = ranks(state_of_the_first, sync)

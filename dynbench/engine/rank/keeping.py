@@ -53,11 +53,11 @@ class Keeper:
     def interrupted(self, step: int, strategy: Strategy) -> None:
         """Save the model as `step` left it, the last one of a run that was asked to stop.
 
-        Ranks stop each after a step of its own, so that nothing may be asked of the others: a model whose parts are
-        on all of them is not kept.
+        Ranks stop each after a step of its own, so that nothing may be asked of the others: a model that takes all of
+        them to give is not kept.
         """
-        if self._saves is not None and strategy.collective_forward:
-            _log.warning("stopped after step %d: model/%s is not kept, as its parts are on all ranks", step, LAST)
+        if self._saves is not None and strategy.collective_state:
+            _log.warning("stopped after step %d: model/%s is not kept, as it takes all ranks to give it", step, LAST)
         else:
             self._save(step, strategy, [LAST])
 

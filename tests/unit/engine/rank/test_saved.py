@@ -144,7 +144,7 @@ def test_an_interrupted_run_keeps_the_last_model_that_a_rank_has_whole(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sharded: bool
 ) -> None:
     class Asked(Local):
-        collective_forward = sharded
+        collective_state = sharded
 
         def full_state(self) -> dict[str, torch.Tensor]:
             assert not sharded, "the others have stopped elsewhere"
