@@ -167,6 +167,13 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             exact=False,
         ),
         StrategyEntry(
+            "local_sgd_torch",
+            "local_sgd by torch's PeriodicModelAverager, whose messages are not counted; not the same training",
+            "dynbench.sync.local_torch:LocalSgdTorch",
+            LocalOptions,
+            exact=False,
+        ),
+        StrategyEntry(
             "diloco",
             "ranks step apart; an outer step with momentum follows the mean of what they did; not the same training",
             "dynbench.sync.local_steps:Diloco",

@@ -61,12 +61,14 @@ class LocalSteps(Strategy):
         """Gradients stay this rank's own."""
         self.on_ready()
 
-    @torch.no_grad()
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The inner step, and what meets after it."""
-        with torch.enable_grad():
-            precision.step(optimizer)
+        precision.step(optimizer)
         self._steps += 1
+        self._meet()
+
+    @torch.no_grad()
+    def _meet(self) -> None:
         meeting = [(fragment, fragment.change()) for fragment in self._due()]
         futures = [self.wire.mean(change, fragment.segments) for fragment, change in meeting]
         for (fragment, change), future in zip(meeting, futures, strict=True):
@@ -77,10 +79,6 @@ class LocalSteps(Strategy):
     def _outer(self, fragment: Fragment, change: Tensor) -> None:
         """Go on from where the ranks last met, by the mean of what they did since."""
         fragment.move(change)
-
-    def gradient_norm(self) -> Tensor:
-        """Of this rank's own gradient, by which it steps."""
-        return super().gradient_norm()
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:

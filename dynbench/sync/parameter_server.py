@@ -75,13 +75,11 @@ class ParameterServer(Strategy):
         for parameter, mean, count in zip(self._trained, total, used.tolist(), strict=True):
             parameter.grad = mean if count else None
 
-    @torch.no_grad()
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The server's step, after which the workers pull its parameters."""
         held = [parameter.detach() for parameter in self._trained]
         if self._serves:
-            with torch.enable_grad():
-                precision.step(optimizer)
+            precision.step(optimizer)
             for rank in self._workers():
                 self._push(held, rank)
         else:

@@ -176,6 +176,7 @@ def test_a_sharded_state_is_loaded_by_another_number_of_ranks(
     ("sync", "settings"),
     [
         ("local_sgd", ["sync.inner_steps=1"]),
+        ("local_sgd_torch", ["sync.inner_steps=1"]),
         ("diloco", ["sync.inner_steps=1", "sync.outer_rate=1", "sync.outer_momentum=0"]),
         ("diloco", ["sync.inner_steps=1", "sync.outer_rate=1", "sync.outer_momentum=0", "sync.fragments=3"]),
     ],
@@ -188,7 +189,12 @@ def test_ranks_that_meet_after_every_step_train_what_one_process_trains(
 
 @pytest.mark.parametrize(
     ("sync", "settings"),
-    [("local_sgd", ["sync.inner_steps=2"]), ("diloco", ["sync.inner_steps=1"]), ("ddp_noop", [])],
+    [
+        ("local_sgd", ["sync.inner_steps=2"]),
+        ("local_sgd_torch", ["sync.inner_steps=2"]),
+        ("diloco", ["sync.inner_steps=1"]),
+        ("ddp_noop", []),
+    ],
 )
 def test_strategies_that_promise_no_such_thing_train_something_else(
     ranks: WarmRanks, sync: str, settings: list[str]
