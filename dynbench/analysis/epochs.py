@@ -18,16 +18,14 @@ def epochs_of(merged: MergedRun) -> Epochs | None:
     each = merged.facts.config.train.epoch_steps
     if each is None:
         return None
-    communication = [name for name, column in read_columns(merged.run.ranks_dir).items() if column.unit == "ms"]
-    rows = pl.scan_parquet(merged.run.path / PARQUET).with_columns(epoch=pl.col("step") // each)
-    sent = rows.group_by("epoch").agg(pl.col(name).mean() for name in communication).collect()
     trained = _trained(merged, each)
     evaluated = _evaluated(merged, each)
+    sent = {"comm_ms": _sent(merged, each, servers=False), "server_comm_ms": _sent(merged, each, servers=True)}
     found = []
     for row in trained.sort("epoch").to_dicts():
         number = row.pop("epoch")
-        means = sent.filter(pl.col("epoch") == number).drop("epoch").to_dicts()
-        found.append({"epoch": number + 1, **row, **evaluated.get(number, _NOT_EVALUATED), "comm_ms": dict(*means)})
+        told = {name: by_epoch.get(number, {}) for name, by_epoch in sent.items()}
+        found.append({"epoch": number + 1, **row, **evaluated.get(number, _NOT_EVALUATED), **told})
     samples, seconds = (float(trained[name].sum()) for name in ("samples", "train_s"))
     accuracies = [(one["eval_accuracy"], -one["epoch"]) for one in found if one["eval_accuracy"] is not None]
     best = max(accuracies, default=None)
@@ -41,6 +39,15 @@ def epochs_of(merged: MergedRun) -> Epochs | None:
 
 
 _NOT_EVALUATED: dict[str, float | None] = {"eval_loss": None, "eval_accuracy": None}
+
+
+def _sent(merged: MergedRun, each: int, *, servers: bool) -> dict[int, dict[str, float | None]]:
+    """By epoch, the means of what the strategy times, over the ranks that serve or over those that train."""
+    timed = [name for name, column in read_columns(merged.run.ranks_dir).items() if column.unit == "ms"]
+    serves = pl.col("rank") < merged.facts.servers
+    rows = pl.scan_parquet(merged.run.path / PARQUET).filter(serves if servers else ~serves)
+    means = rows.group_by(epoch=pl.col("step") // each).agg(pl.col(name).mean() for name in timed).collect()
+    return {int(row.pop("epoch")): row for row in means.to_dicts()}
 
 
 def _trained(merged: MergedRun, each: int) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from dynbench.config.paths import BYTES
 from dynbench.plugins import DATASETS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
+from dynbench.workloads import pace
 from dynbench.workloads.base import Workload
 from dynbench.workloads.datasets.base import LengthSplit
 from dynbench.workloads.datasets.registry import load_dataset
@@ -64,7 +65,7 @@ def known_workload(config: schema.Config) -> Workload | None:
 
 @lru_cache(maxsize=4)
 def _build(settings: schema.Workload, seed: int) -> Workload:
-    with _warnings_left_to_the_ranks(), tempfile.TemporaryDirectory(prefix="dynbench-") as cache:
+    with warnings_left_to_the_ranks(), tempfile.TemporaryDirectory(prefix="dynbench-") as cache:
         workload = settings.model_copy(update={"cache_dir": cache})
         train = schema.Train(seed=seed)
         return build_workload(schema.Config().model_copy(update={"workload": workload, "train": train}))
@@ -82,11 +83,14 @@ def _is_local(name: str) -> bool:
 
 
 @contextmanager
-def _warnings_left_to_the_ranks() -> Iterator[None]:
+def warnings_left_to_the_ranks() -> Iterator[None]:
+    """Inside it nothing is said of the data but how far the preparing of them has got."""
     logger = logging.getLogger("dynbench.workloads")
-    before = logger.level
+    before, paced = logger.level, pace.logger.level
+    pace.logger.setLevel(pace.logger.getEffectiveLevel())
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(before)
+        pace.logger.setLevel(paced)

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from functools import lru_cache
 
 from dynbench.config import schema
-from dynbench.engine.known_data import known_workload
+from dynbench.engine.known_data import known_workload, warnings_left_to_the_ranks
 from dynbench.errors import ConfigError, UsageError
 from dynbench.schedule.order import DataOrder
 from dynbench.schedule.policy import policy_class
@@ -67,4 +67,5 @@ def _training_samples(config: schema.Config) -> int:
 def _counted(workload: schema.Workload, seed: int) -> int:
     """Loaded, and kept in the cache as the ranks will read it; how many a subset has does not depend on the seed."""
     config = schema.Config().model_copy(update={"workload": workload, "train": schema.Train(seed=seed)})
-    return len(build_workload(config).train)
+    with warnings_left_to_the_ranks():
+        return len(build_workload(config).train)

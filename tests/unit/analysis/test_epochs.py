@@ -52,7 +52,7 @@ def test_every_epoch_is_that_of_its_rows(found) -> None:
         assert one["train_s"] == pytest.approx(sum(times) / 1e3, rel=1e-5)
         assert one["samples_per_s"] == pytest.approx(samples / one["train_s"], rel=1e-5)
         assert one["step_ms"] == pytest.approx(sum(times) / each, rel=1e-5)
-        assert one["comm_ms"] == {"pull_ms": pytest.approx(1.5)}
+        assert (one["comm_ms"], one["server_comm_ms"]) == ({"pull_ms": pytest.approx(1.5)}, {})
 
 
 def test_evaluations_belong_to_the_epoch_that_they_end(found) -> None:
@@ -72,3 +72,14 @@ def test_workloads_that_count_nothing_have_no_training_accuracy(store: RunStore)
     epochs = summary_of(merge_run(in_epochs(store, Fake(**SIZE))))["epochs"]
     assert [one["train_accuracy"] for one in epochs["each"]] == [None] * 3
     assert epochs["best_accuracy"] is None
+
+
+def test_what_servers_send_is_told_apart_from_what_workers_do(store: RunStore) -> None:
+    run = in_epochs(store, Fake("partition", **SIZE, servers=2, extra={"correct": 2, "pull_ms": 1.5}))
+    write_columns(run.ranks_dir, [CORRECT, PULL])
+    for server in (0, 1):
+        file = run.rank_file(server)
+        file.write_text(file.read_text().replace(",2,1.5", ",0,9.5"))
+    for one in summary_of(merge_run(run))["epochs"]["each"]:
+        assert (one["comm_ms"]["pull_ms"], one["server_comm_ms"]["pull_ms"]) == (pytest.approx(1.5), pytest.approx(9.5))
+        assert one["samples"] == 16 * 16, "servers train nothing"
