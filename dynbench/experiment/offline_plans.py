@@ -29,7 +29,7 @@ from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace
 
 SOLVE_FILE = "solve.json"
-ALWAYS = ("static", "prefix", "partition")
+ALWAYS = ("static", "prefix", "partition", "packed")
 """Policies planned with the baseline's settings where no arm has them."""
 COST_POLICIES = ("prefix", "partition")
 """Policies whose plans are compared between cost types."""

@@ -163,6 +163,7 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
         "measured": trained(
             store, "partition", schedule__cost_type="measured", schedule__cost_coefficients=(3.0, 0.1, 0.01)
         ),
+        "packed": trained(store, "packed", schedule__capacity=260),
     }
 
     solved = plan_offline(folder, arms, 2, store)
@@ -178,6 +179,7 @@ def test_every_arm_is_planned_as_it_was_trained(store: RunStore) -> None:
         series = run_policy(make_policy(config.schedule.policy_name, problem), problem, STEPS)
         assert line["mean_max_cost"] == pytest.approx(series.max_cost.mean()), name
         assert line["window"] == config.schedule.window
+        assert (line["policy"], line["layout"]) == (config.plan_name, config.workload.layout)
         assert line["seed"] == 5
     record = store.resolve(str(solved.run))
     assert (record.record().command, record.status) == ("solve", Status.COMPLETED)
@@ -248,7 +250,11 @@ def test_an_arm_that_cannot_be_planned_is_named_with_the_reason(
     (found,) = solved.skipped
     assert (found["arm"], found["policy"]) == ("tight", "partition")
     assert read_solved(folder.path) == solved
-    assert [line["arm"] for line in solved.results] == ["static", None]
+    assert [(line["arm"], line["policy"]) for line in solved.results] == [
+        ("static", "static"),
+        (None, "prefix"),
+        (None, "packed"),
+    ]
     shown = section(store, language)
     assert f"`tight` {'could not be planned: ' if language == 'en' else '无法规划：'}{found['reason']}" in shown
 
