@@ -31,6 +31,7 @@ def probe_record(*overrides: str, ranks: int = 2, **changes: object) -> ProbeRec
         "global_batch": 64,
         "pad_to_multiple_of": 1,
         "workload": measured_settings(config.workload),
+        "layout": config.workload.layout,
         "slowdown": dict(config.launch.slowdown),
         "capacity": [capacity_row(rank, longest, 40, 45) for rank in range(ranks)],
         "tables": [[(longest, 40)]] * ranks,

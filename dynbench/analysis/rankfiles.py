@@ -33,7 +33,7 @@ def column_type(name: str, declared: Mapping[str, Column] | None = None) -> pl.D
     """Storage type of a column: times and memory in single precision, so that ten million rows fit in 1 GB."""
     if name in _INTEGERS:
         return _INTEGERS[name]
-    if name == "policy":
+    if name in ("policy", "layout"):
         return pl.Categorical()
     column = (declared or {}).get(name)
     if column is not None and column.type != "number":
@@ -70,7 +70,7 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     """Reads one file; a torn last line, unreadable lines and repeated steps are dropped and counted.
 
     Columns beyond those of every run are kept, with the types declared beside the file. In a file without weights
-    every sample counts 1.
+    every sample counts 1, and one without layouts is of padded batches.
     """
     declared = read_columns(path.parent)
     data = path.read_bytes()
@@ -80,12 +80,14 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if not data:
         return RankFile(rank, None, torn, Phrase.of("rank_file.empty", file=path.name))
     columns = data[: data.index(b"\n")].decode("utf-8", errors="replace").strip().split(",")
-    lacking = [name for name in COLUMNS if name not in (*columns, "weight")]
+    lacking = [name for name in COLUMNS if name not in (*columns, "weight", "layout")]
     if lacking:
         return RankFile(rank, None, torn, Phrase.of("rank_file.version", file=path.name, columns=lacking[:4]))
     rows = _parse(data, {name: column_type(name, declared) for name in columns})
     if "weight" not in columns:
         rows = rows.with_columns(weight=pl.col("local_batch").cast(column_type("weight")))
+    if "layout" not in columns:
+        rows = rows.with_columns(layout=pl.lit("padded").cast(column_type("layout")))
     written = data.count(b"\n") - 1
     rows = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in COLUMNS if name not in MAY_BE_EMPTY))
     torn += written - rows.height

@@ -103,6 +103,17 @@ def _size_is_one_of_the_workload(config: Config) -> Iterator[str]:
         yield f"workload.size: {workload.size!r} is not a size of {workload.name}; {known}. {meant}".rstrip()
 
 
+def _the_workload_makes_the_layout(config: Config) -> Iterator[str]:
+    workload = config.workload
+    entry = None if workload.is_own else WORKLOADS[workload.name]
+    if workload.layout not in (("padded",) if entry is None else entry.layouts):
+        making = [name for name, entry in WORKLOADS.items() if workload.layout in entry.layouts]
+        yield (
+            f"workload.layout: {workload.layout!r} rows are not made by {workload.name}, but by {', '.join(making)}; "
+            "set it to padded, or workload.name to one of these"
+        )
+
+
 def _the_model_is_of_the_workloads_kind(config: Config) -> Iterator[str]:
     workload = config.workload
     default = type(workload).model_fields["model"].default
@@ -262,6 +273,7 @@ RULES: tuple[Rule, ...] = (
     *DATA_RULES,
     *IMAGE_RULES,
     _size_is_one_of_the_workload,
+    _the_workload_makes_the_layout,
     _the_model_is_of_the_workloads_kind,
     _subset_holds_a_batch,
     _static_has_no_policy,

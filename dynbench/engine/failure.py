@@ -21,6 +21,7 @@ from dynbench.errors import (
     DataError,
     DynbenchError,
     HubError,
+    LeakFound,
     NothingFits,
     RecordError,
     ReplicasTooLarge,
@@ -35,7 +36,8 @@ from dynbench.runs.run import Run
 from dynbench.workloads.own_code import OwnCode, find_own_code
 
 _USER_ERRORS: dict[str, type[DynbenchError]] = {
-    error.kind: error for error in (UsageError, DataError, HubError, RunLookupError, RecordError, NothingFits)
+    error.kind: error
+    for error in (UsageError, DataError, HubError, RunLookupError, RecordError, NothingFits, LeakFound)
 }
 _MEMORY_ERRORS = {error.__name__: error for error in (BatchTooLarge, ReplicasTooLarge)}
 _AFTERMATH = (

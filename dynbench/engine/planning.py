@@ -18,7 +18,7 @@ from dynbench.plugins.policies import StreamOptions
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
-from dynbench.schedule.capacity import Capacity, PackedCapacity
+from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
@@ -234,7 +234,7 @@ def probe_capacity(
             f"schedule.capacity: the probe measured {len(tables)} ranks, this run has {workers}",
             f"Probe with --nproc {servers + workers}.",
         )
-    capacity = Capacity.table(tables)
+    capacity = capacity_of(tables, probe.layout)
     return capacity if micro_batches == 1 else capacity.least()
 
 

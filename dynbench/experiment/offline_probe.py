@@ -71,7 +71,7 @@ class OfflineRanks:
             assert self.probe is not None
             found = probe_capacity(self.probe, world_size, self.config.schedule.micro_batches)
             # Plans made offline know no positions: they pad the longest samples on to the next multiple.
-            return Capacity(tuple((*row, (self._rounded(row[-1][0]), row[-1][1])) for row in found.rows))
+            return type(found)(tuple((*row, (self._rounded(row[-1][0]), row[-1][1])) for row in found.rows))
         return build_capacity(self.config, world_size, self.root)
 
     def speeds(self, world_size: int) -> FloatArray | None:
@@ -95,6 +95,9 @@ class OfflineRanks:
         takes_capacity = self.config.schedule.capacity is None
         takes_speeds = self.config.schedule.speeds is None and distinct_speeds(self.probe.speeds) is not None
         lines = []
+        if takes_capacity and self.probe.layout != self.config.workload.layout:
+            lines.append(f"{named} measured {self.probe.layout} micro-batches: its capacities are left out")
+            takes_capacity = False
         for part, sizes in (
             ("capacities", [size for size in world_sizes if takes_capacity and not self._knows_capacity(size)]),
             ("speeds", [size for size in world_sizes if takes_speeds and size != measured]),
@@ -121,9 +124,9 @@ class OfflineRanks:
         return min((table[-1][0] for table in self.probe.tables if table), default=0)
 
     def _knows_capacity(self, world_size: int) -> bool:
-        if self.probe is None or self.config.schedule.capacity is not None or self.config.workload.layout == "packed":
+        if self.probe is None or self.config.schedule.capacity is not None:
             return False
-        return len(self.probe.tables) in (1, world_size)
+        return self.probe.layout == self.config.workload.layout and len(self.probe.tables) in (1, world_size)
 
     def _reaches(self, longest: int) -> bool:
         assert self.probe is not None

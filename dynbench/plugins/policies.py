@@ -14,8 +14,6 @@ Layout = Literal["padded", "packed"]
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
 _SHORT = "partition"
 """Whose plans the name of a layout alone means."""
-TRAINED_LAYOUTS: tuple[Layout, ...] = ("padded",)
-"""Those that can train; the others are planned offline only."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dynbench.plugins.policies import LAYOUTS, Layout
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import Auto, NonNegativeInt, Section
 
@@ -49,6 +50,7 @@ class WorkloadEntry(Entry):
         classes: it learns labels; without, data sets are read for their texts alone.
         drops: its models have dropout.
         batch_norm: its models normalise over the samples that run together, so that losses depend on who runs what.
+        layouts: of the micro-batches that it makes.
     """
 
     sizes: Mapping[str, Size] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class WorkloadEntry(Entry):
     classes: bool = True
     drops: bool = True
     batch_norm: bool = False
+    layouts: tuple[Layout, ...] = ("padded",)
 
 
 class ImageOptions(Section):
@@ -105,6 +108,7 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
                 "base": Size("that of distilbert-base-uncased", 512),
                 OF_MODEL: _CONFIGURED,
             },
+            layouts=LAYOUTS,
             imports=("transformers.models.distilbert.modeling_distilbert",),
         ),
         _ours(
@@ -127,6 +131,7 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             lengths="gsm8k",
             names_model="gpt2",
             classes=False,
+            layouts=LAYOUTS,
             imports=("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
         ),
         _ours(

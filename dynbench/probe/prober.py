@@ -41,7 +41,7 @@ from dynbench.runs.probe_record import PROBE_FILE, AllReduce, CostFit, ProbeReco
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
-from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.capacity import Capacity, capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.speeds import distinct_speeds
@@ -198,6 +198,7 @@ class Prober:
             pad_to_multiple_of=problem.cost.pad_to_multiple_of,
             positions=workload.positions,
             workload=measured_settings(config.workload),
+            layout=config.workload.layout,
             slowdown=dict(config.launch.slowdown),
             capacity=found.rows,
             tables=capacity_tables(found.rows, memory, self.processes),
@@ -256,11 +257,14 @@ class Prober:
                 pad_to_multiple_of=multiple,
                 positions=workload.positions,
             ),
-            capacity=Capacity.table(capacity_tables(found.rows, fit_memory(found.trials), self.processes))
+            capacity=capacity_of(
+                capacity_tables(found.rows, fit_memory(found.trials), self.processes), config.workload.layout
+            )
             if usable and found is not None
             else Capacity(),
             speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,
             seed=config.train.seed,
+            layout=config.workload.layout,
         )
 
 

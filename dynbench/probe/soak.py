@@ -13,7 +13,7 @@ from dynbench.probe.capacity import Report, StartChildren
 from dynbench.probe.children import Reply
 from dynbench.probe.tables import capacity_tables
 from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak
-from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.capacity import capacity_of
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.whole_run import largest_fitting
@@ -27,13 +27,17 @@ MAX_SHRINKS = 10
 
 
 def planned_shapes(problem: Problem, steps: int) -> list[list[tuple[int, int]]]:
-    """Per rank, the (samples, padded length) of every micro-batch of `partition`'s first steps, in order."""
+    """Per rank, the (samples, padded length) of every micro-batch of `partition`'s first steps, in order.
+
+    Of a packed row, as many of its longest sample as it has tokens for, rounded up: nothing needs more memory.
+    """
     shapes: list[list[tuple[int, int]]] = [[] for _ in range(problem.workers)]
     planner = Planner("partition", problem)
     for step in range(steps):
         for rank, share in enumerate(planner.plan(step).shares):
             for ids in share:
-                shapes[rank].append((len(ids), int(problem.cost.padded(problem.lengths[ids].max()))))
+                longest, tokens = int(problem.padded_lengths[ids].max()), int(problem.lengths[ids].sum())
+                shapes[rank].append((-(-tokens // longest) if problem.packed else len(ids), longest))
     return shapes
 
 
@@ -65,7 +69,7 @@ def soak(
     for shrunk in range(MAX_SHRINKS + 1):
         try:
             tables = capacity_tables(rows, model, processes)
-            planned = _that_fits(replace(problem, capacity=Capacity.table(tables)), steps)
+            planned = _that_fits(replace(problem, capacity=capacity_of(tables, problem.layout)), steps)
             shapes = planned_shapes(planned, steps)
         except (NothingFits, UsageError) as error:
             log.warning("probe: no soak: %s", error.message)

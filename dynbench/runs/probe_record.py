@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dynbench.errors import RecordError
+from dynbench.plugins.policies import Layout
 from dynbench.runs.json_record import read_json
 
 PROBE_FILE = "probe.json"
@@ -169,6 +170,9 @@ class ProbeRecord(Record):
     may be less)."""
     slowdown: dict[int, float] | None = None
     """`launch.slowdown` that the speeds were measured under; null in records of version 1."""
+    layout: Layout = "padded"
+    """Of the micro-batches that it measured: padded, or packed, rows of samples of equal length; records that did not
+    say are of padded ones."""
     capacity: list[CapacityRow]
     """What fits, by rank and length."""
     tables: list[list[tuple[int, int | None]]]

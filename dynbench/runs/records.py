@@ -32,11 +32,11 @@ class StepRow:
     micro_batches: int
     """Micro-batches of this rank in this step."""
     max_seq_len_in_batch: int
-    """Longest padded length over the rank's micro-batches, tokens."""
+    """Longest padded length over the rank's micro-batches, of packed rows the longest sample; tokens."""
     real_tokens: int
     """Tokens of this rank's samples without padding."""
     padded_tokens: int
-    """Sum over the rank's micro-batches of samples times padded length."""
+    """Sum over the rank's micro-batches of samples times padded length; of packed rows their real tokens."""
     plan_ms: float
     """Making the plan."""
     data_ms: float
@@ -66,6 +66,8 @@ class StepRow:
     """1 when the loss scaler skipped the optimizer step, else 0."""
     weight: float
     """What this rank's samples count in the loss together: their number, or their target tokens."""
+    layout: str = "padded"
+    """Of the micro-batches: padded, or packed."""
 
 
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(StepRow))

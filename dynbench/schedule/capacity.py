@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynbench.errors import UsageError
+from dynbench.plugins.policies import Layout
 from dynbench.schedule.plan import IntArray
 
 UNLIMITED = 2**40
@@ -152,3 +153,16 @@ def _row(steps: Sequence[Step], where: str, unit: str) -> tuple[Step, ...]:
         lowest = min(lowest, max_batch)
         row.append((length, lowest))
     return tuple(row)
+
+
+def capacity_of(tables: Sequence[Sequence[tuple[int, int | None]]], layout: Layout) -> Capacity:
+    """What was measured on micro-batches of samples of equal length: per rank, pairs (length, most samples).
+
+    A packed row may hold as many tokens, whatever the lengths of the others beside its longest sample: with equal
+    ones attention needs most.
+    """
+    if layout == "padded":
+        return Capacity.table(tables)
+    return PackedCapacity.table(
+        [[(length, None if most is None else most * length) for length, most in row] for row in tables]
+    )

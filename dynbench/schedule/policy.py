@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.plugins.policies import TRAINED_LAYOUTS, Layout
+from dynbench.plugins.policies import Layout
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan
 from dynbench.schedule.problem import Problem as Problem
 from dynbench.schedule.problem import check_micro_batches
@@ -140,8 +140,8 @@ def check_layout(name: str, layout: Layout) -> None:
         )
 
 
-def check_trainable(name: str, layout: Layout = "padded") -> None:
-    """Refuse a policy or a layout that cannot train here, before anything is launched.
+def check_trainable(name: str) -> None:
+    """Refuse a policy that cannot train here, before anything is launched.
 
     Raises:
         UsageError: unknown name, a reference line of `solve`, or a package it needs is missing.
@@ -151,11 +151,6 @@ def check_trainable(name: str, layout: Layout = "padded") -> None:
         raise UsageError(
             f"schedule.policy: {name!r} is a reference line of `dynbench solve` and cannot train",
             "Try partition; dynbench solve --list lists all.",
-        )
-    if layout not in TRAINED_LAYOUTS:
-        raise UsageError(
-            f"workload.layout: {layout!r} is planned by `dynbench solve` and PlannedBatchSampler, not trained here",
-            f"Set it to {' or '.join(TRAINED_LAYOUTS)}.",
         )
     if entry.missing:
         raise UsageError(f"schedule.policy: {name} {entry.missing}", f"pip install {entry.needs}")

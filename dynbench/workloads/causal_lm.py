@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.errors import DataError
+from dynbench.kernels import use_packed_rows
 from dynbench.kernels.packed_rows import NO_TARGET
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.language import language_of
@@ -20,6 +22,7 @@ from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.language_model import language_model, logits_of
 from dynbench.workloads.model_config import LANGUAGE_MODEL
+from dynbench.workloads.packed import packed_row
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.saved_model import save_model
 from dynbench.workloads.token_loss import summed_cross_entropy
@@ -56,6 +59,7 @@ class CausalLanguageModel:
                 *(asked.max_length, reason, settings.max_length),
             )
             samples.decide("workload.max_length", settings.max_length, reason)
+        self.packed = asked.layout == "packed"
         self.train: TokenisedData = _weighed(samples.train, samples.facts["train_source"])
         self.eval: TokenisedData | None = None if samples.eval is None else _weighed(samples.eval, "evaluation")
         self._source = model.source(samples.vocab_size)
@@ -84,22 +88,36 @@ class CausalLanguageModel:
 
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
+        model = self.build_padded_model(seed)
+        return use_packed_rows(model) if self.packed else model
+
+    def build_padded_model(self, seed: int) -> nn.Module:
+        """The same, before it is made to take packed rows."""
         return self._source.build(seed)
 
-    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
-        """`input_ids` and the `labels` that their positions are to tell, both int64 [n, width] on the CPU."""
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
+        """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to tell.
+
+        Padded, both are [n, width]; packed, the row of `packed_row` and as many labels. A last token of a text, and
+        what pads, is labelled `NO_TARGET`.
+        """
+        if self.packed:
+            _, row = packed_row(data, ids)
+            labels = row["input_ids"].roll(-1)
+            labels[0, row["boundaries"].offsets[1:].long() - 1] = NO_TARGET
+            return {**row, "labels": labels}
         rows, valid = data.padded(ids, width, 0)
         labels = np.full_like(rows, NO_TARGET)
         labels[:, :-1][valid[:, 1:]] = rows[:, 1:][valid[:, 1:]]
         return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(labels)}
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         """Cross entropy summed over the batch's target tokens."""
-        logits = logits_of(model, batch["input_ids"])
+        logits = logits_of(model, **{name: value for name, value in batch.items() if name != "labels"})
         labels = batch["labels"].flatten()
         return summed_cross_entropy(logits.flatten(0, 1), labels)
 
-    def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
+    def eval_sums(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, float]:
         """Summed cross entropy, and the target tokens that it is of."""
         return {
             "loss_sum": self.loss(model, batch).item(),

@@ -207,6 +207,11 @@ class TokenisedData:
         rows[valid] = self.tokens[positions[valid]]
         return rows, valid
 
+    def joined(self, ids: IntArray) -> IntArray:
+        """Token ids of the samples `ids`, shape [n], one after another, shape [total tokens]."""
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[ids])])
+        return self.tokens[_positions(self.begins[ids], offsets)].astype(np.int64)
+
 
 def _positions(begins: IntArray, offsets: IntArray) -> IntArray:
     """Where the tokens of samples are that begin at `begins`, shape [n], and have the lengths that `offsets` say."""

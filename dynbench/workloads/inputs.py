@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, path_problems
-from dynbench.config.schema import Config
+from dynbench.config.schema import Config, Workload
 from dynbench.errors import ConfigError, UsageError
-from dynbench.plugins import options_of
+from dynbench.kernels.packed_models import unknown_architecture
+from dynbench.plugins import WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.byte_level import read_byte_level
@@ -16,6 +17,7 @@ from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import held_out_of
 from dynbench.workloads.vocabulary import read_vocabulary
 
+PADDED = "Take another model, or keep the padded layout (workload.layout=padded)."
 _CHECKED_MB = 64
 """Data files above this together would delay the start noticeably; what is in them is left to the ranks."""
 
@@ -29,10 +31,14 @@ def check_inputs(config: Config) -> Splits | None:
     Raises:
         ConfigError: every path that cannot be used.
         DataError: a file that cannot be used.
+        HubError: a model that packed rows ask to know, neither cached nor reachable.
+        UsageError: one that is not known to be right on them.
     """
     if problems := path_problems(config):
         raise ConfigError(problems)
     workload = config.workload
+    if workload.layout == "packed" and workload.reads_model:
+        _check_architecture(workload)
     if workload.runs_own_code:
         return None
     if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
@@ -47,6 +53,21 @@ def check_inputs(config: Config) -> Splits | None:
         if isinstance(split, CorpusSplit):
             len(split)  # reads it to its end, where a mistake may be
     return splits
+
+
+def _check_architecture(workload: Workload) -> None:
+    """Refuse a model that is not known to be right on packed rows.
+
+    Raises:
+        DataError, HubError: its configuration cannot be read.
+        UsageError: it is not.
+    """
+    from dynbench.workloads.model_config import read_config  # imports transformers, which padded runs do not need here
+
+    known = read_config(workload.model, PADDED)
+    problem = unknown_architecture(known, causal=not WORKLOADS[workload.name].classes)
+    if problem is not None:
+        raise UsageError(f"workload.layout: packed, and workload.model {workload.model}: {problem}", PADDED)
 
 
 def check_batch(config: Config) -> None:

@@ -186,7 +186,7 @@ def fit_for_training(model: nn.Module, name: str, dropout: float | None) -> None
     freeze_unused(model, name)
 
 
-def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+def logits_of(model: nn.Module, input_ids: Tensor, **more: Any) -> Tensor:
     """Logits of shape [n, L, vocabulary]; half precision is raised to fp32 for the softmax, double stays double."""
-    logits: Tensor = model(input_ids=tokens).logits
+    logits: Tensor = model(input_ids=input_ids, **more).logits
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,21 +12,25 @@ from torch import Tensor
 from dynbench.padding import padded_width
 from dynbench.workloads.base import Workload
 from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.packed import packs
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One padded batch on a device."""
+    """One padded batch on a device, or one packed row."""
 
     n: int
     """Samples."""
     weight: float
     """What they count in the loss together."""
     width: int
-    """Padded length of each, tokens."""
-    inputs: dict[str, Tensor]
+    """Tokens of the longest, as it is padded."""
+    tokens: int
+    """That the model is given, padding included."""
+    inputs: dict[str, Any]
+    """What the workload's `collate` gave, on the device."""
     repeats: bool = False
     """Run once more without counting, because other ranks have more micro-batches."""
 
@@ -37,6 +42,7 @@ class LossPart:
     n: int
     weight: float
     width: int
+    tokens: int
     total: Tensor
     """Its samples' losses added up, a detached scalar."""
     correct: Tensor | None = None
@@ -46,7 +52,7 @@ class LossPart:
 def make_micro_batch(
     workload: Workload, data: TokenisedData, ids: IntArray, multiple: int, device: torch.device = CPU
 ) -> MicroBatch:
-    """The samples `ids` of `data`, padded as everywhere and moved to `device`.
+    """The samples `ids` of `data`, padded as everywhere or packed, and moved to `device`.
 
     Args:
         workload: makes the tensors.
@@ -55,14 +61,17 @@ def make_micro_batch(
         multiple: `workload.pad_to_multiple_of`, tokens.
         device: where to.
     """
-    width = padded_width(data.lengths[ids], multiple, workload.positions)
+    lengths = data.lengths[ids]
+    packed = packs(workload)
+    width = int(lengths.max()) if packed else padded_width(lengths, multiple, workload.positions)
+    tokens = int(lengths.sum()) if packed else len(ids) * width
     inputs = {name: tensor.to(device) for name, tensor in workload.collate(data, ids, width).items()}
-    return MicroBatch(len(ids), data.weight(ids), width, inputs)
+    return MicroBatch(len(ids), data.weight(ids), width, tokens, inputs)
 
 
 def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
     """Micro-batches up to `count`: the smallest again and again, counting nothing."""
-    smallest = min(batches, key=lambda batch: batch.n * batch.width)
+    smallest = min(batches, key=lambda batch: batch.tokens)
     return [*batches, *[replace(smallest, repeats=True)] * (count - len(batches))]
 
 

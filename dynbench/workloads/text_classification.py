@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
+from dynbench.kernels import use_packed_rows
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.model import model_source
 from dynbench.workloads.model_config import CLASSIFIER
+from dynbench.workloads.packed import packed_row
 from dynbench.workloads.samples import Samples, prepare_samples
 from dynbench.workloads.saved_model import save_model
 from dynbench.workloads.tokenizer import load_tokenizer
@@ -40,6 +43,7 @@ class TextClassification:
         self.positions: int | None = self._source.positions
         _fit_to_model(samples, settings.max_length, self._source.positions)
         self._pad_id = samples.pad_id
+        self.packed = settings.layout == "packed"
         self._settings, self._has_texts = settings, samples.facts["tokenizer"] is not None
         self.train: TokenisedData = samples.train
         self.eval: TokenisedData | None = samples.eval
@@ -61,10 +65,22 @@ class TextClassification:
 
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
+        model = self.build_padded_model(seed)
+        return use_packed_rows(model) if self.packed else model
+
+    def build_padded_model(self, seed: int) -> nn.Module:
+        """The same, before it is made to take packed rows."""
         return self._source.build(seed)
 
-    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask` (both [n, width]) and `labels` ([n]) of the samples `ids`, int64 on the CPU."""
+    def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
+        """What the model takes of the samples `ids`, int64 on the CPU, and their `labels`, [n].
+
+        Padded, `input_ids` and `attention_mask`, both [n, width]; packed, the row of `packed_row`, whose order labels
+        follow.
+        """
+        if self.packed:
+            ids, row = packed_row(data, ids)
+            return {**row, "labels": torch.from_numpy(data.labels[ids])}
         rows, valid = data.padded(ids, width, self._pad_id)
         return {
             "input_ids": torch.from_numpy(rows),
@@ -72,11 +88,11 @@ class TextClassification:
             "labels": torch.from_numpy(data.labels[ids]),
         }
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         """Cross entropy summed over the batch's samples."""
         return F.cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
 
-    def eval_sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, float]:
+    def eval_sums(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, float]:
         """Summed cross entropy and number of right answers."""
         logits, labels = _logits(model, batch), batch["labels"]
         return {
@@ -85,9 +101,9 @@ class TextClassification:
         }
 
 
-def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def _logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """Logits of shape [n, classes]; half precision is raised to fp32 for the softmax, double stays double."""
-    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    logits: Tensor = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 

@@ -58,9 +58,11 @@ class GradientJudge:
             return abs(evaluated / float(self._loss(trainer.model, list(range(len(data))))) - 1)
 
     def _loss(self, model: nn.Module, ids: list[int]) -> Tensor:
-        if "trainer" in self.names:
+        if "data" in self.names:
             samples = [self.names["data"][i] for i in ids]
-            loss: Tensor = model(**self.names["trainer"].data_collator(samples)).loss
+            trainer = self.names.get("trainer")
+            collate = self.names["loader"].collate_fn if trainer is None else trainer.data_collator
+            loss: Tensor = model(**collate(samples)).loss
             return loss
         rows = nn.utils.rnn.pad_sequence([self.names["samples"][i] for i in ids], batch_first=True)
         return model(rows).pow(2).mean()
@@ -68,11 +70,13 @@ class GradientJudge:
     def _samples_of_steps(self) -> list[list[int]]:
         """Samples of every optimizer step over all ranks; the Trainer ends an accumulation with the epoch."""
         trainer = self.names.get("trainer")
-        if trainer is None:
-            lengths, batch = [len(sample) for sample in self.names["samples"]], 32
-        else:
+        if "data" in self.names:
             lengths, batch = [len(sample["input_ids"]) for sample in self.names["data"]], 16
-        ranks = [PlannedBatchSampler(lengths, dist.get_world_size(), r, batch) for r in range(dist.get_world_size())]
+        else:
+            lengths, batch = [len(sample) for sample in self.names["samples"]], 32
+        more = {"layout": "packed"} if "PackedCollator" in self.names else {}
+        world_size = dist.get_world_size()
+        ranks = [PlannedBatchSampler(lengths, world_size, rank, batch, **more) for rank in range(world_size)]
         epochs = []
         for epoch in range(EPOCHS):
             for sampler in ranks:

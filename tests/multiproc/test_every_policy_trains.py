@@ -1,4 +1,4 @@
-"""Every policy of the registry trains; packed rows are refused."""
+"""Every policy of the registry trains, under every layout that it makes sense under."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from multiproc.launches import Launch, rows_of
 
-from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
+from dynbench.plugins.policies import plan_names, plan_of
 from dynbench.schedule.policy import policy_class
 
 pytestmark = pytest.mark.multiproc
@@ -30,6 +30,11 @@ def test_it_trains(launch: Launch, name: str) -> None:
     assert per_step == {12} if fixed_batch else len(per_step) > 1
 
 
-def test_packed_rows_are_refused(launch: Launch) -> None:
-    with pytest.raises(UsageError, match=r"workload.layout: .packed."):
-        launch(*VIRTUAL, "schedule.policy=packed")
+@pytest.mark.parametrize("name", plan_names("packed"))
+def test_it_trains_on_packed_rows(launch: Launch, name: str) -> None:
+    policy, _ = plan_of(name)
+    run = launch(*VIRTUAL, f"schedule.policy={policy}", "workload.layout=packed")
+    rows = rows_of(run)
+    assert set(rows["policy"]) == {policy} and set(rows["layout"]) == {"packed"}
+    assert rows["loss"].is_finite().all() and (rows["padded_tokens"] == rows["real_tokens"]).all()
+    assert set(rows.group_by("step").agg(samples=pl.col("local_batch").sum())["samples"]) == {12}

@@ -25,6 +25,7 @@ EXAMPLES = {
     "plain_ddp": (LINE, 2, None),
     "with_trainer": (r"trained 32 steps", 2, "accelerate"),
     "with_accelerate": (LINE, 2, "accelerate"),
+    "packed_rows": (LINE, 2, None),
 }
 """Name to what is printed, how often, and the package that it needs beside ours."""
 TO_THE_END = "import os, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__'); sys.stdout.flush(); os._exit(0)"
@@ -111,6 +112,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
         ("with_trainer", 4, 8 + EVALUATION),
         ("with_accelerate", 1, 32),
         ("with_accelerate", 3, 10),
+        ("packed_rows", 1, 32),
     ],
 )
 def test_its_gradients_are_those_of_the_global_batches_in_one_process(

@@ -123,6 +123,7 @@ def _mismatches(
         "launch.device": (launch.device, probe.device),
         "train.precision": (config.train.precision, probe.precision),
         "workload.pad_to_multiple_of": (config.workload.pad_to_multiple_of, probe.pad_to_multiple_of),
+        "workload.layout": (config.workload.layout, probe.layout),
     }
     if device_name is not None and probe.device_name is not None and launch.device == probe.device:
         pairs["device"] = (device_name, probe.device_name)

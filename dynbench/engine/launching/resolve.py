@@ -89,7 +89,7 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         RunLookupError: a probe run that is not in the registry.
         RecordError: a run that is named as a probe and is none.
     """
-    check_trainable(config.schedule.policy_name, config.workload.layout)
+    check_trainable(config.schedule.policy_name)
     check_scalars(config)
     decisions: dict[str, Decision] = {}
     device = _device(config, machine, decisions)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of the precisions that autocast knows; fp32 is none of them."""
 
 
 class Precision:
@@ -33,7 +34,7 @@ class Precision:
         self._agree = agree
         self._clip = clip
         self._device_type = device.type
-        self._dtype = _DTYPES.get(name)
+        self._dtype = DTYPES.get(name)
         self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._scale = self._scaler.get_scale()
 

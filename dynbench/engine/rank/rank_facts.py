@@ -39,6 +39,7 @@ def write_facts(
     workload: Workload,
     memory: MemoryMeter,
     together: Mapping[str, object] | None = None,
+    packed_rows: Mapping[str, object] | None = None,
 ) -> None:
     """Collect every rank's device and write the facts on rank 0; a collective.
 
@@ -49,6 +50,7 @@ def write_facts(
         workload: its data and model.
         memory: how memory is measured.
         together: the launch that it shares with other arms: its id, and how they take turns; None where it is alone.
+        packed_rows: what `check_packed_rows` saw; None where batches are padded.
     """
     devices = gather_objects(describe_device(context))
     if context.is_first:
@@ -62,6 +64,7 @@ def write_facts(
                 "data": {**workload.facts, "lengths": describe_lengths(workload.train.lengths)},
                 "decisions": _decisions(run, config, context, memory),
                 **({} if together is None else {"together": together}),
+                **({} if packed_rows is None else {"packed_rows": packed_rows}),
             },
         )
 

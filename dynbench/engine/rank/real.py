@@ -65,7 +65,7 @@ def real_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=RowBuilder(context.rank, policy, lengths),
+            rows=RowBuilder(context.rank, policy, config.workload.layout, lengths),
             writer=writer,
             epochs=Epochs(config.train, sum_over_ranks),
             evaluator=Evaluator(

@@ -74,7 +74,7 @@ class Replica:
         self._rate = LearningRate(self.optimizer, config.train)
 
     def load(self, share: Share) -> list[MicroBatch]:
-        """The micro-batches of a share, padded and moved to the device."""
+        """The micro-batches of a share, padded or packed, and moved to the device."""
         workload, multiple = self._workload, self._pad_to_multiple_of
         return [make_micro_batch(workload, workload.train, ids, multiple, self.device) for ids in share]
 
@@ -109,7 +109,8 @@ class Replica:
             self._timer.add("sync", ready, end)
             if not batch.repeats:
                 self._trained += batch.n
-                parts.append(LossPart(batch.n, batch.weight, batch.width, loss.detach(), correct))
+                done = LossPart(batch.n, batch.weight, batch.width, batch.tokens, loss.detach(), correct)
+                parts.append(done)
         return parts
 
     def take_trained(self) -> int:

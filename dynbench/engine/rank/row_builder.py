@@ -46,11 +46,13 @@ class RowBuilder:
     Args:
         rank: the rank.
         policy: name of the policy.
+        layout: of its micro-batches.
         lengths: tokens of every training sample, shape [N].
     """
 
     rank: int
     policy: str
+    layout: str
     lengths: IntArray
 
     def row(
@@ -77,7 +79,7 @@ class RowBuilder:
             micro_batches=len(share),
             max_seq_len_in_batch=max((part.width for part in parts), default=0),
             real_tokens=int(lengths.sum()),
-            padded_tokens=sum(part.n * part.width for part in parts),
+            padded_tokens=sum(part.tokens for part in parts),
             plan_ms=phases["plan"],
             data_ms=phases["data"],
             forward_ms=phases["forward"],
@@ -92,4 +94,5 @@ class RowBuilder:
             work_hash=work_hash(ids, lengths),
             skipped=int(skipped),
             weight=sum(part.weight for part in parts),
+            layout=self.layout,
         )

@@ -148,7 +148,7 @@ def virtual_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=[RowBuilder(rank, policy, lengths) for rank in range(world_size)],
+            rows=[RowBuilder(rank, policy, config.workload.layout, lengths) for rank in range(world_size)],
             writers=[
                 files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
             ],

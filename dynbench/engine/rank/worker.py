@@ -15,6 +15,7 @@ from dynbench.engine.rank.exchange import wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter, arm_meter, memory_meter
+from dynbench.engine.rank.precision import DTYPES
 from dynbench.engine.rank.rank_facts import write_facts
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.real import real_loop
@@ -24,6 +25,7 @@ from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
 from dynbench.engine.turn_order import Turns, read_turns
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
+from dynbench.workloads.packed import check_rows, packs
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.token_shards import already_checked
 
@@ -64,7 +66,9 @@ def _build(
         workload = workloads[data]
         check_same_data(workload.train.fingerprint)
         memory = memory_meter(context.device) if turns is None else arm_meter(context.device)
-        write_facts(run, config, context, workload, memory, together)
+        half = DTYPES.get(config.train.precision)
+        packed_rows = check_rows(workload, config.train.seed, context.device, half) if packs(workload) else None
+        write_facts(run, config, context, workload, memory, together, packed_rows)
         if not players:
             _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
         make_loop: MakeLoop = virtual_loop if config.launch.launcher == "virtual" else real_loop

@@ -46,7 +46,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
     window = ["schedule.window=2"] if policy == "window" else []
     config = load_config(None, [*SETTINGS, f"schedule.policy={policy}", f"schedule.cost_type={cost_type}", *window])
     problem = build_problem(config, workload.train.lengths, 2, MULTIPLE, positions=workload.positions)
-    rows = [RowBuilder(rank, policy, problem.lengths) for rank in (0, 1)]
+    rows = [RowBuilder(rank, policy, "padded", problem.lengths) for rank in (0, 1)]
     planner, widths = Planner(policy, problem), []
     for step in range(STEPS):
         plan = planner.plan(step)
@@ -54,7 +54,7 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
         for rank, share in enumerate(plan.shares):
             batches = [make_micro_batch(workload, workload.train, ids, MULTIPLE) for ids in share]
             shapes = [batch.inputs["input_ids"].shape for batch in batches]
-            parts = [LossPart(batch.n, batch.weight, batch.width, torch.zeros(())) for batch in batches]
+            parts = [LossPart(b.n, b.weight, b.width, b.tokens, torch.zeros(())) for b in batches]
             row = rows[rank].row(
                 Moment(step, measured=True),
                 share,

@@ -153,8 +153,3 @@ def test_more_ranks_started_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         decide(given)
     monkeypatch.setenv("SLURM_LOCALID", "2")
     assert decide(given).world_size == 4
-
-
-def test_packed_rows_do_not_train() -> None:
-    with pytest.raises(UsageError, match=r"workload\.layout: 'packed' is planned by `dynbench solve`"):
-        decide(LAPTOP, "schedule.policy=packed")

@@ -107,13 +107,13 @@ def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() ->
     config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
     device = torch.device("cpu")
     replica = Replica(config, workload, device, StepTimer(device), Counting())  # type: ignore[arg-type]
-    batch = MicroBatch(1, 1.0, 2, {"x": torch.ones(1, 2)})
+    batch = MicroBatch(1, 1.0, 2, 2, {"x": torch.ones(1, 2)})
     parts = replica.compute([batch] * 3, lambda: 1 / 3)
     assert (len(parts), len(entered), len(finished)) == (3, 2, 1)
 
 
 def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero() -> None:
-    batches = [MicroBatch(n, float(n), width, {}) for n, width in ((2, 9), (4, 2), (3, 3))]
+    batches = [MicroBatch(n, float(n), width, n * width, {}) for n, width in ((2, 9), (4, 2), (3, 3))]
     evened = evened_out(batches, 5)
     assert evened[:3] == batches
     assert [(batch.n, batch.repeats) for batch in evened[3:]] == [(4, True)] * 2

@@ -27,7 +27,9 @@ class Collected:
 
 def turn(share: tuple[np.ndarray, ...], forward_ms: float, backward_ms: float) -> Played:
     phases = {"plan": 0.0, "data": 1.0, "forward": forward_ms, "backward": backward_ms, "sync": 0.0, "optimizer": 0.0}
-    parts = [LossPart(len(ids), 1.0, int(ids.max()) + 1, torch.tensor(0.5)) for ids in share]
+    parts = [
+        LossPart(len(ids), 1.0, (width := int(ids.max()) + 1), len(ids) * width, torch.tensor(0.5)) for ids in share
+    ]
     return Played(share, parts, phases, 10.0, 20.0)  # type: ignore[arg-type]  # the phases are all there
 
 
@@ -39,7 +41,7 @@ def test_everyone_waits_for_the_slowest() -> None:
         replica=SimpleNamespace(precision=SimpleNamespace(take_skipped=lambda: False), row=dict, counted=lambda _: {}),
         timer=None,
         memory=None,
-        rows=[RowBuilder(rank, "static", lengths) for rank in (0, 1)],
+        rows=[RowBuilder(rank, "static", "padded", lengths) for rank in (0, 1)],
         writers=files,
         evaluator=None,
         epochs=Epochs(Train(), list),

@@ -1,0 +1,205 @@
+"""Packed rows in training: the steps of padded batches, by the architectures that are known, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from architectures import write_config
+from batches import batch_of
+from packed import WINDOW
+from toys import InDouble
+
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.failure import record_failure, root_cause
+from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.planning import build_problem
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.turns import Moment
+from dynbench.errors import ConfigError, LeakFound, UsageError
+from dynbench.kernels import Boundaries, packed_attention
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.schedule.planner import Planner
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.inputs import check_inputs
+from dynbench.workloads.micro_batch import make_micro_batch
+from dynbench.workloads.packed import check_rows, samples_to_check
+from dynbench.workloads.registry import build_workload
+
+CPU = torch.device("cpu")
+STEPS, RANKS, BATCH = 3, 2, 12
+SLIDING = {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2}
+CHANGES: dict[str, dict[str, object]] = {"modernbert": {**SLIDING, "classifier_pooling": "mean"}}
+CAUSAL = ("gpt2", "llama")
+PHASES = dict.fromkeys(("plan", "data", "forward", "backward", "sync", "optimizer"), 0.0)
+PLANS = {
+    "static": ("padded", "static", 1),
+    "static packed": ("packed", "static", 1),
+    "packed": ("packed", "partition", 1),
+    "two rows": ("packed", "partition", 2),
+}
+
+
+def resolved(folder: Path, architecture: str, layout: str, policy: str = "partition", rows: int = 1) -> Config:
+    name = "causal_lm" if architecture in CAUSAL else "text_classification"
+    settings = [
+        f"workload.model={write_config(folder / architecture, architecture, **CHANGES.get(architecture, {}))}",
+        f"workload.name={name}",
+        "workload.size=model",
+        f"workload.layout={layout}",
+        f"schedule.policy={policy}",
+        f"schedule.micro_batches={rows}",
+        "workload.dropout=0",
+        "workload.max_length=40",
+        "workload.subset=100",
+        f"train.global_batch={BATCH}",
+        f"launch.nproc={RANKS}",
+    ]
+    return resolve(load_config(None, settings), Machine(cores=2, gpus=0, bf16=False), RunStore(folder)).config
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "bert", "roberta", "modernbert", "gpt2", "llama"])
+def test_packed_steps_are_those_of_padded_batches(architecture: str, tmp_path: Path) -> None:
+    """In float64, over a few steps of two ranks' work, by every layout, policy and number of rows."""
+    trained = {}
+    for name, plan in PLANS.items():
+        config = resolved(tmp_path, architecture, *plan)
+        workload = build_workload(config)
+        problem = build_problem(config, workload.train.lengths, RANKS, 1, positions=workload.positions)
+        replica = Replica(config, workload, CPU, StepTimer(CPU), InDouble())
+        planner = Planner(config.schedule.policy_name, problem)
+        for step in range(STEPS):
+            shares = planner.plan(step).shares
+            assert {len(share) for share in shares} == {plan[2]}
+            weight = sum(replica.weight(share) for share in shares)
+            for share in shares:
+                replica.compute(replica.load(share), lambda weight=weight: 1 / weight)
+            replica.update()
+        trained[name] = torch.cat([part.detach().flatten() for part in replica.model.parameters()])
+    start = torch.cat([part.detach().double().flatten() for part in workload.build_model(0).parameters()])
+    moved = float((trained["static"] - start).norm())
+    assert moved > 0
+    for name in PLANS:
+        assert float((trained[name] - trained["static"]).norm()) < 1e-7 * moved, name
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "gpt2"])
+def test_a_row_holds_real_tokens_only_and_its_labels_follow_its_order(architecture: str, tmp_path: Path) -> None:
+    config = resolved(tmp_path, architecture, "packed")
+    workload = build_workload(config)
+    ids = np.array([7, 3, 50, 21, 3])
+    batch = make_micro_batch(workload, workload.train, ids, 8)
+    lengths = np.sort(workload.train.lengths[ids])
+    inputs, boundaries = batch.inputs, batch.inputs["boundaries"]
+    assert (batch.n, batch.width, batch.tokens) == (5, lengths[-1], lengths.sum())
+    assert inputs["input_ids"].shape == (1, batch.tokens) and boundaries == Boundaries(tuple(lengths.tolist()))
+    of_each = [sample.tolist() for sample in inputs["input_ids"][0].split(list(boundaries.lengths))]
+    data = workload.train
+    expected = [data.tokens[data.offsets[i] : data.offsets[i + 1]].tolist() for i in ids]
+    assert sorted(of_each) == sorted(expected)
+    if architecture == "gpt2":
+        targets = inputs["labels"][0].split(list(boundaries.lengths))
+        assert [each.tolist() for each in targets] == [[*tokens[1:], -100] for tokens in of_each]
+    else:
+        known = {tuple(tokens): int(data.labels[i]) for tokens, i in zip(expected, ids, strict=True)}
+        assert inputs["labels"].tolist() == [known[tuple(tokens)] for tokens in of_each]
+
+
+def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
+    config = resolved(tmp_path, "distilbert", "packed", rows=2)
+    workload = build_workload(config)
+    replica = Replica(config, workload, CPU, StepTimer(CPU), InDouble())
+    share = (np.arange(5), np.arange(5, 12))
+    row = RowBuilder(0, "partition", config.workload.layout, workload.train.lengths).row(
+        Moment(0, measured=True),
+        share,
+        replica.compute(replica.load(share), lambda: 1.0),
+        PHASES,
+        step_ms=0.0,
+        peak_mem_mb=None,
+        reserved_mem_mb=None,
+        skipped=False,
+    )
+    assert (row.layout, row.micro_batches) == ("packed", 2)
+    assert row.padded_tokens == row.real_tokens == workload.train.lengths[:12].sum()
+    assert row.max_seq_len_in_batch == workload.train.lengths[:12].max()
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "llama"])
+def test_evaluation_gives_what_padded_batches_give(architecture: str, tmp_path: Path) -> None:
+    sums = []
+    for layout in ("padded", "packed"):
+        workload = build_workload(resolved(tmp_path, architecture, layout))
+        assert workload.eval is not None
+        model = workload.build_model(0).eval()
+        with torch.no_grad():
+            sums.append(workload.eval_sums(model, batch_of(workload, np.arange(8), data=workload.eval)))
+    padded, packed = sums
+    assert packed == pytest.approx(padded, rel=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "modernbert", "llama"])
+def test_the_proof_is_on_the_data_s_own_samples(architecture: str, tmp_path: Path) -> None:
+    workload = build_workload(resolved(tmp_path, architecture, "packed"))
+    found = check_rows(workload, 0, CPU, None)
+    assert max(found["lengths"]) == workload.train.lengths.max() and len(found["lengths"]) == 6
+    assert found["foreign_gradient"] == 0
+
+
+def test_a_leak_on_the_data_s_own_samples_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = packed_attention.attend
+
+    def shifted(*given, **options):
+        *states, boundaries = given
+        first, *rest, last = boundaries.lengths
+        return attend(*states, Boundaries((first + 1, *rest, last - 1)), **options)
+
+    monkeypatch.setattr(packed_attention, "attend", shifted)
+    with pytest.raises(LeakFound, match="another sample's embeddings"):
+        check_rows(build_workload(resolved(tmp_path, "bert", "packed")), 0, CPU, None)
+
+
+@pytest.mark.parametrize(("lengths", "expected"), [([5], [0, 0]), ([9, 2, 4], [1, 2, 0]), (range(1, 101), [0, 99])])
+def test_which_samples_the_proof_is_on(lengths: list[int], expected: list[int]) -> None:
+    data = TokenisedData.from_samples([[1] * length for length in lengths], np.zeros(len(lengths), np.int64))
+    found = samples_to_check(data).tolist()
+    assert found == expected if len(lengths) < 6 else [found[0], found[-1], len(found)] == [*expected, 6]
+
+
+def test_the_launcher_tells_of_a_leak_as_the_rank_did(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("train", "partition")
+    run.ranks_dir.mkdir(exist_ok=True)
+    record_failure(run, 1, LeakFound("they see each other", "a hint"))
+    error = root_cause(Run(run.path), {1: 6})
+    assert isinstance(error, LeakFound) and (error.message, error.hint) == ("they see each other", "a hint")
+
+
+def test_code_of_the_users_own_makes_no_packed_rows() -> None:
+    with pytest.raises(ConfigError, match=r"workload\.layout: 'packed' rows are not made by mine\.py:Mine") as caught:
+        load_config(None, ["workload.layout=packed", "workload.name=mine.py:Mine"])
+    assert "text_classification, causal_lm" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "known"),
+    [
+        ("text_classification", "albert", "distilbert, bert, roberta, modernbert, not for albert"),
+        ("text_classification", "gpt2", "not for gpt2"),
+        ("causal_lm", "opt", "gpt2, llama, not for opt"),
+        ("causal_lm", "bert", "not for bert"),
+    ],
+)
+def test_other_architectures_are_refused_before_anything_is_launched(
+    name: str, architecture: str, known: str, tmp_path: Path
+) -> None:
+    model = write_config(tmp_path / "m", architecture)
+    settings = [f"workload.name={name}", f"workload.model={model}", "workload.size=model"]
+    with pytest.raises(UsageError, match=r"workload\.layout: packed, and workload\.model .*" + known):
+        check_inputs(load_config(None, [*settings, "workload.layout=packed"]))
+    check_inputs(load_config(None, settings))
