@@ -18,7 +18,7 @@ from dynbench.schedule.window_search import random_variance
 from dynbench.schedule.window_sweep import SortedWindow
 
 MOVES, WINDOWS = 150_000, 3
-SST2 = [(2, 64, 8, 2.45), (4, 32, 8, 2.55), (8, 64, 4, 2.90)]
+SST2 = [(2, 64, 8, 2.57), (4, 32, 8, 2.79), (8, 64, 4, 3.01)]
 
 
 class Judge:
@@ -153,7 +153,7 @@ def test_planning_is_fifty_times_faster_than_that_search(workers, batch, window,
     assert faster > 50
 
 
-@pytest.mark.parametrize(("workers", "batch", "window", "ratio"), SST2)
+@pytest.mark.parametrize(("workers", "batch", "window", "ratio"), [*SST2, (4, 32, 16, 2.81)])
 def test_sst2_windows_reach_their_ratio_to_static_with_no_more_spread(workers, batch, window, ratio):
     problem = sst2_problem(workers, batch, window)
     cost, means = {}, {}
