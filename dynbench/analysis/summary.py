@@ -26,6 +26,7 @@ from dynbench.analysis.slowest import slowest_ranks
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
 from dynbench.analysis.waste import waste_of
 from dynbench.analysis.waste_table import waste_table
+from dynbench.config.image_rules import has_lengths
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
@@ -85,7 +86,7 @@ def summary_of(merged: MergedRun) -> Summary:
     """The `summary` object of results/FIELDS.md; absent facts are None."""
     steps, facts = merged.measured, merged.facts
     total_ms = merged.time_ms if steps.height else None
-    return {
+    found: Summary = {
         "policy": facts.policy,
         "layout": facts.config.workload.layout,
         "mode": facts.config.schedule.mode,
@@ -126,6 +127,17 @@ def summary_of(merged: MergedRun) -> Summary:
         "epochs": epochs_of(merged),
         **_transport(steps),
     }
+    return found if has_lengths(facts.config) else found | _WITHOUT_LENGTHS
+
+
+_NONE: dict[str, float | None] = {"mean": None, "std": None, "p95": None, "total": None}
+_WITHOUT_LENGTHS: Summary = {
+    "throughput_tokens_per_s": {key: _NONE[key] for key in ("mean", "p95")},
+    "padded_tokens_max": {key: _NONE[key] for key in ("mean", "total")},
+    "step_length_tokens": {key: _NONE[key] for key in ("mean", "std")},
+    "padding_ratio": None,
+}
+"""What is unknown of samples without lengths, each of which counts as one token."""
 
 
 def _step_lengths(steps: pl.DataFrame) -> dict[str, float | None]:

@@ -45,8 +45,9 @@ def setting_words(command: Command, wanted: Config, file: Path | None = None) ->
     base = _of_file(file)
     words = [] if base is None else ["-c", str(file)]
     situation = Situation(command, wanted, wanted, probes=wanted.probe.run in (None, "auto"))
-    unsaid = left_unsaid(wanted)
-    changed = (key for key in differences(base or Config(), wanted) if key not in unsaid)
+    before, unsaid = base or Config(), left_unsaid(wanted)
+    back = left_unsaid(before) - unsaid  # what the file says in the other way
+    changed = [key for key in dict.fromkeys((*differences(before, wanted), *sorted(back))) if key not in unsaid]
     keys = [key for key in changed if EFFECTS[key].is_read(situation)]
     if "schedule.policy" in keys:  # alone it would imply a mode, or no longer do so
         keys = list(dict.fromkeys(("schedule.mode", *keys)))

@@ -53,8 +53,9 @@ class Workload(Section):
     """`pretrained` loads them from `model`; `random` initialises from `train.seed`."""
     size: str = "auto"
     """Shape with random weights, one of the workload's own: `small` or `base` (distilbert-base-uncased's) of
-    text_classification, `tiny` to `xl-2026` of causal_lm; `model` is that of the configuration of `model`; auto is
-    `model` where that is a folder with a config.json, else `small`, of causal_lm `gpt2-62m`."""
+    text_classification, `tiny` to `xl-2026` of causal_lm, `small` or `resnet50` of image_classification; `model` is
+    that of the configuration of `model`; auto is `model` where that is a folder with a config.json, else `small`, of
+    causal_lm `gpt2-62m`, of image_classification `resnet50`."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
     max_length: Annotated[int, Field(ge=2)] = 256

@@ -83,3 +83,18 @@ def test_what_servers_send_is_told_apart_from_what_workers_do(store: RunStore) -
     for one in summary_of(merge_run(run))["epochs"]["each"]:
         assert (one["comm_ms"]["pull_ms"], one["server_comm_ms"]["pull_ms"]) == (pytest.approx(1.5), pytest.approx(9.5))
         assert one["samples"] == 16 * 16, "servers train nothing"
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_samples_without_lengths_have_no_padding_to_tell_of(store: RunStore, cli, lang: str) -> None:
+    digits = ("workload.name=mlp",)
+    fakes = (Fake(policy, seed=seed, overrides=digits) for policy in ("static", "partition") for seed in (0, 1))
+    runs = [build_run(store, fake) for fake in fakes]
+    summary = summary_of(merge_run(runs[0]))
+    assert summary["padding_ratio"] is None and summary["throughput_tokens_per_s"] == {"mean": None, "p95": None}
+    assert summary["throughput_samples_per_s"]["mean"] > 0
+    code, out, _ = cli("analyze", *(run.id for run in runs))
+    assert code == 0 and "samples/s" in out and "padding, padded over real" not in out
+    code, out, err = cli("report", "@latest", "--lang", lang, "-o", "-")
+    assert code == 0, err
+    assert "None" not in out

@@ -314,3 +314,23 @@ def test_recipes_cp_suggests_the_copy(results: Path, capsys: Output) -> None:
     assert (program, words) == ("dynbench", ["compare", "my recipe.yaml", "--results", str(results)])
     assert main([*words, "--dry-run", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["arms"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        (("train.epochs=2",), ()),
+        (("train.epochs=2",), ("train.steps=9",)),
+        (("train.steps=9",), ("train.epochs=2",)),
+        (("train.epochs=3",), ("train.epochs=2",)),
+        (("train.batch_per_worker=8",), ()),
+        (("train.global_batch=8",), ("train.batch_per_worker=8",)),
+    ],
+)
+def test_settings_that_say_the_same_in_two_ways_are_said_once(
+    held: tuple[str, ...], wanted: tuple[str, ...], tmp_path: Path
+) -> None:
+    file, config = tmp_path / "settings.yaml", load_config(None, wanted)
+    file.write_text(dump_config(load_config(None, held)), encoding="utf-8")
+    again = parsed(f"dynbench train {shlex.join(setting_words('train', config, file))}").config()
+    assert read_by("train", again) == read_by("train", config)
