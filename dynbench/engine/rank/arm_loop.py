@@ -34,19 +34,14 @@ class ArmLoop:
 
     def evaluate(self, step: int) -> None:
         """Evaluate and save after `step`, and say what came of the epoch that it ends."""
-        self._average()
-        found = self.evaluator.after(step, self.replica.strategy, self.replica.precision)
+        strategy = self.replica.strategy
+        average_statistics(strategy.model, self.replica.take_trained(), self.evaluator.sum_over_ranks)
+        found = self.evaluator.after(step, strategy, self.replica.precision)
         self.epochs.end(step, found)
 
     def interrupted(self, step: int) -> None:
-        """Keep what there is after `step`, the last one that a signal left time for."""
-        self._average()
+        """Keep what there is after `step`, the last one that a signal left time for: statistics of this rank's own."""
         self.evaluator.interrupted(step, self.replica.strategy)
-
-    def _average(self) -> None:
-        """Make the statistics of batch normalisation those of all ranks; a collective where there are any."""
-        model, trained = self.replica.strategy.model, self.replica.take_trained()
-        average_statistics(model, trained, self.evaluator.sum_over_ranks)
 
     def enter(self) -> None:
         """From here on, what is allocated is this arm's."""

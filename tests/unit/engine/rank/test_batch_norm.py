@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from dynbench.config.schema import Train
+from dynbench.engine.rank.arm_loop import ArmLoop
 from dynbench.engine.rank.batch_norm import average_statistics, running_statistics
+from dynbench.engine.rank.epochs import Epochs
 
 
 class Meeting:
@@ -76,3 +80,24 @@ def test_where_nothing_was_trained_since_nothing_changes() -> None:
     before = [statistic.clone() for statistic in running_statistics(model)]
     average_statistics(model, 0, list)
     assert all(map(torch.equal, before, running_statistics(model)))
+
+
+def test_they_are_made_one_before_an_evaluation_and_not_where_a_signal_parts_the_ranks() -> None:
+    """Ranks that a signal stops are not after the same step: nobody would answer a collective."""
+    model, told = network(), []
+    model(torch.randn(4, 3, 8, 8))
+
+    def added(values):
+        told.append("averaged")
+        return [2 * value for value in values]
+
+    evaluator = SimpleNamespace(
+        sum_over_ranks=added,
+        after=lambda *_: told.append("evaluated"),
+        interrupted=lambda *_: told.append("kept"),
+    )
+    replica = SimpleNamespace(strategy=SimpleNamespace(model=model), take_trained=lambda: 4, precision=None)
+    loop = ArmLoop(None, replica, None, None, evaluator, Epochs(Train(), list))  # type: ignore[arg-type]  # what is used
+    loop.evaluate(3)
+    loop.interrupted(4)
+    assert told == ["averaged", "evaluated", "kept"]
