@@ -121,3 +121,12 @@ def test_columns_are_declared_once(tmp_path):
     for columns in ([column, column], [replace(column, name="loss")]):
         with pytest.raises(ValueError, match="columns declared twice"):
             write_columns(tmp_path, columns)
+
+
+def test_a_file_from_before_layouts_were_recorded_is_of_padded_batches(rank_file):
+    lines = [line.split(",") for line in rank_file.read_text().splitlines()]
+    place = lines[0].index("layout")
+    rank_file.write_text("".join(",".join(cells[:place] + cells[place + 1 :]) + "\n" for cells in lines))
+    found = read_rank_file(1, rank_file)
+    assert (found.note, found.torn_lines) == (None, 0)
+    assert set(found.rows["layout"]) == {"padded"} and found.rows.height == 7
