@@ -32,6 +32,7 @@ NOT_COMPARED = (
     "together.arms",
     "together.seed",
     "together.launch",
+    "packed_rows",
     "unknown",
     "environment.SLURM_JOB_ID",
     "environment.DYNBENCH_CACHE",
@@ -41,8 +42,8 @@ NOT_COMPARED = (
     "devices.ranks.rank",
 )
 """Facts and sections of env.json that differ between equal launches: the moment, names of places and jobs, numbers of
-ranks, what restates the configuration, and plug-ins, of which `all_differences` compares those that both have loaded.
-Every other fact is compared; one that differs is worth a warning."""
+ranks, what restates or proves the configuration, and plug-ins, of which `all_differences` compares those that both have
+loaded. Every other fact is compared; one that differs is worth a warning."""
 
 _DECISIONS = ("decisions.", "data.decisions.")
 _MEASURED = {"measured.torch_threads": "launch.threads"}

@@ -184,3 +184,8 @@ def test_a_launch_that_ended_early_is_not_held_against_the_others(make_run):
     partial = replace(partial, facts=replace(partial.facts, env={"host": "elsewhere"}))
     assert findings([whole, partial]) == []
     assert "env.host" in environment_differences(whole, partial)
+
+
+def test_what_a_run_proves_of_its_packed_rows_is_no_difference(env):
+    rows = [env | {"packed_rows": {"lengths": [3, 60], "output_difference": seen}} for seen in (1e-7, 3e-7)]
+    assert findings([run_with(env)], [run_with(rows[0])]) == findings(*([run_with(row)] for row in rows)) == []

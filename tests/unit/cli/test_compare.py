@@ -21,22 +21,22 @@ def test_dry_run_shows_launches_and_settings_and_touches_nothing(
     assert main(["compare", "--dry-run", "--launches", "2", "--steps", "7", "--json", "--results", str(results)]) == 0
 
     shown = json.loads(capsys.readouterr().out)
-    assert [launch["arm"] for launch in shown["launches"]] == [
-        "static", "prefix", "partition", "static", "prefix", "partition",
-    ]  # fmt: skip
+    assert [launch["arm"] for launch in shown["launches"]] == ["static", "prefix", "partition", "window", "packed"] * 2
     assert {arm["train"]["steps"] for arm in shown["arms"].values()} == {7}
     assert not results.exists()
     assert main(["compare", "--dry-run"]) == 0
-    together = "4 launches, interleaved (the arms can share their processes): static prefix partition; static prefix"
+    together = (
+        "4 launches, interleaved (the arms can share their processes): static prefix partition window packed; static"
+    )
     assert together in capsys.readouterr().out
     assert main(["compare", "--dry-run", "--launch-mode", "apart"]) == 0
-    apart = "12 launches, apart (launches.mode is apart): static; prefix; partition; partition; prefix"
+    apart = "20 launches, apart (launches.mode is apart): static; prefix; partition; window; packed; packed; window"
     assert apart in capsys.readouterr().out
 
 
 def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for_some = ["--set", "schedule.solver=greedy", "--set", "schedule.cost_type=attention"]
-    for_none = ["--window", "16", "--set", "launch.rdzv_id=q", "--set", "analysis.confidence=0.9"]
+    for_none = ["--set", "schedule.replan_steps=16", "--set", "launch.rdzv_id=q", "--set", "analysis.confidence=0.9"]
     dry = ["compare", "--dry-run", "--json", "--results", str(tmp_path / "results")]
 
     assert main([*dry, *for_some]) == 0
@@ -45,7 +45,7 @@ def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
 
     printed = capsys.readouterr()
     warnings = json.loads(printed.out)["warnings"]
-    assert [line.partition(":")[0] for line in warnings] == ["schedule.window", "launch.rdzv_id"]
+    assert [line.partition(":")[0] for line in warnings] == ["schedule.replan_steps", "launch.rdzv_id"]
     assert printed.err.splitlines() == [f"warning: {line}" for line in warnings]
 
 

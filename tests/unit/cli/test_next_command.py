@@ -313,7 +313,7 @@ def test_recipes_cp_suggests_the_copy(results: Path, capsys: Output) -> None:
     program, *words = shlex.split(suggested(capsys.readouterr().out))
     assert (program, words) == ("dynbench", ["compare", "my recipe.yaml", "--results", str(results)])
     assert main([*words, "--dry-run", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["arms"]) == 3
+    assert len(json.loads(capsys.readouterr().out)["arms"]) == 5
 
 
 @pytest.mark.parametrize(

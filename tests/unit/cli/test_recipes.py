@@ -17,7 +17,7 @@ def test_ls_names_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)["recipes"]
     arms = {row["name"]: row["arms"] for row in rows}
     assert list(arms) == list(list_recipes())
-    assert arms["quickstart"] == ["static", "prefix", "partition"]
+    assert arms["quickstart"] == ["static", "prefix", "partition", "window", "packed"]
     assert main(["recipes", "ls"]) == 0
     assert "sst2_cost_types" in capsys.readouterr().out
 

@@ -275,7 +275,7 @@ def test_an_arm_that_adds_to_a_cells_mapping_leaves_the_others_alone(tmp_path: P
     ("arms", "options", "said"),
     [
         ((*TWO, "part:window=3"), {}, "--arm part: arms.2.name: 'part' is the name of an earlier arm"),
-        (("static",), {"reference": "quickstart"}, "--arm static: arms.3.name: 'static' is the name of an earlier arm"),
+        (("static",), {"reference": "quickstart"}, "--arm static: arms.5.name: 'static' is the name of an earlier arm"),
         (("A:mode=static", "b"), {}, "--arm A: arms.0.name: 'A' is not allowed; use lower-case letters"),
         (("policy=partition", "b"), {}, "--arm policy=partition: no name; write it as name:key=value"),
         ((":policy=partition", "b"), {}, "--arm :policy=partition: no name"),

@@ -31,13 +31,13 @@ def test_arms_are_warned_about_together_and_launches_draw_nothing(
         raise WorkerFailed("enough")
 
     monkeypatch.setattr(launches, "run_arms", training)
-    shown = ["--window", "16", "--device", "cpu", "--results", str(tmp_path), "--name", "c"]
+    shown = ["--set", "schedule.replan_steps=16", "--device", "cpu", "--results", str(tmp_path), "--name", "c"]
     assert main(["compare", "quickstart", "--launches", "2", *shown]) == 3
     (options,) = told
     assert options.get("asked") is None
     assert not options.get("figures", False)
     (warning,) = RunStore(tmp_path).resolve("c").record().warnings
-    assert warning.startswith("schedule.window: 16 has no effect: policy 'static, prefix, partition'")
+    assert warning.startswith("schedule.replan_steps: 16 has no effect: ")
 
 
 def test_what_all_launches_have_in_common_is_said_once(tmp_path: Path) -> None:
