@@ -15,7 +15,7 @@ from toys import TwoStages
 
 from dynbench.config.schema import Compress
 from dynbench.wire.base import Wire
-from dynbench.wire.channel import Channel
+from dynbench.wire.channel import BROADCAST_FROM, Channel
 from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
@@ -51,6 +51,18 @@ def every_operation(rank: int, name: str) -> tuple[dict[str, list[float]], Traff
             keep("receive", channel.receive(torch.empty(4, dtype=dtype), 0).wait())
             channel.send(mine(), 0).wait()
         return results, channel.ledger.take()
+
+
+def large_gather(rank: int) -> bool:
+    """Whether a gather of many bytes, again and again, gives every rank's in its place."""
+    with closing(Channel.of_its_own(CPU, MINUTE)) as channel:
+        for step in range(3):
+            mine = torch.full((BROADCAST_FROM // 4 + 3,), float(rank + 2 * step))
+            full = channel.all_gather(torch.empty(2 * len(mine)), mine).wait()
+            if not torch.equal(full, torch.cat([torch.full_like(mine, float(each + 2 * step)) for each in range(2)])):
+                return False
+        tally = channel.ledger.take().operations["all_gather"]
+        return (tally.calls, tally.bytes_in) == (3, 3 * mine.nbytes)
 
 
 def make_wire(kind: str, rank: int) -> Wire:

@@ -36,6 +36,7 @@ class ShardedBucket(Bucket):
         size = len(self.flat) // wire.world_size
         start, end = wire.rank * size, (wire.rank + 1) * size
         self._own, self._mean = self.weights[start:end], self.flat.new_zeros(size)
+        self._given = torch.zeros_like(self._own)
         self.pieces: dict[int, nn.Parameter] = {}
         self._means: dict[int, Tensor] = {}
         for segment, (index, (_, parameter)) in zip(self.segments, members.items(), strict=True):
@@ -66,7 +67,8 @@ class ShardedBucket(Bucket):
 
     def gather(self) -> None:
         """Begin to collect what every rank has made of its shard."""
-        self._gathered = self._wire.gather(self.weights, self._own.clone())
+        self._given.copy_(self._own)
+        self._gathered = self._wire.gather(self.weights, self._given)
 
     def wait(self) -> None:
         """Return when the parameters are whole."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,9 @@ _SENT_AS_THEY_ARE = (
     *(torch.int64, torch.int32, torch.int8, torch.uint8),
 )
 """Types that gloo moves; others travel as bytes, which it never looks into."""
+
+BROADCAST_FROM = 2**16
+"""Bytes of a shard from which gloo's broadcasts are quicker than its all-gather."""
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -50,6 +54,7 @@ class Channel:
         self.ledger = Ledger(clock_for(self.device))
         self._gloo = _backend(self.group, self.device) == "gloo"
         self._own = False
+        self._spare: list[Tensor] = []
         self.native_reduce_scatter = not self._gloo
         """Whether the back end's own is used, which gloo does at the price of an all-reduce."""
 
@@ -73,23 +78,52 @@ class Channel:
             return self._run(
                 "reduce_scatter", full, shard, lambda: _reduce_scatter(shard, full, group=self.group, async_op=True)
             )
-        parts = torch.empty_like(full)
+        parts = self._scratch(full)
+
+        def add_up() -> None:
+            torch.sum(parts.view(self.world_size, -1), 0, out=shard.view(-1))
+            self._spare.append(parts)
+
         return self._run(
             "reduce_scatter",
             full,
             shard,
             lambda: dist.all_to_all_single(parts, full, group=self.group, async_op=True),
-            lambda: torch.sum(parts.view(self.world_size, -1), 0, out=shard.view(-1)),
+            add_up,
         )
+
+    def _scratch(self, like: Tensor) -> Tensor:
+        """Memory that an earlier call has done with, or new: the first touch of new memory costs as much as its use."""
+        for place, spare in enumerate(self._spare):
+            if (spare.shape, spare.dtype) == (like.shape, like.dtype):
+                return self._spare.pop(place)
+        return torch.empty_like(like)
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """Every rank's `shard`, shape [n], in order of rank into `full`, shape [G*n]."""
+        if self._gloo and nbytes(shard) >= BROADCAST_FROM:
+            return self._all_broadcast(full, shard)
         return self._run(
             "all_gather",
             shard,
             full,
             lambda: _all_gather(self._movable(full), self._movable(shard), group=self.group, async_op=True),
         )
+
+    def _all_broadcast(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
+        """The same by a broadcast of each rank, straight to where it belongs: gloo's own copies all of it twice."""
+        parts = self._movable(full).view(-1).chunk(self.world_size)
+        futures: list[Future[object]] = []
+
+        def begin() -> Future[list[Future[object]]]:
+            parts[self.rank].copy_(self._movable(shard).view(-1))
+            for source, part in enumerate(parts):
+                work = dist.broadcast(part, group_src=source, group=self.group, async_op=True)
+                assert work is not None, "this rank is in the group"
+                futures.append(work.get_future())
+            return torch.futures.collect_all(futures)
+
+        return self._run("all_gather", shard, full, begin, lambda: [future.value() for future in futures])
 
     def all_to_all(self, received: Tensor, given: Tensor) -> Future[Tensor]:
         """Part i of `given`, shape [G*n], to rank i; rank i's part for this rank becomes part i of `received`."""
@@ -139,7 +173,7 @@ class Channel:
         operation: str,
         handed_in: Tensor,
         result: Tensor,
-        begin: Callable[[], dist.Work | None],
+        begin: Callable[[], dist.Work | Future[Any] | None],
         finish: Callable[[], object] | None = None,
     ) -> Future[Tensor]:
         entry = self.ledger.begin(operation, nbytes(handed_in), self.world_size)
@@ -156,6 +190,8 @@ class Channel:
             return result
 
         lacks_future = operation in ("send", "receive") or (operation == "reduce_scatter" and finish is None)
+        if not isinstance(work, dist.Work):
+            return work.then(complete)
         return (_waited_for(work) if lacks_future and self._gloo else work.get_future()).then(complete)
 
     def _movable(self, tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from warm import WarmRanks
-from wire_jobs import after_a_failure, closed_with_work_left, every_operation, every_verb, groups_left
+from wire_jobs import after_a_failure, closed_with_work_left, every_operation, every_verb, groups_left, large_gather
 
 from dynbench.wire.traffic import SENT
 
@@ -80,3 +80,7 @@ def test_a_wire_that_is_closed_gives_up_what_was_not_begun(ranks: WarmRanks) -> 
 def test_a_group_of_its_own_ends_with_the_wire(ranks: WarmRanks) -> None:
     for before, after in ranks(groups_left):
         assert before == after
+
+
+def test_a_large_gather_is_one_all_gather_to_who_counts(ranks: WarmRanks) -> None:
+    assert ranks(large_gather) == [True, True]
