@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from architectures import write_config
 from batches import batch_of
 from packed import WINDOW
@@ -19,6 +20,7 @@ from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.saved import Saved
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
 from dynbench.errors import ConfigError, LeakFound, UsageError
@@ -30,7 +32,7 @@ from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.inputs import check_inputs
 from dynbench.workloads.micro_batch import make_micro_batch
 from dynbench.workloads.packed import check_rows, samples_to_check
-from dynbench.workloads.registry import build_workload
+from dynbench.workloads.registry import Saves, build_workload
 
 CPU = torch.device("cpu")
 STEPS, RANKS, BATCH = 3, 2, 12
@@ -203,3 +205,16 @@ def test_other_architectures_are_refused_before_anything_is_launched(
     with pytest.raises(UsageError, match=r"workload\.layout: packed, and workload\.model .*" + known):
         check_inputs(load_config(None, [*settings, "workload.layout=packed"]))
     check_inputs(load_config(None, settings))
+
+
+def test_a_model_trained_on_packed_rows_is_saved_as_any_other(tmp_path: Path) -> None:
+    workload = build_workload(resolved(tmp_path, "bert", "packed"))
+    assert isinstance(workload, Saves)
+    model = workload.build_model(0).eval()
+    workload.save(tmp_path / "saved", model.state_dict())
+    read = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
+    assert read.config._attn_implementation == "sdpa"
+    tokens = workload.train.joined(np.array([0]))
+    row = {"input_ids": torch.from_numpy(tokens)[None], "boundaries": Boundaries((len(tokens),))}
+    torch.testing.assert_close(read(input_ids=row["input_ids"]).logits, model(**row).logits)
+    assert Saved(tmp_path / "saved").config(("workload.layout=packed",)).workload.layout == "padded"
