@@ -28,9 +28,15 @@ EXAMPLES = {
     "packed_rows": (LINE, 2, None),
 }
 """Name to what is printed, how often, and the package that it needs beside ours."""
-TO_THE_END = "import os, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__'); sys.stdout.flush(); os._exit(0)"
-"""Runs a program, but not the interpreter's shutdown, in which a gloo thread of torch 2.13 that drops a finished
-collective aborts now and then: 5 of 48 runs of the Trainer program on a busy machine, 3 of 20 of the plain DDP one."""
+TO_THE_END = """
+import os, runpy, sys
+names = runpy.run_path(sys.argv[1], run_name="__main__")
+sys.stdout.flush()
+os._exit(0)
+"""
+"""Runs a program, but not the end of its names and the interpreter's shutdown, in which a gloo thread of torch 2.13
+that drops a finished collective aborts now and then, or waits for the main thread that waits for it: 5 of 48 runs of
+the Trainer program on a busy machine, 3 of 20 of the plain DDP one."""
 
 
 def test_every_program_is_known_here() -> None:
