@@ -12,7 +12,7 @@ SKIPPED := .pytest_cache/skipped.txt
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
 	@echo "make test         install with the test group, then every check that this machine can run"
-	@echo "make test-quick   what a change needs first, in seven minutes on 2 cores: no launches, nothing slow"
+	@echo "make test-quick   what a change needs first, in two minutes on 2 cores: no launches, nothing slow"
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"

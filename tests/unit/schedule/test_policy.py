@@ -35,7 +35,6 @@ def test_a_problem_that_cannot_be_is_refused(changes, message):
     ("policy", "changes", "message"),
     [
         ("prefix", {}, "with policy 'prefix'"),
-        ("partition", {"window": 2}, "schedule.window 2"),
         ("partition", {"capacity": Capacity.per_rank([4, 8])}, "unequal"),
     ],
 )
