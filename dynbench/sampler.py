@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from dynbench.errors import UsageError
+from dynbench.kernels.packed_rows import Boundaries
 from dynbench.plugins.policies import Layout, named_plan
 from dynbench.schedule.asked import asked_capacity, cost_model, known_policies, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity
@@ -137,7 +138,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
 
         Args:
             batch: the number of samples, a tensor or array whose first dimension is the batch, a mapping of tensors
-                that agree in it, or the sample ids.
+                that agree in it, or the sample ids. Of a packed row, whose tensors do not tell: what `PackedCollator`
+                gave, its boundaries, the number or the ids.
             targets: target tokens over which this rank's loss is a mean; None for a mean over samples.
             group: as `target_weights`.
 
@@ -146,7 +148,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         """
         if targets is not None:
             return self.target_weights([targets], group)[0]
-        count = whole("weight: samples", _samples(batch), 1, self._problem.global_batch)
+        count = whole("weight: samples", _samples(batch, self._problem.packed), 1, self._problem.global_batch)
         return count * self._problem.workers / self._problem.global_batch
 
     def target_weights(self, targets: Sequence[int], group: dist.ProcessGroup | None = None) -> list[float]:
@@ -221,8 +223,18 @@ class PlannedBatchSampler(Sampler[list[int]]):
         return hashlib.sha256(repr(settings).encode() + problem.lengths.tobytes()).hexdigest()[:16]
 
 
-def _samples(batch: Any) -> object:
+def _samples(batch: Any, packed: bool) -> object:
     """The number of samples of a batch that can be read in one way only."""
+    if packed:
+        known: object = batch.get("boundaries") if isinstance(batch, Mapping) else batch
+        if isinstance(known, Boundaries):
+            return len(known.lengths)
+        if isinstance(batch, Mapping) or getattr(batch, "shape", None):
+            raise UsageError(
+                "weight: a packed row's tensors do not tell how many samples it holds",
+                "Give all that PackedCollator gave, its boundaries, or the number of samples; where the loss is a mean "
+                "over target tokens, targets= with their number.",
+            )
     if isinstance(batch, Mapping):
         sizes = {name: value.shape[0] for name, value in batch.items() if getattr(value, "shape", ())}
         if len(set(sizes.values())) == 1:

@@ -30,7 +30,7 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     for batch in loader:
         loss = model(**batch).loss
-        (loss * sampler.weight(batch["labels"])).backward()
+        (loss * sampler.weight(batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
     print(f"rank {dist.get_rank()}, epoch {epoch}: last batch {len(batch['labels'])} samples, loss {loss:.3f}")

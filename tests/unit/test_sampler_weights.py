@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dynbench.errors import UsageError
+from dynbench.kernels import PackedCollator
 from dynbench.sampler import PlannedBatchSampler
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 203).astype(int), 2, 300)
@@ -94,3 +95,21 @@ def test_the_weighted_gradient_is_that_of_the_global_batch():
         plain = sum(gradient(ids) for ids in batches) / RANKS
         torch.testing.assert_close(weighted, whole, rtol=1e-12, atol=0)
         assert (plain - whole).abs().max() > 1e-3 * whole.abs().max()
+
+
+def test_a_packed_row_weighs_what_its_samples_do():
+    packed = PlannedBatchSampler(LENGTHS, RANKS, 0, BATCH, layout="packed")
+    samples = [{"input_ids": [7] * n, "labels": [8] * n} for n in (3, 1, 4, 1, 5)]
+    row = PackedCollator()(samples)
+    for batch in (row, UserDict(row), row["boundaries"], 5, [0] * 5):
+        assert packed.weight(batch) == 5 * RANKS / BATCH
+
+
+@pytest.mark.parametrize("part", ["input_ids", "labels", None])
+def test_tensors_of_a_packed_row_are_refused_as_a_batch(part):
+    packed = PlannedBatchSampler(LENGTHS, RANKS, 0, BATCH, policy="packed")
+    row = PackedCollator()([{"input_ids": [7] * n, "labels": n % 2} for n in (3, 1, 4, 1, 5)])
+    batch = {"input_ids": row["input_ids"]} if part is None else row[part]
+    with pytest.raises(UsageError, match="tensors do not tell how many samples") as refused:
+        packed.weight(batch)
+    assert "targets=" in refused.value.hint
