@@ -115,6 +115,8 @@ def command(
     if max_length is None and "max_length" in config.workload.model_fields_set:
         max_length = config.workload.max_length
     policies = _with_window(policies, windows)
+    settings = _in_their_layout(settings, config, policies)
+    config = settings.config(trains=False)
     loaded = _load(settings, traces, column, from_run, max_length)
     if write_trace is not None:
         _write_trace(loaded, write_trace)
@@ -147,6 +149,22 @@ def command(
         _write_csv(solution, csv_path)
     _show(settings, config, solution, draw=not no_figures)
     return None
+
+
+def _in_their_layout(settings: Settings, config: Config, policies: Sequence[str] | None) -> Settings:
+    """With packed rows as the layout where every policy asked for means them: capacities then count tokens.
+
+    Raises:
+        UsageError: another layout was asked for.
+    """
+    from dynbench.plugins.policies import named_plan, plan_of
+
+    if not policies or any(plan_of(name)[1] != "packed" for name in policies):
+        return settings
+    given = config.workload.layout if "layout" in config.workload.model_fields_set else None
+    for name in policies:
+        named_plan(name, given)
+    return settings.with_flag("workload.layout", "packed")
 
 
 def _load(

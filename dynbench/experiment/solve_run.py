@@ -17,7 +17,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost
 from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.plugins import options_of
-from dynbench.plugins.policies import StreamOptions
+from dynbench.plugins.policies import StreamOptions, plan_names, plan_of
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.recorder import new_run, recorded
 from dynbench.runs.records import SCHEMA_VERSION
@@ -97,7 +97,7 @@ def run_solve(
     request = solve_request(config, options, ranks)
     outcomes = solve(request)
     left_out = ranks.left_out(request.traces, request.world_sizes)
-    said = [*warnings, *left_out]
+    said = [*warnings, *left_out, *_not_in_tokens(request)]
     run = _new_run(config, request.traces, store, said, **naming)
     with recorded(run):
         lines, skipped = _collect(outcomes, on_outcome)
@@ -163,6 +163,20 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
         steps=options.steps,
         max_length=options.max_length,
     )
+
+
+def _not_in_tokens(request: SolveRequest) -> list[str]:
+    """That lines of packed rows beside padded ones know no capacities, where there are any."""
+    problems = [
+        request.make_problem(trace.lengths, size, 1) for trace in request.traces for size in request.world_sizes
+    ]
+    packed = [name for name in request.policies or plan_names("packed") if plan_of(name)[1] == "packed"]
+    if not packed or all(problem.packed or problem.capacity.unlimited for problem in problems):
+        return []
+    return [
+        f"schedule.capacity: counts samples here, and rows of {', '.join(packed)} are limited in tokens: these lines "
+        "leave it out; --layout packed plans them alone, with capacities in tokens"
+    ]
 
 
 def _as_trained(trace: Trace, config: Config) -> Trace:

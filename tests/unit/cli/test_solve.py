@@ -437,3 +437,24 @@ def test_a_signal_just_after_its_start_is_recorded_too(store, trace, capsys, mon
     run(capsys, trace, *QUICK, "--no-figures", code=130)
     (made,) = store.list()
     assert made.status is Status.INTERRUPTED
+
+
+PACKED = ("--steps", "6", "--world-size", "2", "--batch-per-rank", "4", "--no-figures")
+
+
+def test_packed_rows_alone_are_planned_under_capacities_in_tokens(store, trace, capsys):
+    for asked in (["--policy", "packed"], ["--policy", "partition", "--layout", "packed"]):
+        message = refused(capsys, trace, *PACKED, *asked, "--capacity", "40", code=4)
+        assert "packed tokens is longer than any rank's capacity allows (at most 40 tokens)" in message
+    out, said = run(capsys, trace, *PACKED, "--policy", "packed", "--capacity", "400", "--json")
+    (line,) = json.loads(out)["results"]
+    assert line["layout"] == "packed" and line["capacity_violations"] == 0 and "capacity" not in said
+    message = refused(capsys, trace, *PACKED, "--policy", "packed", "--layout", "padded")
+    assert "workload.layout: 'padded' with policy 'packed'" in message
+
+
+def test_lines_of_packed_rows_beside_padded_ones_say_that_they_know_no_capacities_in_samples(store, trace, capsys):
+    _, said = run(capsys, trace, *PACKED, "--policy", "static,packed", "--capacity", "8")
+    assert "schedule.capacity: counts samples here, and rows of packed are limited in tokens" in said
+    _, said = run(capsys, trace, *PACKED, "--policy", "static,packed")
+    assert "schedule.capacity" not in said
