@@ -25,7 +25,8 @@ def weights_difference(pairs: Sequence[Pair]) -> float | None:
     """Largest difference of a weight between the launches of a pair, relative to the largest weight.
 
     Returns:
-        None where a launch kept no model, or a large one, or their models are not of one shape.
+        None where a launch kept no model, or a large one, or their models are not of one shape, or some difference of
+        their weights is no number.
     """
     found = [_difference(_read(a.run), _read(b.run)) for a, b in pairs] if pairs and _kept(pairs) else []
     known = [difference for difference in found if difference is not None]
@@ -60,10 +61,12 @@ def _difference(one: Weights | None, other: Weights | None) -> float | None:
         return None
     if any(one[name].shape != other[name].shape for name in one):
         return None
+    with np.errstate(invalid="ignore"):
+        apart = [float(np.abs(a - b).max(initial=0)) for a, b in zip(_floats(one), _floats(other), strict=True)]
+    if not np.isfinite(apart).all():
+        return None
     largest = max((float(np.abs(weights).max(initial=0)) for weights in _floats(one)), default=0.0)
-    return max(
-        (float(np.abs(a - b).max(initial=0)) for a, b in zip(_floats(one), _floats(other), strict=True)), default=0.0
-    ) / (largest or 1.0)
+    return max(apart, default=0.0) / (largest or 1.0)
 
 
 def _floats(weights: Weights) -> Iterator[NDArray[np.float64]]:
