@@ -105,9 +105,9 @@ def run_probe(
 
 
 def _to_be_probed(config: Config) -> Config:
-    """Without what comes from an earlier probe: it is measured anew here, and may be outdated or gone."""
+    """Without what comes from an earlier probe, measured anew here, and without what only a training's steps decide."""
     schedule = config.schedule
-    changes: dict[str, object] = {"probe.run": None, "train.epochs": None}
+    changes: dict[str, object] = {"probe.run": None, "train.epochs": None, "train.lr_warmup_steps": 0}
     if isinstance(schedule.capacity, str):
         changes["schedule.capacity"] = None
     if schedule.cost_type == "measured" and schedule.cost_coefficients is None:

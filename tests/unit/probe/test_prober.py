@@ -205,3 +205,8 @@ def test_a_run_on_the_probe_plans_with_the_slowed_rank(store: RunStore, launcher
     resolved = resolve(config, Machine(8, 0, False), store).config
     assert resolved.schedule.speeds == (1.0, 1.0, 0.5, 1.0)
     assert build_problem(resolved, np.arange(2, 100), RANKS, 1, store.root).relative_speeds().tolist() == [1, 1, 0.5, 1]
+
+
+def test_a_learning_rate_that_rises_over_epochs_is_no_matter_of_a_probe(store: RunStore) -> None:
+    rising = ("workload.name=mlp", "workload.subset=320", "train.epochs=30", "train.lr_warmup_steps=250")
+    assert probed(store, *VIRTUAL, *rising)
