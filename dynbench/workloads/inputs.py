@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dynbench.config.batch import batch_is_open
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, path_problems
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import ConfigError, UsageError
@@ -80,6 +81,8 @@ def check_batch(config: Config) -> None:
     splits = check_inputs(config)
     if splits is None or (config.workload.blocks and isinstance(splits.train, CorpusSplit)):
         return  # how many blocks the texts make, their tokens tell
+    if batch_is_open(config.train):
+        return  # the number of workers, which is not known here, decides it
     batch, rows = config.train.global_batch, len(splits.train)
     held_out = 0 if splits.eval is not None else held_out_of(rows)
     if batch > rows - held_out:

@@ -37,3 +37,10 @@ def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path: 
     with pytest.raises(UsageError, match="has 20 samples, 2 of which are held out"):
         check(path, "train.global_batch=19")
     check(path, "train.global_batch=19", "workload.blocks=true")
+
+
+def test_a_batch_for_each_worker_is_no_batch_yet(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", 20)
+    check(path, "train.batch_per_worker=4")
+    with pytest.raises(UsageError, match=r"train.global_batch: 64 is more than there is"):
+        check(path)
