@@ -25,9 +25,8 @@ def _data_files(config: Config) -> Iterator[str]:
     for key, (value, readers) in asked.items():
         if value is not None and workload.dataset not in readers and not workload.runs_own_code:
             fitting = [name for name in readers if _fits(workload, name)]
-            others = (
-                f"set workload.dataset to {' or '.join([', '.join(fitting[:-1]), fitting[-1]])}, or " if fitting else ""
-            )
+            last = " or ".join(fitting[-2:])
+            others = f"set workload.dataset to {', '.join([*fitting[:-2], last])}, or " if fitting else ""
             yield (f"workload.{key}: {value!r} is not read by dataset {workload.dataset!r}; {others}leave it out")
     if files.text_column == files.label_column:
         yield f"workload.label_column: {files.label_column!r} is the text column too; name another"

@@ -49,6 +49,11 @@ def _has_texts(s: Situation) -> bool:
     return s.config.workload.runs_own_code or DATASETS[s.config.workload.dataset].of_texts
 
 
+def _is_kept(s: Situation) -> bool:
+    dataset = DATASETS[s.config.workload.dataset]
+    return _has_texts(s) or (dataset.folder and "images" in dataset.samples)
+
+
 def _joins_texts(s: Situation) -> bool:
     own = s.config.workload.runs_own_code
     return own or (_has_texts(s) and not WORKLOADS[s.config.workload.name].classes)
@@ -117,7 +122,6 @@ def _probes(s: Situation) -> bool:
 
 _NOT_OWN = "the workload is none of your own (workload.name)"
 _NO_LENGTHS = "samples of '{workload}' have no lengths (workload.name)"
-_NO_TEXTS = "dataset '{dataset}' is not tokenised"
 _NO_COST = "policy '{policy}' plans without a predicted cost"
 _NO_PROBE = "no probe is made (probe.run=auto)"
 _NO_MEETING = "the ranks need no meeting point here"
@@ -153,7 +157,9 @@ _COMMON: dict[str, Effect] = {
         "neither packed rows (workload.layout) nor samples without lengths (workload.name) are padded",
     ),
     "workload.layout": Effect("train probe solve"),
-    "workload.cache_dir": Effect("train probe data", _has_texts, _NO_TEXTS),
+    "workload.cache_dir": Effect(
+        "train probe data", _is_kept, "dataset '{dataset}' is not tokenised, nor images of files"
+    ),
     "schedule.mode": Effect("train"),
     "schedule.policy": Effect("train"),
     "schedule.cost_type": Effect("train solve", lambda s: s.plans_with_cost, _NO_COST),

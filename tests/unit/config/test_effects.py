@@ -352,3 +352,13 @@ def test_arms_share_what_one_of_them_reads() -> None:
     assert unread([*shared, arm("schedule.policy=window", "schedule.window=16")]) == []
     (own,) = unread([arm("schedule.policy=partition", "schedule.window=4"), arm(*WINDOW[:1], "schedule.window=8")])
     assert own.startswith("schedule.window: 4 has no effect")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [((*IMAGES, "workload.dataset=image_folder"), True), (("workload.name=mlp", "workload.dataset=mnist"), False)],
+)
+def test_what_is_found_in_images_of_files_is_kept_in_the_cache(given: tuple[str, ...], kept: bool) -> None:
+    config = load_config(None, [*given, "workload.data_path=x", "workload.cache_dir=y"])
+    said = [line for line in unread([situation(config)]) if line.startswith("workload.cache_dir")]
+    assert bool(said) != kept

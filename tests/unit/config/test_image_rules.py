@@ -69,3 +69,10 @@ def test_batch_normalisation_is_warned_of_where_counts_may_differ() -> None:
 def test_epochs_and_steps_are_not_given_together() -> None:
     (line,) = problems("train.steps=30", "train.epochs=2")
     assert line == "train.epochs: given beside train.steps, and both say how long to train; leave one of them out"
+
+
+def test_one_data_set_that_fits_is_named_alone() -> None:
+    (line,) = problems(IMAGES, "workload.data_path=x")
+    assert "set workload.dataset to image_folder, or leave it out" in line
+    (line,) = problems("workload.name=causal_lm", "workload.dataset=lognormal", "workload.data_path=x")
+    assert ", " in line.partition("set workload.dataset to ")[2].partition(" or ")[0]
