@@ -114,7 +114,7 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
         HubError, UsageError: as building the model does.
     """
     workload = build_workload(config)
-    _check_classes(config, workload.facts.get("num_labels"))
+    _check_classes(config, workload.facts)
     if workload.eval is None or config.train.eval_samples == 0:
         raise DataError(
             "no samples to evaluate on: too few to hold some out, or train.eval_samples is 0",
@@ -132,16 +132,28 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
     return {"data": data, "samples": found.pop("samples"), "tokens": found.pop("tokens", None), **found, **unigram}
 
 
-def _check_classes(config: Config, classes: object) -> None:
-    """Refuse data of other classes than those that a classifier tells apart: its head would be replaced."""
+def _check_classes(config: Config, facts: Mapping[str, object]) -> None:
+    """Refuse data of other classes than those that a classifier tells apart, or that it counts in another order.
+
+    Raises:
+        DataError: they are of another number, so that its head would be replaced, or of other names where both have
+            some.
+    """
     if not WORKLOADS.find(config.workload.name).classes:
         return
-    known = _architecture(Path(config.workload.model)).get("id2label")
-    if isinstance(known, Mapping) and isinstance(classes, int) and len(known) != classes:
-        raise DataError(
-            f"{config.workload.model} tells {len(known)} classes apart, the data have {classes}",
-            "Name the data that it was trained for (--dataset, --data-path).",
-        )
+    known, classes = _architecture(Path(config.workload.model)).get("id2label"), facts.get("num_labels")
+    if not isinstance(known, Mapping):
+        return
+    hint = "Name the data that it was trained for (--dataset, --data-path)."
+    if isinstance(classes, int) and len(known) != classes:
+        raise DataError(f"{config.workload.model} tells {len(known)} classes apart, the data have {classes}", hint)
+    labels = facts.get("labels")
+    for name, number in (labels if isinstance(labels, Mapping) else {}).items():
+        of_model = known.get(str(number))
+        if of_model not in (name, f"LABEL_{number}"):  # which transformers calls those without a name
+            raise DataError(
+                f"class {number} is {of_model!r} to {config.workload.model}, in the data it is {name!r}", hint
+            )
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.keeping import Keeper
 from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
-from dynbench.errors import ConfigError, UsageError
+from dynbench.engine.rank.saved import Saved, Writer, _check_classes, evaluate_saved, find_saved
+from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.registry import Saves, build_workload
@@ -296,3 +296,24 @@ def test_the_commands_print_one_object(
     out, err = capsys.readouterr()
     assert out.startswith("number") and "without a template" in err
     assert "the prompt has 2001 tokens" in err, "and the next one is asked for"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"0": "cat", "1": "dog"}, None),
+        ({"0": "LABEL_0", "1": "LABEL_1"}, None),
+        ({"0": "dog", "1": "cat"}, "class 0 is 'dog' to .*, in the data it is 'cat'"),
+        ({"0": "cat", "1": "bee"}, "class 1 is 'bee' to .*, in the data it is 'dog'"),
+        ({"0": "cat", "1": "dog", "2": "bee"}, "tells 3 classes apart, the data have 2"),
+    ],
+)
+def test_data_of_other_classes_are_refused(tmp_path: Path, names: dict[str, str], said: str | None) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": names}))
+    config = load_config(None, ["workload.name=image_classification", f"workload.model={tmp_path}"])
+    facts = {"num_labels": 2, "labels": {"cat": 0, "dog": 1}}
+    if said is None:
+        _check_classes(config, facts)
+    else:
+        with pytest.raises(DataError, match=said):
+            _check_classes(config, facts)
