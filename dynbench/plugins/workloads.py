@@ -72,7 +72,7 @@ class ImageOptions(Section):
 
     image_size: Annotated[int, Field(ge=16)] | Auto = "auto"
     """Side of the square that the model sees, pixels: the shorter side is resized to 8/7 of it, and its centre cut
-    out. auto is 224, of generated images 32."""
+    out. auto is what a pretrained model's folder says of itself, else 224, of generated images 32."""
     workers: NonNegativeInt = 0
     """Threads of a rank that decode the images of its next step while it trains; 0 decodes within the step."""
     max_unreadable: Annotated[float, Field(ge=0, lt=1)] = 0.05

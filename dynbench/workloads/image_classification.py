@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.plugins import options_of
 from dynbench.plugins.workloads import ImageOptions
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.decoding import Decoder, Pixels, square
+from dynbench.workloads.decoding import RESIZED, Decoder, Pixels, square
 from dynbench.workloads.graded import grade
 from dynbench.workloads.image_model import image_model
 from dynbench.workloads.image_samples import image_samples
@@ -64,7 +65,15 @@ class ImageClassification:
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model of a state as transformers saves it."""
-        save_model(folder, self._source, IMAGE_CLASSIFIER, state, None)
+        images = {
+            "image_processor_type": "ConvNextImageProcessor",
+            "size": {"shortest_edge": self._side},
+            "crop_pct": 1 / RESIZED,
+            "resample": int(Image.Resampling.BILINEAR),
+            "image_mean": MEAN,
+            "image_std": DEVIATION,
+        }
+        save_model(folder, self._source, IMAGE_CLASSIFIER, state, None, images)
 
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""

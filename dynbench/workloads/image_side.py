@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from dynbench.config.schema import Workload
+from dynbench.errors import DataError
 from dynbench.plugins import DATASETS, options_of
 from dynbench.plugins.workloads import ImageOptions
 
 PHOTOGRAPHS, GENERATED = 224, 32
+PREPROCESSOR = "preprocessor_config.json"
+"""Within a model's folder: what transformers makes of images before the model sees them."""
 
 
 def image_side(settings: Workload) -> tuple[int, str]:
-    """Its side in pixels, and why where `workload.image_size` leaves that open; else no reason."""
+    """Its side in pixels, and why where `workload.image_size` leaves that open; else no reason.
+
+    Raises:
+        DataError: a pretrained model's folder says something else than a size.
+    """
     asked = options_of(settings, ImageOptions).image_size
     if asked != "auto":
         return asked, ""
+    file = Path(settings.model).expanduser() / PREPROCESSOR
+    if settings.weights == "pretrained" and file.is_file():
+        return _stored(file), f"what {file} says"
     if DATASETS[settings.dataset].generated:
         return GENERATED, "generated images"
     return PHOTOGRAPHS, "what ResNets are trained with on photographs"
+
+
+def _stored(file: Path) -> int:
+    """What is cut out in the end, where that is said apart, else the size."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        size = said.get("crop_size") or said["size"]
+        sides = {int(side) for side in (size.values() if isinstance(size, dict) else [size])}
+        (side,) = sides
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{file}: the side of a square cannot be read in it: {error}", "Say it: --image-size 224."
+        ) from error
+    return side

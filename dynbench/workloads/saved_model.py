@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,19 @@ import torch
 import transformers
 from torch import Tensor
 
+from dynbench.workloads.image_side import PREPROCESSOR
 from dynbench.workloads.model_config import Kind, make_model
 from dynbench.workloads.model_source import ModelSource
 from dynbench.workloads.tokenizer import TextTokenizer
 
 
 def save_model(
-    folder: Path, source: ModelSource, kind: Kind, state: Mapping[str, Tensor], tokenizer: TextTokenizer | None
+    folder: Path,
+    source: ModelSource,
+    kind: Kind,
+    state: Mapping[str, Tensor],
+    tokenizer: TextTokenizer | None,
+    images: Mapping[str, object] | None = None,
 ) -> None:
     """Write `folder` anew; what was there stays until the new one is whole.
 
@@ -27,6 +34,7 @@ def save_model(
         kind: what it is.
         state: all its parameters and buffers, on the CPU.
         tokenizer: None where tokens were generated.
+        images: how images become what the model sees, as preprocessor_config.json says it; None for other samples.
 
     Raises:
         RuntimeError: the state is that of another model.
@@ -41,6 +49,8 @@ def save_model(
     model.save_pretrained(partial)
     if tokenizer is not None:
         _with_names(tokenizer).save_pretrained(partial)
+    if images is not None:
+        (partial / PREPROCESSOR).write_text(json.dumps(images, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.replace(folder)
 

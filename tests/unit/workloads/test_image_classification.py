@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from batches import batch_of
 from photographs import CLASSES, write_folder
+from PIL import Image
 
 from dynbench.config.load import load_config
+from dynbench.errors import DataError
 from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification
+from dynbench.workloads.image_side import image_side
 
 
 def configured(*more: str):
@@ -106,3 +110,39 @@ def test_one_image_alone_is_trained_on_too(workload: ImageClassification) -> Non
     pixels = (one["pixels"].double() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
     plain = torch.nn.functional.cross_entropy(model(pixel_values=pixels).logits, one["labels"])
     assert large.loss(model, one).item() == pytest.approx(plain.item())
+
+
+def test_a_saved_model_says_how_large_its_images_are(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", size=(40, 40))
+    more = ("dataset=image_folder", f"data_path={folder}", f"cache_dir={tmp_path}")
+    found = ImageClassification(configured("image_size=56", *more))
+    found.save(tmp_path / "last", found.build_model(1).state_dict())
+    again = ImageClassification(configured(*more, "weights=pretrained", f"model={tmp_path / 'last'}"))
+    assert batch_of(again, np.arange(1))["pixels"].shape[-1] == 56
+    assert str(tmp_path / "last") in again.facts["decisions"]["workload.image_size"]["reason"]
+    read = transformers.AutoImageProcessor.from_pretrained(tmp_path / "last", use_fast=False)
+    with Image.open(tmp_path / "data" / "train" / "bee" / "00.jpg") as image:
+        theirs = torch.as_tensor(np.asarray(read(image)["pixel_values"][0]))
+    ours = batch_of(found, np.flatnonzero(found.train.labels == 1)[:1])["pixels"][0] / 255
+    ours = (ours - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+    assert theirs.shape == ours.shape and (theirs - ours).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("said", "side"),
+    [
+        ('{"size": {"height": 96, "width": 96}}', 96),
+        ('{"size": 64}', 64),
+        ('{"size": {"shortest_edge": 256}, "crop_size": {"height": 160, "width": 160}}', 160),
+        ('{"size": {"height": 96, "width": 64}}', None),
+        ("{}", None),
+    ],
+)
+def test_other_models_say_it_in_other_words(tmp_path: Path, said: str, side: int | None) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(said)
+    settings = configured("weights=pretrained", f"model={tmp_path}").workload
+    if side is None:
+        with pytest.raises(DataError, match="the side of a square cannot be read in it"):
+            image_side(settings)
+    else:
+        assert image_side(settings)[0] == side
