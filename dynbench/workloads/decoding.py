@@ -11,8 +11,24 @@ from PIL import Image
 
 Pixels = NDArray[np.uint8]
 
+SIXTEEN_BITS = ("PNG", "PPM")
+"""Formats whose whole numbers are of 16 bits, whatever Pillow holds them in."""
 RESIZED = 8 / 7
 """Shorter side before the centre is cut out, of the square's: 256 pixels for 224."""
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """An image in red, green and blue, of 8 bits each: of 16 bits the upper ones.
+
+    Raises:
+        ValueError: whole or real numbers of no known range.
+    """
+    wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS)
+    if wide:
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are numbers of no known range (mode {image.mode}); save it with 8 or 16 bits")
+    return image.convert("RGB")
 
 
 def square(image: Image.Image, side: int) -> Pixels:
@@ -20,13 +36,15 @@ def square(image: Image.Image, side: int) -> Pixels:
 
     An image that is the square already stays as it is.
     """
-    image = image.convert("RGB")
+    image = eight_bits(image)
     if image.size != (side, side):
         scale = max(side, round(side * RESIZED)) / min(image.size)
         width, height = (max(side, round(length * scale)) for length in image.size)
         left, top = (width - side) // 2, (height - side) // 2
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        image = image.crop((left, top, left + side, top + side))
+        across, down = image.width / width, image.height / height
+        cut = left * across, top * down, (left + side) * across, (top + side) * down
+        # Only what is cut out is resized: a long, thin image would become a huge one.
+        image = image.resize((side, side), Image.Resampling.BILINEAR, box=cut)
     return np.array(image)
 
 

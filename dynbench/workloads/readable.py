@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from dynbench.runs.provenance import usable_cores
 from dynbench.workloads.cache import cache_folder
 from dynbench.workloads.datasets.base import ImageSplit
 from dynbench.workloads.datasets.image_folder import Files
+from dynbench.workloads.decoding import eight_bits
 from dynbench.workloads.hub import first_line
 from dynbench.workloads.pace import Pace
 
@@ -36,14 +39,16 @@ DRAFT = (64, 64)
 def without_unreadable(split: ImageSplit, settings: Workload) -> tuple[ImageSplit, tuple[str, ...]]:
     """The split without the files that cannot be decoded, and their paths; one of no files as it is.
 
-    Every file is decoded once; what is found is kept beside tokenised data as long as names, sizes and times stay.
+    Every file is read and decoded once; what is found is kept beside tokenised data as long as names, sizes and times
+    stay. The digest becomes one of what is in the files too.
 
     Raises:
         DataError: they are more than `workload.max_unreadable` of all, or there is nothing else.
     """
     if not split.files:
         return split, ()
-    broken = _looked_up(split, settings)
+    seen = _looked_up(split, settings)
+    split, broken = replace(split, digest=f"{split.digest} {seen.contents}"), seen.unreadable
     if not broken:
         return split, ()
     most = options_of(settings, ImageOptions).max_unreadable
@@ -63,8 +68,21 @@ def without_unreadable(split: ImageSplit, settings: Workload) -> tuple[ImageSpli
     return left, tuple(split.files[index] for index in broken)
 
 
-def _looked_up(split: ImageSplit, settings: Workload) -> dict[int, str]:
-    """Number of each unreadable file to why, as found before, or now."""
+@dataclass(frozen=True)
+class Seen:
+    """What looking through files found.
+
+    Args:
+        unreadable: number of each unreadable file to why.
+        contents: digest of what is in all of them, in their order.
+    """
+
+    unreadable: Mapping[int, str]
+    contents: str
+
+
+def _looked_up(split: ImageSplit, settings: Workload) -> Seen:
+    """What is in the files, as found before, or now."""
     path = cache_folder(settings) / f"images-{_state(split)}.json"
     known = _read(path, len(split))
     if known is not None:
@@ -75,7 +93,8 @@ def _looked_up(split: ImageSplit, settings: Workload) -> dict[int, str]:
             known = _read(path, len(split))
             if known is None:
                 known = _look(split)
-                write_json(path, {"images": len(split), "unreadable": {str(key): why for key, why in known.items()}})
+                unreadable = {str(key): why for key, why in known.unreadable.items()}
+                write_json(path, {"images": len(split), "contents": known.contents, "unreadable": unreadable})
             return known
     except OSError as error:
         logger.warning(
@@ -95,40 +114,45 @@ def _state(split: ImageSplit) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, number: int) -> dict[int, str] | None:
+def _read(path: Path, number: int) -> Seen | None:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         found = {int(key): str(why) for key, why in kept["unreadable"].items()}
         if kept["images"] != number or not all(0 <= key < number for key in found):
             raise ValueError("it is of other images")
+        return Seen(found, str(kept["contents"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("%s cannot be read (%s); looking through the images again", path, error)
         return None
-    return found
 
 
-def _look(split: ImageSplit) -> dict[int, str]:
+def _look(split: ImageSplit) -> Seen:
+    contents = hashlib.blake2b(digest_size=16)
     sizes = [Path(file).stat().st_size for file in split.files]
     pace, found = Pace(f"looking through {split.source}", sum(sizes), "bytes"), {}
     with ThreadPoolExecutor(usable_cores(), "looking") as pool:
-        for index, why in enumerate(pool.map(why_unreadable, split.files)):
+        for index, (digest, why) in enumerate(pool.map(looked_at, split.files)):
+            contents.update(digest)
             if why:
                 found[index] = why
             pace.add(sizes[index])
     pace.end()
-    return found
+    return Seen(found, contents.hexdigest())
 
 
-def why_unreadable(path: str) -> str:
-    """Why an image file cannot be decoded to its end; empty where it can."""
+def looked_at(path: str) -> tuple[bytes, str]:
+    """Digest of what is in an image file, and why it cannot be decoded to its end; empty where it can."""
+    digest = b""
     try:
-        with Image.open(path) as image:
+        content = Path(path).read_bytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        with Image.open(BytesIO(content)) as image:
             image.draft("RGB", DRAFT)
-            image.convert("RGB")
+            eight_bits(image)
     except MemoryError:
         raise
     except Exception as error:  # decoders of damaged files fail in ways of their own
-        return first_line(error)
-    return ""
+        return digest, first_line(error)
+    return digest, ""

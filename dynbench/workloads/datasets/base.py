@@ -105,7 +105,7 @@ class ImageSplit:
         images: image `i`, for i below N; raises DataError where it cannot be read.
         labels: class of each image, counted from 0, int64 [N].
         source: where they come from, for messages and records.
-        digest: of what the images are: of files, of their names and sizes.
+        digest: of what the images are: of files, of their names and sizes, and of what is in them once they were read.
         classes: what the source calls each class; empty where it counts them from 0.
         files: their paths, where each is a file.
     """

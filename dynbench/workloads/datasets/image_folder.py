@@ -16,6 +16,7 @@ from dynbench.errors import DataError, did_you_mean
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import DataOptions
 from dynbench.workloads.datasets.base import ImageSplit, Splits
+from dynbench.workloads.decoding import eight_bits
 from dynbench.workloads.hub import first_line
 
 TRAIN, EVAL = "train", "val"
@@ -43,7 +44,7 @@ class Files:
         path = self.paths[index]
         try:
             with Image.open(path) as image:
-                return image.convert("RGB")
+                return eight_bits(image)
         except MemoryError:
             raise
         except Exception as error:  # decoders of damaged files fail in ways of their own

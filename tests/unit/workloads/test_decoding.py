@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from photographs import stripes
 from PIL import Image
 
-from dynbench.workloads.decoding import Decoder, square
+from dynbench.workloads.decoding import Decoder, eight_bits, square
 
 
 def test_an_image_of_the_size_stays_as_it_is() -> None:
@@ -81,3 +82,51 @@ def test_without_threads_images_are_decoded_here() -> None:
     assert callers == []
     decoder([1])
     assert callers == [threading.current_thread()]
+
+
+def by_hand(image: Image.Image, side: int) -> np.ndarray:
+    """Resized whole, then cut."""
+    scale = round(side * 8 / 7) / min(image.size)
+    width, height = (round(length * scale) for length in image.size)
+    left, top = (width - side) // 2, (height - side) // 2
+    whole = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(whole.crop((left, top, left + side, top + side)))
+
+
+@pytest.mark.parametrize("size", [(80, 41), (40, 97), (333, 500), (20, 30)])
+def test_cutting_first_gives_what_cutting_last_does(size: tuple[int, int]) -> None:
+    image = Image.fromarray(np.random.default_rng(3).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8))
+    apart = np.abs(square(image, 28).astype(int) - by_hand(image, 28))
+    assert apart.max() <= 1
+
+
+def test_a_long_thin_image_never_becomes_a_huge_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, resize = [], Image.Image.resize
+
+    def watched(self: Image.Image, size: tuple[int, int], *more: object, **named: object) -> Image.Image:
+        sizes.append(size)
+        return resize(self, size, *more, **named)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    assert square(Image.new("RGB", (1, 2000), "red"), 28).min(axis=(0, 1)).tolist() == [255, 0, 0]
+    assert sizes == [(28, 28)]
+
+
+@pytest.mark.parametrize("ending", ["png", "pgm", "tif"])
+def test_sixteen_bits_become_eight(tmp_path: Path, ending: str) -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    path = tmp_path / f"ramp.{ending}"
+    if ending == "pgm":
+        path.write_bytes(b"P5 16 16 65535\n" + ramp.astype(">u2").tobytes())
+    else:
+        Image.fromarray(ramp).save(path)
+    with Image.open(path) as image:
+        seen = np.asarray(eight_bits(image))
+    assert seen.shape == (16, 16, 3)
+    assert (seen == (ramp >> 8).astype(np.uint8)[..., None]).all(), "white squares, where they are clipped"
+
+
+def test_numbers_of_no_known_range_are_refused() -> None:
+    for kind, mode in ((np.float32, "F"), (np.int32, "I")):
+        with pytest.raises(ValueError, match=f"no known range .mode {mode}."):
+            eight_bits(Image.fromarray(np.ones((4, 4), kind)))

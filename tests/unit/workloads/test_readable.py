@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from photographs import cut_short, write_folder
+from PIL import Image
 
 from dynbench.config.load import load_config
 from dynbench.errors import DataError
@@ -54,8 +55,8 @@ def test_above_the_share_they_are_refused(folder: Path) -> None:
 
 def test_they_are_looked_for_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, looked = configured(folder), []
-    seen = readable.why_unreadable
-    monkeypatch.setattr(readable, "why_unreadable", lambda path: looked.append(path) or seen(path))
+    seen = readable.looked_at
+    monkeypatch.setattr(readable, "looked_at", lambda path: looked.append(path) or seen(path))
     split = load(config.workload).train
     first = without_unreadable(split, config.workload)
     assert len(looked) == 24
@@ -73,4 +74,24 @@ def test_they_are_looked_for_once(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_image_is_unreadable(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(content)
-    assert readable.why_unreadable(str(path))
+    assert readable.looked_at(str(path))[1]
+
+
+def test_what_has_no_known_range_is_left_out(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "x.tif")
+    assert "mode F" in readable.looked_at(str(tmp_path / "x.tif"))[1]
+
+
+def test_other_pixels_in_files_of_the_same_names_and_sizes_are_other_data(tmp_path: Path) -> None:
+    found = []
+    for red in (0, 200):
+        root = tmp_path / str(red)
+        for name in ("ant", "bee"):
+            (root / "data" / "train" / name).mkdir(parents=True)
+            for number in range(4):
+                image = Image.new("RGB", (8, 8), (red, 0, 0))
+                image.save(root / "data" / "train" / name / f"{number}.bmp")
+        found.append(without_unreadable(load(configured(root).workload).train, configured(root).workload)[0].digest)
+        again = without_unreadable(load(configured(root).workload).train, configured(root).workload)[0].digest
+        assert again == found[-1], "kept as it was found"
+    assert found[0] != found[1]
