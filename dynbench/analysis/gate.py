@@ -111,13 +111,13 @@ def _tell_unjudged(conditions: Sequence[str], comparisons: Comparisons, findings
                 pair,
             )
         required = question_named(item.question).loss_drift is None
-        if DIFFERENT_LOSS in conditions and required and item.level != "step":
-            log.warning(
-                "--fail-on %s: %s, losses are compared at level step only, and this is level %s",
-                DIFFERENT_LOSS,
-                pair,
-                item.level,
+        if DIFFERENT_LOSS in conditions and required and item.loss_max_rel_diff is None:
+            why = (
+                f"losses are compared at level step only, and this is level {item.level}"
+                if item.level != "step"
+                else "its losses depend on who runs which samples (batch normalisation), or are not finite"
             )
+            log.warning("--fail-on %s: %s, %s", DIFFERENT_LOSS, pair, why)
     for finding in findings if DIFFERENT_LOSS in conditions else ():
         if finding.id in LOSS_CHECKS:
             log.warning("--fail-on %s: not met by %s (limit: %s)", DIFFERENT_LOSS, finding.seen, finding.limit)

@@ -79,6 +79,14 @@ def test_what_cannot_be_judged_is_told(condition, caplog):
     assert said in caplog.text
 
 
+def test_losses_that_depend_on_the_plan_are_told_to_be_unjudged(caplog):
+    judge("different-loss", [compared(verdict="SAME", loss_max_rel_diff=None)], [])
+    assert "partition against static, its losses depend on who runs which samples (batch norm" in caplog.text
+    caplog.clear()
+    judge("different-loss", [compared(verdict="SAME", loss_max_rel_diff=1e-7)], [])
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_without_a_comparison_only_findings_can_be_judged(condition):
     if condition == "findings":
