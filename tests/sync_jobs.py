@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from copy import deepcopy
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dynbench.config.load import load_config
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.toy_check import (
+    SMALL_BUCKET_MB,
     VOCABULARY,
     Case,
     Difference,
     check_strategy,
+    difference,
     toy_model,
+    train_alone,
+    train_on_ranks,
 )
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.plugins import STRATEGIES
@@ -52,20 +57,72 @@ def gpt2() -> nn.Module:
     return SmallGpt2().double()
 
 
+class UsesWeights(nn.Module):
+    """Blocks whose weights are used without calling them, and one whose weight is used before it is called, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.by_hand = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))
+        self.tied = nn.ModuleList([nn.Sequential(nn.Linear(16, VOCABULARY))])
+        self.tied[0][0].weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embed(tokens).mean(1)
+        for block in self.by_hand:
+            hidden = hidden + nn.functional.linear(hidden, block[0].weight, block[0].bias).tanh()
+        return self.tied[0](hidden)
+
+
+def uses_weights() -> nn.Module:
+    torch.manual_seed(0)
+    return UsesWeights().double()
+
+
 MODELS = {"toy": toy_model, "gpt2": gpt2}
 
 
 def checked(rank: int, sync: str, model: str, optimizer: Any, *settings: str) -> Difference | None:
-    """How far the strategy's weights are from one process's, on the rank that has them."""
-    case = Case(optimizer, model=MODELS[model])
+    """How far the strategy's weights are from one process's, on the rank that has them; others begin with others."""
+
+    def build() -> nn.Module:
+        built = MODELS[model]()
+        with torch.no_grad():
+            for tensor in (*built.parameters(), *built.buffers()):
+                if rank and tensor.is_floating_point():
+                    tensor.add_(rank)
+        return built
+
     with known():
-        options = ["sync.find_unused=true"] if STRATEGIES[sync].reads("find_unused") else []
-        return check_strategy(named(load_config(None, [*options, *settings]), sync, "none"), case)
+        wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB}
+        options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
+        config = named(load_config(None, [*options, *settings]), sync, "none")
+        return check_strategy(config, Case(optimizer, model=build))
+
+
+def gathered_late(rank: int, model: str) -> Difference | None:
+    """As `checked`, of zero1 whose gathered parameters come when they are waited for, and not before."""
+    config = named(load_config(None, [f"sync.bucket_mb={SMALL_BUCKET_MB}"]), "zero1", "none")
+    case = Case("adamw", model={**MODELS, "uses_weights": uses_weights}[model])
+    with session(build_strategy(config, CPU)) as strategy:
+        gather = strategy.wire.gather
+
+        def late(full: Tensor, shard: Tensor) -> Any:
+            if full.dtype == torch.uint8:  # which parameters are used
+                return gather(full, shard)
+            arrived, future = torch.empty_like(full), Mock()
+            under_way = gather(arrived, shard)
+            future.wait.side_effect = lambda: full.copy_(under_way.wait())
+            return future
+
+        with patch.object(strategy.wire, "gather", late):
+            state = train_on_ranks(strategy, case)
+    return None if state is None else difference(state, train_alone(case, 2))
 
 
 def sent_during_backward(rank: int, sync: str, steps: int = 3) -> list[tuple[int, int]]:
     """Of each step, gradients that were complete when the first was sent, and when all were."""
-    config, found = named(load_config(None, ["sync.bucket_mb=0.0003"]), sync, "none"), []
+    config, found = named(load_config(None, [f"sync.bucket_mb={SMALL_BUCKET_MB}"]), sync, "none"), []
     with known(), session(build_strategy(config, CPU)) as strategy:
         model, complete, at_first = toy_model(), [0], []
         for parameter in model.parameters():

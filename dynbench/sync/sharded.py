@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -80,8 +79,9 @@ class ShardedBucket(Bucket):
 class ShardedBuckets(BucketedDDP):
     """A module whose rank's part of the mean gradient lies in `pieces`, and whose forward passes wait for parameters.
 
-    A block waits for those of its own as it begins, so that later ones are still collected while it runs; what lies
-    in no block is waited for as the module begins.
+    A block waits for those of its own as it begins, so that later ones are still collected while it runs. What is also
+    used outside of blocks is waited for as the module begins, and so are the parameters of blocks that no forward pass
+    has called, whose weights the module's code may use by itself.
     """
 
     def __init__(
@@ -89,14 +89,26 @@ class ShardedBuckets(BucketedDDP):
     ) -> None:
         super().__init__(module, bucket_size_mb, wire, on_ready)
         blocks = blocks_of(module)
-        within = {id(parameter) for block in blocks for parameter in block.parameters()}
-        outside = [index for index, (_, p) in enumerate(self._trained) if id(p) not in within]
-        waits: list[tuple[nn.Module, Iterable[int]]] = [(module, outside)]
-        place = {id(parameter): index for index, (_, parameter) in enumerate(self._trained)}
-        waits += [(block, [place[id(p)] for p in block.parameters() if id(p) in place]) for block in blocks]
-        for waiting, members in waits:
-            needed = dict.fromkeys(bucket for bucket in self.sharded for index in members if index in bucket.members)
-            self._hooks.append(waiting.register_forward_pre_hook(partial(_wait, tuple(needed))))
+        inside = {id(each) for block in blocks for each in block.modules()}
+        outside = [p for each in module.modules() if id(each) not in inside for p in each.parameters(recurse=False)]
+        self._of_block = {block: self._holding(block.parameters()) for block in blocks}
+        self._outside = self._holding(outside)
+        self._uncalled = dict.fromkeys(blocks)
+        self._hooks.append(module.register_forward_pre_hook(self._begins))
+        self._hooks += [block.register_forward_pre_hook(self._block_begins) for block in blocks]
+
+    def _holding(self, parameters: Iterable[nn.Parameter]) -> list[ShardedBucket]:
+        """The buckets that these parameters are in."""
+        wanted = {id(parameter) for parameter in parameters}
+        return [each for each in self.sharded if any(id(p) in wanted for _, p in each.members.values())]
+
+    def _begins(self, *_: object) -> None:
+        for buckets in (self._outside, *(self._of_block[block] for block in self._uncalled)):
+            _wait(buckets)
+
+    def _block_begins(self, block: nn.Module, _: object) -> None:
+        self._uncalled.pop(block, None)
+        _wait(self._of_block[block])
 
     @property
     def sharded(self) -> list[ShardedBucket]:
@@ -133,7 +145,7 @@ class ShardedBuckets(BucketedDDP):
         return not self._behind.isdisjoint(part.members)
 
 
-def _wait(buckets: tuple[ShardedBucket, ...], *_: object) -> None:
+def _wait(buckets: Iterable[ShardedBucket]) -> None:
     for bucket in buckets:
         bucket.wait()
 
@@ -158,6 +170,7 @@ class Zero1(Replicated):
 
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The step on the pieces; the parameters begin to be collected."""
+        self.module.wait()  # for those of blocks that no forward pass has reached
         precision.step(optimizer)
         self.module.gather()
 

@@ -19,6 +19,7 @@ from sync_jobs import (
     course,
     course_sharded,
     differing,
+    gathered_late,
     killed,
     meetings,
     messages,
@@ -82,6 +83,11 @@ def test_two_ranks_train_what_one_process_trains(ranks: WarmRanks, sync: str, op
 @pytest.mark.parametrize("sync", EXACT)
 def test_four_ranks_train_what_one_process_trains(four: WarmRanks, sync: str, optimizer: str) -> None:
     judge(four(checked, sync, "toy", optimizer))
+
+
+@pytest.mark.parametrize("model", [*MODELS, "uses_weights"])
+def test_no_parameter_is_used_before_it_is_gathered(ranks: WarmRanks, model: str) -> None:
+    judge(ranks(gathered_late, model))
 
 
 @pytest.mark.parametrize("sync", ["averages_parameters", "sends_early", "forgets_to_divide_gradients", "tied_twice"])

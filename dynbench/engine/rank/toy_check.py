@@ -7,6 +7,7 @@ micro-batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -27,12 +28,17 @@ MOST_MICRO_BATCHES = 3
 VOCABULARY, WIDTH, LENGTH = 40, 12, 6
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 """Rounding in double precision, of a weight and beside it."""
+SMALL_BUCKET_MB = 0.0003
+"""So that the toy fills many buckets."""
 State = Mapping[str, Tensor]
 OptimizerName = Literal["sgd", "adamw"]
 
 
 class ToyModel(nn.Module):
-    """Predicts a class for each row of tokens; rows that begin with an even one take a further turn."""
+    """Predicts a class for each row of tokens; rows that begin with an even one take a further turn.
+
+    Its blocks lie in a list of lists, the inner ones of which are never called.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +47,7 @@ class ToyModel(nn.Module):
         self.turn = nn.Linear(WIDTH, WIDTH)
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.norm = nn.BatchNorm1d(WIDTH).eval()
+        self.layers = nn.ModuleList([nn.ModuleList([_block(), _block()]) for _ in range(2)])
         self.score = nn.Linear(WIDTH, VOCABULARY)
         self.score.weight = self.embed.weight
         self.unused = nn.Linear(WIDTH, 3)
@@ -51,8 +58,16 @@ class ToyModel(nn.Module):
         even = tokens[:, 0] % 2 == 0
         if bool(even.any()):
             hidden = torch.where(even[:, None], torch.tanh(self.turn(hidden)), hidden)
-        scored: Tensor = self.score(hidden)
+        for pair in self.layers:
+            assert isinstance(pair, nn.ModuleList)
+            first, second = pair
+            hidden = second(hidden + first(hidden))
+        scored: Tensor = self.score(self.norm(hidden))
         return scored
+
+
+def _block() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
 
 def toy_model() -> nn.Module:
@@ -162,11 +177,15 @@ class Difference:
 
 
 def difference(found: State, wanted: State) -> Difference:
-    """How far `found` is from `wanted`, which has the same tensors."""
-    apart = {name: (found[name] - tensor).abs() for name, tensor in wanted.items()}
+    """How far `found` is from `wanted`, which has the same tensors; infinitely far where a weight is no number."""
+    apart = {
+        name: (found[name] - tensor).abs().nan_to_num(nan=math.inf, posinf=math.inf) for name, tensor in wanted.items()
+    }
     name = max(apart, key=lambda each: float(apart[each].max()))
-    rounding = max(float((apart[name] / (ABSOLUTE + RELATIVE * tensor.abs())).max()) for name, tensor in wanted.items())
-    return Difference(float(apart[name].max()), name, rounding)
+    largest = float(apart[name].max())
+    explained = {name: ABSOLUTE + RELATIVE * tensor.abs() for name, tensor in wanted.items()}
+    rounding = max(float((apart[name] / explained[name]).max()) for name in wanted) if largest < math.inf else math.inf
+    return Difference(largest, name, rounding)
 
 
 def check_strategy(config: Config, case: Case) -> Difference | None:
@@ -177,6 +196,7 @@ def check_strategy(config: Config, case: Case) -> Difference | None:
 
 
 def config_of(name: str) -> Config:
-    """The settings that a strategy is checked with: the toy has parameters that are not used."""
-    options = ["sync.find_unused=true"] if STRATEGIES.find(name).reads("find_unused") else []
+    """The settings that a strategy is checked with: the toy has parameters that are not used, and many buckets."""
+    wanted = {"find_unused": "true", "bucket_mb": str(SMALL_BUCKET_MB)}
+    options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES.find(name).reads(key)]
     return load_config(None, [f"sync.name={name}", *options])

@@ -11,8 +11,10 @@ import torch
 from dynbench.cli.main import main
 from dynbench.engine.launching import toy_ranks
 from dynbench.engine.launching.toy_ranks import check_strategies
-from dynbench.engine.rank.toy_check import Case, Difference, difference, train_alone
+from dynbench.engine.rank.toy_check import Case, Difference, config_of, difference, train_alone
 from dynbench.errors import UsageError
+from dynbench.plugins import STRATEGIES
+from dynbench.sync.blocks import blocks_of
 
 APART = {"sgd": 1e-17, "adamw": 2e-17}
 
@@ -54,6 +56,25 @@ def test_rounding_is_told_from_a_difference() -> None:
     assert difference({**wanted, "mix.bias": wanted["mix.bias"] * (1 + 1e-13)}, wanted).of_rounding < 1
 
 
+@pytest.mark.parametrize("name", ["embed.weight", "score.bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_infinitely_far_from_any(
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = train_alone(Case("sgd", steps=1), 2)
+    found = difference({**wanted, name: torch.full_like(wanted[name], value)}, wanted)
+    assert found == Difference(float("inf"), name, float("inf"))
+    monkeypatch.setattr(toy_ranks, "_on_processes", lambda *_: [("naive", "sgd", found)])
+    assert main(["sync", "check", "naive", "--json"]) == 6
+    assert json.loads(capsys.readouterr().out)["checked"][0]["difference"] is None
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if entry.reads("bucket_mb")])
+def test_the_toy_fills_many_buckets(name: str) -> None:
+    limit = float(config_of(name).sync.model_dump()["bucket_mb"]) * 2**20
+    assert sum(parameter.nbytes for parameter in Case().model().parameters()) > 20 * limit
+
+
 def test_the_toy_has_what_strategies_go_wrong_on() -> None:
     case = Case()
     model = case.model()
@@ -67,3 +88,5 @@ def test_the_toy_has_what_strategies_go_wrong_on() -> None:
     assert torch.equal(start["unused.weight"], ended["unused.weight"]), "AdamW leaves it alone"
     assert not torch.equal(start["embed.weight"], ended["embed.weight"])
     assert torch.equal(ended["embed.weight"], ended["score.weight"])
+    assert len(blocks_of(model)) == 4
+    assert not torch.equal(start["norm.weight"], ended["norm.weight"])
