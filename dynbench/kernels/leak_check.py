@@ -2,7 +2,8 @@
 
 The gradient of one sample's output to the embeddings of all others has to be exactly zero, and outputs and gradients
 have to agree with those of the samples padded, in fp32 without dropout. Where the run's precision is another, and with
-it perhaps the kernel, the zeros are asked for in that one too.
+it perhaps the kernel, the zeros are asked for in that one too: of the kernel that takes the dropout of training and of
+the one without, which evaluation runs, both dropping nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -39,7 +41,7 @@ class Observed:
     Args:
         outputs: of each sample.
         gradients: of each sample's output to all embeddings, [rows, tokens, channels].
-        of_parameters: of all outputs together to every parameter that has one, all in one.
+        of_parameters: of all outputs together to every parameter, zeros where there is none, all in one.
     """
 
     outputs: Sequence[Tensor]
@@ -95,24 +97,36 @@ def check_packed_rows(
     ordered = sorted(samples, key=len)
     boundaries = Boundaries(tuple(map(len, ordered)), device)
     row = torch.cat([torch.as_tensor(sample) for sample in ordered]).long().to(device)[None]
-    lengths, worst = boundaries.lengths, Seen()
+    lengths = boundaries.lengths
+    kernels: dict[str, list[str]] = {}
     with _evaluating(model):
         padded = observe(model, padded_pass(model, row, boundaries))
         use_packed_rows(model)
-        for arrangement in get_args(Arrangement):
-            arranged = replace(boundaries, arrangement=arrangement)
-            worst = worst.worst(compare(observe(model, packed_pass(model, row, arranged)), padded, lengths))
-        found = {"fp32": worst.fault()}
+
+        def seen_in(dtype: torch.dtype | None, tolerance: float) -> Seen:
+            precision = "fp32" if dtype is None else str(dtype).removeprefix("torch.")
+            ran: set[str] = set()
+            seen = Seen()
+            # Kernels that dropout decides on are of half precision.
+            for arrangement, drops in product(get_args(Arrangement), (False,) if dtype is None else (False, True)):
+                arranged = replace(boundaries, arrangement=arrangement, checked=ran)
+                with as_in_training(model) if drops else nullcontext():
+                    half = None if dtype is None else torch.autocast(device.type, dtype=dtype)
+                    seen = seen.worst(compare(observe(model, packed_pass(model, row, arranged), half), padded, lengths))
+            kernels[precision] = sorted(ran)
+            fault = seen.fault(tolerance)
+            if fault is not None:
+                row_of = f"{type(model).__name__}: a packed row of {list(lengths)} tokens in {precision}"
+                raise LeakFound(f"{row_of}: {fault}", HINT)
+            return seen
+
+        worst = seen_in(None, TOLERANCE)
         if autocast is not None:
-            half = observe(model, packed_pass(model, row, boundaries), torch.autocast(device.type, dtype=autocast))
-            found[str(autocast).removeprefix("torch.")] = compare(half, padded, lengths).fault(HALF_TOLERANCE)
-    for precision, fault in found.items():
-        if fault is not None:
-            row_of = f"{type(model).__name__}: a packed row of {list(lengths)} tokens in {precision}"
-            raise LeakFound(f"{row_of}: {fault}", HINT)
+            seen_in(autocast, HALF_TOLERANCE)
     return {
         "lengths": list(lengths),
-        "precisions": list(found),
+        "precisions": list(kernels),
+        "kernels": kernels,
         "foreign_gradient": worst.foreign_gradient,
         "output_difference": worst.output_difference,
         "gradient_difference": worst.gradient_difference,
@@ -171,8 +185,8 @@ def observe(model: Any, forward: Pass, precision: AbstractContextManager[object]
     gradients = [torch.autograd.grad(score, states, retain_graph=True)[0] for score in scores]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(torch.stack(scores).sum(), parameters, allow_unused=True)
-    flat = [gradient.flatten() for gradient in found if gradient is not None]
-    return Observed([output.detach() for output in outputs], gradients, torch.cat(flat))
+    whole = [torch.zeros_like(each) if one is None else one for each, one in zip(parameters, found, strict=True)]
+    return Observed([output.detach() for output in outputs], gradients, torch.cat([one.flatten() for one in whole]))
 
 
 def _weights(place: int, output: Tensor) -> Tensor:
@@ -215,6 +229,19 @@ def _largest(tensors: Sequence[Tensor]) -> float:
 def _larger(values: Sequence[float]) -> float:
     """The largest, or what is no number if one is none: `max` would depend on their order."""
     return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
+
+
+@contextmanager
+def as_in_training(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation whose attention is told the rates of training; nothing else drops anything."""
+    model.train()
+    for part in model.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.eval()
+    try:
+        yield
+    finally:
+        model.eval()
 
 
 @contextmanager

@@ -100,11 +100,17 @@ def attend(
     """Attention of every sample to itself, [T, heads, channels]; states are [T, (key) heads, channels]."""
     if window is not None and window >= boundaries.longest:
         window = None
+    if torch.is_autocast_enabled(query.device.type):
+        # Rotated positions are fp32, which only torch's own attention would be cast from.
+        query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
     kernel = variable_length_kernel(query, dropout)
-    if kernel is not None:
-        return kernel(query, key, value, boundaries, causal=causal, window=window, scale=scale, dropout=dropout)
     width = query.shape[1] * query.shape[2]
     arranged = boundaries.arrangement or cheaper_arrangement(boundaries, width)
+    if boundaries.checked is not None:
+        boundaries.checked.add(arranged if kernel is None else kernel.__name__)
+        dropout = 0.0
+    if kernel is not None:
+        return kernel(query, key, value, boundaries, causal=causal, window=window, scale=scale, dropout=dropout)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
     arrange = _by_length if arranged == "by_length" else _repadded
     return arrange((query, key, value), boundaries, causal, window, options)

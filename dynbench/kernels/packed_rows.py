@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal
@@ -28,6 +28,8 @@ class Boundaries:
             equal lengths follow each other.
         device: where the row is.
         arrangement: for attention that knows no boundaries; None is whichever is cheaper.
+        checked: of a check, for whose sake attention drops nothing of what it would: the names of all that ran. None
+            in training.
 
     Raises:
         ValueError: no sample, or an empty one.
@@ -36,6 +38,7 @@ class Boundaries:
     lengths: tuple[int, ...]
     device: torch.device = CPU
     arrangement: Arrangement | None = None
+    checked: set[str] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:

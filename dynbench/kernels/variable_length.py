@@ -22,6 +22,8 @@ LEAST_CAPABILITY = 8
 class Kernel(Protocol):
     """Attention of every sample to itself."""
 
+    __name__: str
+
     def __call__(
         self,
         query: Tensor,

@@ -141,6 +141,43 @@ def test_dropout_is_off_in_the_check_and_on_in_training() -> None:
     assert once.shape == (len(SAMPLES), 3) and not torch.equal(once, again)
 
 
+def leaking(query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, **_: Any) -> Tensor:
+    """A kernel that sees the whole row, and drops nothing."""
+    return query + key.mean((0, 1)) * value.mean((0, 1))
+
+
+@pytest.mark.parametrize("name", ["distilbert", "bert", "roberta", "modernbert, mean", "gpt2", "llama"])
+@pytest.mark.parametrize("dropping", [True, False], ids=["training", "evaluation"])
+def test_the_kernels_of_training_and_of_evaluation_are_both_checked(
+    name: str, dropping: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which one runs depends on the rate of dropout; in half precision on GPUs these are three."""
+    rates = {"distilbert": "attention_dropout", "bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop"}
+    rates |= {"roberta": "attention_probs_dropout_prob", "modernbert, mean": "attention_dropout"}
+    model = tiny_model(name, **{rates.get(name, "attention_dropout"): 0.3})
+    asked: set[float] = set()
+
+    def chosen(query: Tensor, dropout: float) -> Any:
+        asked.add(dropout)
+        return leaking if query.dtype is torch.bfloat16 and bool(dropout) is dropping else None
+
+    monkeypatch.setattr(packed_attention, "variable_length_kernel", chosen)
+    with pytest.raises(LeakFound, match="tokens in bfloat16: the gradient of a sample's output to another"):
+        check_packed_rows(model, SAMPLES, autocast=torch.bfloat16)
+    assert 0.3 in asked and not any(part.training for part in model.modules())
+
+
+def test_attention_that_parameters_do_not_reach_is_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_attention, "attend", lambda query, key, value, boundaries, **_: value)
+    with pytest.raises(LeakFound, match="differ from those of padded samples"):
+        check_packed_rows(tiny_model("bert"), SAMPLES)
+
+
+def test_what_ran_in_the_check_is_recorded() -> None:
+    found = check_packed_rows(tiny_model("bert", attention_probs_dropout_prob=0.3), SAMPLES, torch.bfloat16)
+    assert found["kernels"] == {each: ["by_length", "repadded"] for each in ("fp32", "bfloat16")}
+
+
 def test_attention_drops_weights_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     attend = packed_attention.attend

@@ -112,3 +112,14 @@ def test_what_kernels_with_boundaries_are_told(causal: bool, window: int | None,
 
 def test_on_a_cpu_there_is_no_kernel_with_boundaries() -> None:
     assert variable_length.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
+
+
+def test_states_that_autocast_left_in_fp32_are_half_precision_for_every_kernel(monkeypatch) -> None:
+    """As rotated queries and keys are beside values, which kernels that take boundaries would refuse."""
+    asked = []
+    monkeypatch.setattr(packed_attention, "variable_length_kernel", lambda query, _: asked.append(query.dtype))
+    query, value = torch.randn(9, 2, 8), torch.randn(9, 2, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        packed_attention.attend(query, query, value, Boundaries((4, 5)), causal=True)
+    packed_attention.attend(query, query, query, Boundaries((4, 5)), causal=True)
+    assert asked == [torch.bfloat16, torch.float32]
