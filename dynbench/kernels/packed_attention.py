@@ -25,6 +25,8 @@ CALL = 500_000
 """What a further call costs, forward and backward, in units of one query, one key and one channel; on a CPU core."""
 COPY = 60
 """What it costs to lay out a token's channel and to take it back, in the same units."""
+MOST_PADDING = 2
+"""Other devices than CPUs re-pad up to so many times the tokens."""
 
 
 def register() -> None:
@@ -119,7 +121,7 @@ def attend(
 def cheaper_arrangement(boundaries: Boundaries, width: int) -> Arrangement:
     """By length a CPU core computes the fewest scores, re-padded it is called once: whichever takes less by `CALL`.
 
-    Other devices compute scores much faster than they are called, and re-pad unless that more than doubles the tokens.
+    Other devices compute scores much faster than they are called, and re-pad up to `MOST_PADDING`.
 
     Args:
         boundaries: where the samples are.
@@ -127,10 +129,28 @@ def cheaper_arrangement(boundaries: Boundaries, width: int) -> Arrangement:
     """
     samples, longest = len(boundaries.lengths), boundaries.longest
     if boundaries.device.type != "cpu":
-        return "repadded" if samples * longest <= 2 * boundaries.tokens else "by_length"
+        return "repadded" if samples * longest <= MOST_PADDING * boundaries.tokens else "by_length"
     by_length = CALL * len(boundaries.runs) + width * sum(length * length for length in boundaries.lengths)
     repadded = CALL + width * samples * longest * (longest + COPY)
     return "by_length" if by_length <= repadded else "repadded"
+
+
+def most_demanding(samples: int, longest: int, device: torch.device) -> tuple[int, ...]:
+    """Lengths of a row for which attention needs most memory, of those with as many tokens and as long a sample.
+
+    Where scores are computed by length these are equal; where rows are re-padded, the most samples that still are.
+
+    Args:
+        samples: how often `longest` goes into the row's tokens.
+        longest: tokens of its longest sample.
+        device: where the row will be.
+    """
+    rest = (samples - 1) * longest
+    others = samples - 1 if device.type == "cpu" else min(MOST_PADDING * samples - 1, rest)
+    if not others:
+        return (longest,)
+    each, more = divmod(rest, others)
+    return (*[each] * (others - more), *[each + 1] * more, longest)
 
 
 def _by_length(

@@ -29,7 +29,8 @@ MAX_SHRINKS = 10
 def planned_shapes(problem: Problem, steps: int) -> list[list[tuple[int, int]]]:
     """Per rank, the (samples, padded length) of every micro-batch of `partition`'s first steps, in order.
 
-    Of a packed row, as many of its longest sample as it has tokens for, rounded up: nothing needs more memory.
+    Of a packed row, as many of its longest sample as it has tokens for, rounded up; trials make of these the row that
+    needs most memory.
     """
     shapes: list[list[tuple[int, int]]] = [[] for _ in range(problem.workers)]
     planner = Planner("partition", problem)

@@ -48,9 +48,9 @@ class TrialStep:
         self.buckets = torch.zeros(sum(p.numel() for p in parameters), device=device)
         self.memory = memory_meter(device)
 
-    def step(self, n: int, length: int) -> None:
-        """Forward, backward and optimizer step of one micro-batch; ends with the device idle."""
-        batch = shaped_batch(self._workload, n, length, self.device)
+    def step(self, n: int, length: int, most: bool = False) -> None:
+        """Forward, backward and optimizer step of one micro-batch (see `shaped`); ends with the device idle."""
+        batch = shaped_batch(self._workload, n, length, self.device, most)
         with self._precision.autocast():
             loss = self._workload.loss(self._model, batch.inputs)
         self._precision.backward(loss / batch.weight)
@@ -70,7 +70,7 @@ class TrialStep:
         failed = False
         try:
             for _ in range(STEPS_PER_TRIAL):
-                self.step(n, length)
+                self.step(n, length, most=True)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

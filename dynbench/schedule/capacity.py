@@ -156,10 +156,10 @@ def _row(steps: Sequence[Step], where: str, unit: str) -> tuple[Step, ...]:
 
 
 def capacity_of(tables: Sequence[Sequence[tuple[int, int | None]]], layout: Layout) -> Capacity:
-    """What was measured on micro-batches of samples of equal length: per rank, pairs (length, most samples).
+    """What was measured on micro-batches of samples of a length: per rank, pairs (length, most samples).
 
-    A packed row may hold as many tokens, whatever the lengths of the others beside its longest sample: with equal
-    ones attention needs most.
+    A packed row may hold as many tokens, whatever the lengths of the others beside its longest sample: what was
+    measured is the row of these that needs most memory.
     """
     if layout == "padded":
         return Capacity.table(tables)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from probes import make_probe, probe_record
 
 from dynbench.config.load import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_cost, build_problem, probe_capacity
 from dynbench.errors import ConfigError
+from dynbench.kernels.packed_attention import Boundaries, cheaper_arrangement, most_demanding
+from dynbench.probe import shapes
 from dynbench.probe.predict import predicted_speedups
 from dynbench.probe.shapes import shaped_batch
 from dynbench.probe.soak import planned_shapes
@@ -30,6 +35,41 @@ def test_a_trial_is_a_row_of_equal_samples_without_padding() -> None:
     batch = shaped_batch(workload, 3, 40, CPU)
     assert batch.inputs["boundaries"].lengths == (40, 40, 40) and batch.tokens == 120
     assert len(TrialStep(config, workload, CPU).timed(3, 40, 2)) == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_no_row_of_as_many_tokens_and_as_long_a_sample_is_padded_to_more_than_the_one_that_is_tried(lengths) -> None:
+    """As on a GPU without a kernel that takes boundaries, or where none takes dropout."""
+    gpu, longest = torch.device("cuda"), max(lengths)
+    samples = -(-sum(lengths) // longest)
+    tried = most_demanding(samples, longest, gpu)
+    assert max(tried) == longest and sum(tried) == samples * longest and min(tried) > 0
+    assert cheaper_arrangement(Boundaries(tried, gpu), 64) == "repadded"
+    if cheaper_arrangement(Boundaries(tuple(lengths), gpu), 64) == "repadded":
+        assert len(lengths) * longest <= len(tried) * longest
+    assert most_demanding(samples, longest, CPU) == (longest,) * samples
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_what_is_tried_for_memory_is_the_row_that_needs_most_and_what_is_timed_is_equal(layout, monkeypatch) -> None:
+    """GPUs' choice, forced on a CPU: 8 samples of 40 tokens are tried as 16, the longest of them 40."""
+    changed = [*PACKED, f"workload.layout={layout}", "train.learning_rate=1e-4", "train.precision=fp32"]
+    config = load_config(None, changed)
+    workload, seen = build_workload(config), []
+    monkeypatch.setattr(shapes, "most_demanding", lambda n, length, _: most_demanding(n, length, torch.device("cuda")))
+    step = TrialStep(config, workload, CPU)
+    collate = workload.collate
+    monkeypatch.setattr(workload, "collate", lambda data, ids, width: seen.append(data.lengths[ids]) or collate(
+        data, ids, width
+    ))  # fmt: skip
+    assert step.fits(8, 40)[0]
+    step.timed(8, 40, 1)
+    tried, _, timed, _ = (lengths.tolist() for lengths in seen)
+    if layout == "padded":
+        assert tried == timed == [39] * 8
+    else:
+        assert (len(tried), max(tried), sum(tried)) == (16, 40, 320) and timed == [40] * 8
 
 
 def test_the_soak_replays_rows_of_as_many_tokens_and_as_long_a_sample() -> None:

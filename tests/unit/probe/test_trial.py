@@ -54,7 +54,7 @@ def test_a_trial_fits_when_what_training_reports_is_within_the_limit(
     step = TrialStep.__new__(TrialStep)
     step._limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
     step.memory = Peaked()
-    monkeypatch.setattr(step, "step", lambda n, length: None, raising=False)
+    monkeypatch.setattr(step, "step", lambda n, length, most: None, raising=False)
     assert step.fits(4, 32) == (fits, 100.0)
     assert limited == ([] if limit_mb is None else [step._limit_bytes])
 
