@@ -35,14 +35,17 @@ def weakest(levels: Iterable[Level]) -> Level:
 def work_level(a: MergedRun, b: MergedRun) -> Level:
     """How far two launches of the same data and seed computed the same samples.
 
-    `tokens` with different batches, and under different strategies of which one trains otherwise than one process.
+    `tokens` with different batches, and where a strategy trains otherwise than one process unless both are equal and
+    deal every rank the same samples in every step.
 
     `window` asks that the measured steps are whole windows: where the warm-up, the end of the run, or a step that does
     not count splits one, the measured samples differ.
     """
     one, other = a.facts.config, b.facts.config
     inexact = not (one.sync.exact and other.sync.exact)
-    if one.train.global_batch != other.train.global_batch or (inexact and one.sync != other.sync):
+    if one.train.global_batch != other.train.global_batch or (
+        inexact and (one.sync != other.sync or not _dealt_alike(a, b))
+    ):
         return "tokens"
     done = agreements(a, b)
     if done is not None and len(done) > a.steps.height:
@@ -51,6 +54,12 @@ def work_level(a: MergedRun, b: MergedRun) -> Level:
         return "stream"
     ends = np.concatenate([_ends_of_stretches(run) for run in (a, b)])
     return "window" if np.isin(ends, done).all() else "stream"
+
+
+def _dealt_alike(a: MergedRun, b: MergedRun) -> bool:
+    """Whether every rank of both launches computed the same samples in every step."""
+    one, other = (run.worker_rows().select("step", "worker", "work_hash").sort("step", "worker") for run in (a, b))
+    return one.collect().equals(other.collect())
 
 
 def _ends_of_stretches(run: MergedRun) -> NDArray[np.int64]:

@@ -141,3 +141,12 @@ def test_a_strategy_that_trains_otherwise_is_compared_by_tokens(merged):
     assert work_level(exact, other) == "step"
     assert work_level(exact, local) == work_level(local, fewer) == "tokens"
     assert work_level(local, local) == "step"
+
+
+def test_a_strategy_that_trains_otherwise_is_compared_by_tokens_under_other_plans(merged):
+    """Where ranks step apart, who trains on which samples is part of the training."""
+    local = ("sync.name=local_sgd",)
+    static, again, planned = (merged(policy, overrides=local) for policy in ("static", "static", "partition"))
+    assert work_level(merged("static"), merged("partition")) == "step"
+    assert work_level(static, again) == "step"
+    assert work_level(static, planned) == "tokens"
