@@ -33,7 +33,7 @@ class Precision:
     ) -> None:
         self._agree = agree
         self._clip = clip
-        self._device_type = device.type
+        self._device = device
         self._dtype = DTYPES.get(name)
         self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._scale = self._scaler.get_scale()
@@ -42,7 +42,7 @@ class Precision:
         """The context of a forward pass."""
         if self._dtype is None:
             return nullcontext()
-        return torch.autocast(self._device_type, dtype=self._dtype)
+        return torch.autocast(self._device.type, dtype=self._dtype)
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass of the scaled loss."""
@@ -53,12 +53,19 @@ class Precision:
         if self._scaler.is_enabled() and (self._agree is not None or self._clip is not None):
             self._scaler.unscale_(optimizer)
             if self._agree is not None:
-                for found in self._scaler._found_inf_per_device(optimizer).values():
-                    self._agree(found)
+                self._agree_on_overflow(optimizer, self._agree)
         if self._clip is not None:
             self._clip(optimizer)
         self._scaler.step(optimizer)
         self._scaler.update()
+
+    def _agree_on_overflow(self, optimizer: Optimizer, agree: Callable[[Tensor], object]) -> None:
+        """One flag on every rank, also where `optimizer` holds no gradient, as of a shard that nothing has used."""
+        flags = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not flags:
+            flags[self._device] = torch.zeros((), device=self._device)
+        for found in flags.values():
+            agree(found)
 
     def take_skipped(self) -> bool:
         """Whether the last step was skipped (the scale went down); waits for the device, so ask after the step."""

@@ -23,6 +23,22 @@ def test_fp32_never_skips() -> None:
     assert stepped(Precision("fp32", torch.device("cpu")), 2.0) == (True, False)
 
 
+@pytest.mark.parametrize("elsewhere", [0.0, 1.0])
+def test_a_rank_without_a_gradient_agrees_with_the_others(elsewhere: float) -> None:
+    """As one does whose shard nothing has used: every rank takes part with one flag."""
+    weight, asked = torch.nn.Parameter(torch.ones(1)), []
+
+    def agree(flag: torch.Tensor) -> None:
+        asked.append(float(flag))
+        flag.fill_(elsewhere)
+
+    precision = Precision("fp16", torch.device("cpu"), agree)
+    precision.backward(torch.ones(1, requires_grad=True).sum())
+    precision.step(torch.optim.AdamW([weight], lr=0.1, fused=True))
+    assert asked == [0.0]
+    assert precision.take_skipped() == bool(elsewhere)
+
+
 def test_overflow_is_skipped() -> None:
     precision = Precision("fp16", torch.device("cpu"))
     assert stepped(precision, float("inf")) == (False, True)
