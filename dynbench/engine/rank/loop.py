@@ -53,7 +53,8 @@ class Loop(ArmLoop):
         with self.timer.device("optimizer"):
             self.replica.update()
         if moment.leaving:
-            strategy.drain()
+            with self.timer.device("sync"):
+                strategy.drain()
         phases, step_ms = self.timer.end_step()
         self.plans.observe(share, phases["forward"] + phases["backward"])
         if self.fixed_batch:

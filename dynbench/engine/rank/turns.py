@@ -31,7 +31,8 @@ class Moment:
         step: number of the arm's step, from 0.
         measured: neither in the warm-up, nor in the round after an evaluation of arms that take turns.
         turn: number of the turn in the launch, from 0.
-        leaving: another arm is next: what still runs in the background ends within this step.
+        leaving: the last step before another arm, an evaluation, the end of the warm-up or of the run: what still
+            runs in the background ends within it, so that measured steps have what they started, time and bytes.
     """
 
     step: int
@@ -180,7 +181,7 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
                 players[arm].restart()
                 number = next(turn)
                 for step in round_.steps:
-                    leaving = switch is not None and step == round_.steps[-1]
+                    leaving = step == round_.steps[-1]
                     players[arm].step(Moment(step, round_.measured, number, leaving))
                     done[arm] = step
                     if stop.signum is not None:

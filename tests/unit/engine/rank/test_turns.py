@@ -119,8 +119,12 @@ def test_turns_are_numbered_across_arms_and_a_block_is_one_turn() -> None:
     lengths = [len(list(steps)) for _, steps in groupby(players[0].moments, key=lambda moment: moment.turn)]
     assert lengths == [2, 3, 3, 1]
     assert [moment.leaving for moment in players[0].moments] == [False, True] + [False, False, True] * 2 + [True]
-    (alone,), _ = run(1, Train(steps=3, warmup_steps=1))
-    assert not any(moment.leaving for moment in alone.moments)
+
+
+def test_an_arm_alone_leaves_before_evaluations_and_where_the_warm_up_and_the_run_end() -> None:
+    (alone,), _ = run(1, Train(steps=7, warmup_steps=2), every=4)
+    evaluated = {moment.step for moment in alone.moments if alone.due(moment.step)}
+    assert evaluated and {moment.step for moment in alone.moments if moment.leaving} == evaluated | {1, 8}
 
 
 def test_evaluation_of_all_arms_is_at_one_point() -> None:
