@@ -21,9 +21,11 @@ State = dict[str, Any]
 class ShardedOptimizer(Optimizer):
     """Every rank keeps the optimizer state of its own parameters only, and steps them; then all get all of them.
 
-    Parameters are dealt whole, the largest first, each to the rank that has least, so that any optimizer works; their
-    owners send them in one message for each type. Gradients are taken as they are: whoever wants their means over ranks
-    averages them before. Learning-rate schedulers work on it. `state` holds this rank's part.
+    Parameters are dealt whole, the largest first, each to the rank that has least, for optimizers that step each
+    parameter by itself; their owners send them in one message for each type. What an optimizer keeps in its groups, as
+    a count of its steps, is this rank's own; one that estimates something over a whole group there sees this rank's
+    parameters of it alone, and takes other steps than in one process. Gradients are taken as they are: whoever wants
+    their means over ranks averages them before. Learning-rate schedulers work on it. `state` holds this rank's part.
 
     Args:
         params: parameters or groups of them, the same on every rank in the same order; one that comes twice counts
@@ -33,7 +35,7 @@ class ShardedOptimizer(Optimizer):
         kwargs: of the optimizer.
 
     Raises:
-        UsageError: a class that is no optimizer.
+        UsageError: a class that is no optimizer, or LBFGS, which steps all parameters together.
     """
 
     def __init__(
@@ -43,6 +45,11 @@ class ShardedOptimizer(Optimizer):
             raise UsageError(
                 f"optimizer_cls: {optimizer_cls!r} is no subclass of torch.optim.Optimizer",
                 "Give the class, like torch.optim.AdamW, and its settings by name.",
+            )
+        if issubclass(optimizer_cls, torch.optim.LBFGS):
+            raise UsageError(
+                "optimizer_cls: LBFGS steps all parameters together, as often as each rank's part asks for",
+                "Take one that steps each parameter by itself, like torch.optim.AdamW.",
             )
         given = list(params)
         self._wire = wire_for(_first(given)) if wire is None else wire
@@ -80,8 +87,10 @@ class ShardedOptimizer(Optimizer):
         """
         assert self._local is not None, "built"
         for group, mine in zip(self.param_groups, self._local.param_groups, strict=True):
-            mine.update({key: value for key, value in group.items() if key not in ("params", "param_names")})
+            mine.update(_settings(group))
         loss: float | None = self._local.step(**({} if closure is None else {"closure": closure}), **kwargs)
+        for group, mine in zip(self.param_groups, self._local.param_groups, strict=True):
+            group.update(_settings(mine))
         self._exchange()
         return loss
 
@@ -164,6 +173,11 @@ def _first(given: list[Any]) -> Tensor:
             assert isinstance(tensor, Tensor)
             return tensor
     return torch.empty(0)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a group holds but its parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _to_cpu(state: Any) -> Any:

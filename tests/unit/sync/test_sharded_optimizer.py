@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,33 @@ def _alone(tmp_path: Path) -> Iterator[None]:
 def test_only_an_optimizer_s_class_will_do(given: object) -> None:
     with pytest.raises(UsageError, match=r"is no subclass of torch\.optim\.Optimizer"):
         ShardedOptimizer([nn.Parameter(torch.ones(2))], given, lr=0.1)  # type: ignore[arg-type]
+
+
+def test_lbfgs_which_steps_all_parameters_together_is_refused() -> None:
+    with pytest.raises(UsageError, match="LBFGS steps all parameters together"):
+        ShardedOptimizer([nn.Parameter(torch.ones(2))], torch.optim.LBFGS, lr=0.1)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in the group."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_keeps_in_its_groups_goes_on_and_is_part_of_the_state() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = ShardedOptimizer([weight], Counting, lr=0.1)
+    for count in (1, 2, 3):
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        assert optimizer.state_dict()["param_groups"][0]["steps"] == count
+    again = ShardedOptimizer([weight], Counting, lr=0.1)
+    again.load_state_dict(optimizer.state_dict())
+    again.step()
+    assert again.param_groups[0]["steps"] == 4
 
 
 def test_schedulers_and_groups_work_on_it() -> None:
