@@ -159,6 +159,12 @@ def differing(rank: int, name: str, fault: str) -> str:
     module = nn.Sequential(*layers)
     if fault == "dtype" and rank == 1:
         module.double()
+    if fault == "layout":
+        module = nn.Conv2d(2, 2, (2, 3)).to(memory_format=torch.channels_last if rank else torch.contiguous_format)
+    if fault == "buffer_shape" or (fault == "buffer_number" and rank == 1):
+        module.register_buffer("seen", torch.zeros(3 + rank))
+    if fault == "buffer_name":
+        module.register_buffer("seen" if rank else "kept", torch.zeros(3))
     try:
         PUBLIC[name](module)
     except Exception as error:

@@ -81,7 +81,7 @@ def every_verb(rank: int, kind: str) -> tuple[dict[str, list[float]], Traffic]:
         futures = {
             "mean": wire.mean(flat.clone(), segments),
             "mean_shard": wire.mean_shard(flat.clone(), segments, torch.empty(2)),
-            "gather": wire.gather(torch.empty(4), flat[:2].clone()),
+            "gather": wire.gather(torch.zeros(4), flat[:2].clone()),
             "broadcast": wire.broadcast(flat.clone(), 1),
         }
         if rank == 0:

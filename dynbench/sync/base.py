@@ -141,7 +141,7 @@ class Strategy(ABC):
 
     def norm_over_shards(self, own: Tensor) -> Tensor:
         """The norm of all ranks' shards together, from the norm of this rank's own, a scalar; a collective."""
-        norms = own.new_empty(self.wire.world_size)
+        norms = own.new_zeros(self.wire.world_size)
         self.wire.gather(norms, own.reshape(1)).wait()
         return nn.utils.get_total_norm([norms])
 

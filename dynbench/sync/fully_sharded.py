@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMi
 from torch.distributed.tensor import DTensor
 
 from dynbench.sync.blocks import blocks_of
-from dynbench.sync.one_model import check_same_parameters, share_tensors, unused_everywhere, wire_for
+from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import lay_out
 
@@ -40,7 +40,7 @@ class FullyShardedDDP(nn.Module):
         reshard: free a block after its forward pass and gather it anew for its backward pass.
 
     Raises:
-        UsageError: the parameters differ between ranks in number, shape or type.
+        UsageError: parameters or buffers differ between ranks in number, shape, layout or type.
     """
 
     module: nn.Module
@@ -59,7 +59,7 @@ class FullyShardedDDP(nn.Module):
         where = next(module.parameters()).device if device is None else device
         self._wire = wire_for(torch.empty(0, device=where)) if wire is None else wire
         self._on_ready = on_ready
-        check_same_parameters(module, self._wire)
+        check_same_model(module, self._wire)
         policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
         mesh = DeviceMesh.from_group(self._wire.group, where.type)
         done: set[int] = set()

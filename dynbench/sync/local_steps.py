@@ -101,7 +101,7 @@ class LocalSteps(Strategy):
     def _average(self) -> None:
         for fragment in self._fragments:
             mean = torch.cat([flat_like(p.detach(), p) for _, p in fragment.named])
-            parts = torch.empty(self.wire.world_size * len(mean), dtype=mean.dtype, device=mean.device)
+            parts = mean.repeat(self.wire.world_size)
             self.wire.gather(parts, mean).wait()
             fragment.put(parts.view(self.wire.world_size, -1).mean(0))
 

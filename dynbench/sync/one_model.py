@@ -14,8 +14,8 @@ from dynbench.wire.base import Wire
 from dynbench.wire.channel import Channel
 from dynbench.wire.plain import PlainWire
 
-Described = tuple[str, tuple[int, ...], str, bool]
-"""Name, shape, type and whether it is trained, of a parameter."""
+Described = tuple[str, str, tuple[int, ...], tuple[int, ...], str]
+"""Name, what it is, shape, strides and type of a parameter or buffer."""
 
 
 def wire_for(tensor: Tensor) -> Wire:
@@ -33,9 +33,9 @@ def share_model(module: nn.Module, wire: Wire) -> None:
     """Give every rank the parameters and buffers of the first; a collective.
 
     Raises:
-        UsageError: on some rank the parameters are others in number, shape or type; raised on all ranks.
+        UsageError: on some rank parameters or buffers are others in number, shape, layout or type; raised on all ranks.
     """
-    check_same_parameters(module, wire)
+    check_same_model(module, wire)
     share_tensors([*module.parameters(), *module.buffers()], wire)
 
 
@@ -50,21 +50,25 @@ def share_tensors(tensors: Iterable[Tensor], wire: Wire) -> None:
                 tensor.copy_(sent)
 
 
-def check_same_parameters(module: nn.Module, wire: Wire) -> None:
-    """Refuse parameters that differ between ranks in number, shape or type, on all ranks; a collective.
+def check_same_model(module: nn.Module, wire: Wire) -> None:
+    """Refuse parameters and buffers that differ between ranks in number, shape, layout or type, on all ranks.
+
+    A collective. Names may differ, but of buffers, which may lie in another order.
 
     Raises:
         UsageError: they do.
     """
-    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
+    parameters = [(name, "trained" if p.requires_grad else "frozen", p) for name, p in module.named_parameters()]
+    tensors = [*parameters, *((name, f"buffer {name}", buffer) for name, buffer in module.named_buffers())]
+    mine = [(name, kind, tuple(each.shape), each.stride(), str(each.dtype)) for name, kind, each in tensors]
     everyone: list[Sequence[Described]] = [mine] * dist.get_world_size(wire.group)
     dist.all_gather_object(everyone, mine, group=wire.group)
     for rank, theirs in enumerate(everyone):
         for first, other in zip_longest(everyone[0], theirs):
             if first is None or other is None or first[1:] != other[1:]:
                 raise UsageError(
-                    f"the parameters of ranks 0 and {rank} differ: {_said(first)} on rank 0, {_said(other)} on rank "
-                    f"{rank} ({len(everyone[0])} and {len(theirs)} parameters)",
+                    f"the models of ranks 0 and {rank} differ: {_said(first)} on rank 0, {_said(other)} on rank "
+                    f"{rank} ({len(everyone[0])} and {len(theirs)} parameters and buffers)",
                     "Build the same model on every rank.",
                 )
 
@@ -72,8 +76,9 @@ def check_same_parameters(module: nn.Module, wire: Wire) -> None:
 def _said(found: Described | None) -> str:
     if found is None:
         return "none"
-    name, shape, dtype, trained = found
-    return f"{name} of shape {list(shape)} and type {dtype}{'' if trained else ', frozen'}"
+    name, kind, shape, strides, dtype = found
+    what = "buffer" if kind.startswith("buffer") else kind
+    return f"{name} ({what}) of shape {list(shape)}, strides {list(strides)} and type {dtype}"
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -137,7 +142,7 @@ def unused_everywhere(used: Collection[int], count: int, wire: Wire, device: tor
         return frozenset()
     marks = torch.zeros(count, dtype=torch.uint8)
     marks[list(used)] = 1
-    everyone = torch.empty(wire.world_size * count, dtype=torch.uint8, device=device)
+    everyone = torch.zeros(wire.world_size * count, dtype=torch.uint8, device=device)
     wire.gather(everyone, marks.to(device)).wait()
     if len(used) == count:
         return frozenset()

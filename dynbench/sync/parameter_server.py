@@ -41,7 +41,7 @@ class ParameterServer(Strategy):
         self._trained = [parameter for _, parameter in trained_parameters(model)]
         kept, parameters = model.state_dict(keep_vars=True), dict(model.named_parameters(remove_duplicate=False))
         self._buffers: list[Tensor] = [tensor for name, tensor in kept.items() if name not in parameters]
-        self._rows = torch.zeros(1, dtype=torch.float64)
+        self._rows = torch.zeros(1, dtype=torch.float64, device=next(model.parameters()).device)
         self._messages = 0
         model.register_forward_pre_hook(self._count_rows, with_kwargs=True)
         return model

@@ -27,7 +27,7 @@ class SynchronisedModule(nn.Module, ABC):
         on_ready: called once a step, from any thread, when this rank's last gradient is complete and before it is sent.
 
     Raises:
-        UsageError: the parameters differ between ranks in number, shape or type.
+        UsageError: parameters or buffers differ between ranks in number, shape, layout or type.
     """
 
     module: nn.Module

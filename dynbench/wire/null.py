@@ -18,7 +18,7 @@ from dynbench.wire.traffic import Ledger, Traffic
 
 
 class NullWire:
-    """Answers at once, as if all ranks held what this one holds; they train apart.
+    """Answers at once with what this rank has; ranks train apart.
 
     Args:
         rank: this rank.
@@ -48,8 +48,8 @@ class NullWire:
         return self._answer(flat, shard.copy_(flat.view(self.world_size, -1)[self.rank].view_as(shard)))
 
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
-        """This rank's shard in every place."""
-        full.view(self.world_size, -1).copy_(shard.view(-1))
+        """This rank's shard in its place; the other places stay as they are."""
+        full.view(self.world_size, -1)[self.rank].copy_(shard.view(-1))
         return self._answer(shard, full)
 
     def broadcast(self, tensor: Tensor, source: int) -> Future[Tensor]:

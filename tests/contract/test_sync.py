@@ -115,12 +115,14 @@ def test_sending_at_the_end_of_the_backward_pass_only_is_caught(ranks: WarmRanks
         judge_overlap(ranks(sent_during_backward, "sends_at_the_end"))
 
 
-@pytest.mark.parametrize("fault", ["number", "shape", "dtype"])
-def test_parameters_that_differ_between_ranks_are_an_error_on_all(ranks: WarmRanks, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault", ["number", "shape", "dtype", "layout", "buffer_shape", "buffer_number", "buffer_name"]
+)
+def test_models_that_differ_between_ranks_are_an_error_on_all(ranks: WarmRanks, fault: str) -> None:
     for name in PUBLIC:
         said = ranks(differing, name, fault)
         assert said[0] == said[1]
-        assert said[0].startswith("UsageError: the parameters of ranks 0 and 1 differ: ")
+        assert said[0].startswith("UsageError: the models of ranks 0 and 1 differ: ")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
