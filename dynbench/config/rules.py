@@ -19,9 +19,12 @@ from dynbench.config.unread import unread
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.policies import PrefixOptions
+from dynbench.plugins.strategies import LocalOptions
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
+MOST_MISSED = 0.05
+"""Of the meetings that measured steps have their share of."""
 Rule = Callable[[Config], Iterator[str]]
 
 
@@ -76,7 +79,22 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
         warnings.append(
             "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
         )
-    return [*warnings, *image_warnings(config), *unread(asked)]
+    return [*warnings, *_meetings_missed(config), *image_warnings(config), *unread(asked)]
+
+
+def _meetings_missed(config: Config) -> Iterator[str]:
+    """Of ranks that step apart, measured steps that hold clearly more or fewer meetings than their share."""
+    strategy, train = STRATEGIES.get(config.sync.name), config.train
+    if strategy is None or not strategy.reads("inner_steps"):
+        return
+    every = options_of(config.sync, LocalOptions).inner_steps
+    met = (train.warmup_steps + train.steps) // every - train.warmup_steps // every
+    if abs(met * every - train.steps) > MOST_MISSED * train.steps:
+        yield (
+            f"sync.inner_steps: ranks meet after every {every} steps, {met} times in the {train.steps} measured ones "
+            f"(train.steps, after {train.warmup_steps} of warm-up), whose share is {train.steps / every:.3g}; the "
+            f"limit is {MOST_MISSED:.0%} more or fewer, set train.steps to {-(-train.steps // every) * every}"
+        )
 
 
 def makes_probe(config: Config, *, on_gpus: bool) -> bool:
@@ -186,6 +204,16 @@ def _nothing_is_compressed_unsent(config: Config) -> Iterator[str]:
         )
 
 
+def _servers_are_sent_to(config: Config) -> Iterator[str]:
+    strategy = STRATEGIES.get(config.sync.name)
+    if strategy is not None and strategy.servers and not config.sync.communicate:
+        able = [name for name, entry in STRATEGIES.items() if not entry.servers and entry.trains]
+        yield (
+            f"sync.communicate: false, but under sync.name {config.sync.name!r} a server steps by what workers send; "
+            f"set it to true, or sync.name to {', '.join(able)}"
+        )
+
+
 def _what_is_sent_can_be_compressed(config: Config) -> Iterator[str]:
     strategy = STRATEGIES.get(config.sync.name)
     if strategy is not None and not strategy.compresses and COMPRESSORS[config.compress.name].compresses:
@@ -281,6 +309,7 @@ RULES: tuple[Rule, ...] = (
     _gather_needs_prefix,
     _virtual_ranks_send_nothing,
     _nothing_is_compressed_unsent,
+    _servers_are_sent_to,
     _what_is_sent_can_be_compressed,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,

@@ -10,7 +10,7 @@ from dynbench.config.rank_rules import buffer_size
 from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
 from dynbench.config.yaml_strict import parse_yaml
-from dynbench.plugins import COMPRESSORS, CompressorEntry
+from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry
 
 
 def config_of(text: str) -> Config:
@@ -201,3 +201,29 @@ def test_a_setting_without_effect_is_warned_about(without_effect: str, in_use: s
     (warning,) = rule_warnings(config_of(without_effect), 2)
     assert " has no effect: " in warning
     assert rule_warnings(config_of(in_use), 2) == []
+
+
+@pytest.mark.parametrize("sync", [name for name, entry in STRATEGIES.items() if entry.reads("inner_steps")])
+@pytest.mark.parametrize(
+    ("every", "steps", "warmup", "met"),
+    [(500, 7, 5, 0), (8, 20, 5, 3), (8, 12, 5, 2), (8, 100, 5, None), (8, 24, 5, None), (1, 7, 3, None)],
+)
+def test_measured_steps_without_their_share_of_meetings_are_told(
+    sync: str, every: int, steps: int, warmup: int, met: int | None
+) -> None:
+    settings = [
+        f"sync.name={sync}",
+        f"sync.inner_steps={every}",
+        f"train.steps={steps}",
+        f"train.warmup_steps={warmup}",
+    ]
+    found = [text for text in rule_warnings(load_config(None, settings), 2, ()) if text.startswith("sync.inner_steps")]
+    assert [f"{met} times in the {steps} measured ones" in text for text in found] == ([] if met is None else [True])
+    whole = [f"train.steps={-(-steps // every) * every}"]
+    assert not any("times in the" in text for text in rule_warnings(load_config(None, [*settings, *whole]), 2, ()))
+
+
+@pytest.mark.parametrize("sync", [name for name, entry in STRATEGIES.items() if entry.servers])
+def test_servers_cannot_do_without_what_is_sent(sync: str) -> None:
+    (problem,) = check_rules(config_of(f"sync: {{name: {sync}, communicate: false}}"), 3)
+    assert problem.startswith("sync.communicate: false, but under sync.name")
