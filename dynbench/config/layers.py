@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import cast
@@ -93,6 +93,7 @@ class Layers:
         Raises:
             ConfigError: every mistake found in any layer.
         """
+        self.problems.extend(f"{self._where(line.partition(':')[0])}{line}" for line in self._said_twice())
         values = self._spelled_out()
         sections = {key: {} if value is None else freeze(value) for key, value in values.items()}
         try:
@@ -107,6 +108,16 @@ class Layers:
         if self.problems:
             raise ConfigError(self.problems)
         return config
+
+    def _said_twice(self) -> Iterator[str]:
+        """What the document alone says in two ways; one that says all of a section is that of a run, which follows."""
+        given = []
+        for section, values in self.values.items():
+            model = describe.section_of(section)
+            if model is not None and isinstance(values, dict) and not {*model.model_fields} <= {*values}:
+                keys = (f"{section}.{name}" for name, value in values.items() if value is not None)
+                given += [key for key in keys if key not in self.given_by]
+        return given_twice(given)
 
     def _spelled_out(self) -> YamlMapping:
         """The values, with a policy's name that says a layout too (`packed`) put as the two settings that it means."""

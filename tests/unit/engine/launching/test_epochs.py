@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from photographs import write_folder
 
+from dynbench.config.change import changed
+from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config, load_mapping
 from dynbench.config.recipe_file import recipe_yaml, written_recipe
 from dynbench.config.recipes import resolve_cells
+from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import ConfigError, UsageError
 from dynbench.runs.store import RunStore
@@ -59,9 +62,29 @@ def test_epochs_that_are_none_are_refused(given: tuple[str, ...], kind: type[Exc
     assert said in str(caught.value)
 
 
-def test_a_file_that_says_both_otherwise_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("both", "usual", "other"),
+    [
+        ("{steps: 50, epochs: 2}", "steps", "epochs"),
+        ("{steps: 100, epochs: 2}", "steps", "epochs"),
+        ("{global_batch: 64, batch_per_worker: 8}", "global_batch", "batch_per_worker"),
+    ],
+)
+def test_a_file_that_says_both_is_refused(tmp_path: Path, both: str, usual: str, other: str) -> None:
     path = tmp_path / "both.yaml"
-    path.write_text("workload: {name: mlp}\ntrain: {steps: 50, epochs: 2}\n")
+    path.write_text(f"workload: {{name: mlp}}\ntrain: {both}\n")
+    with pytest.raises(ConfigError, match=rf"both.yaml:2: train.{other}: given beside train.{usual}"):
+        load_config(path)
+    assert load_config(path, [f"train.{usual}=32"]), "the command line takes the place of the other"
+    path.write_text(path.read_text().replace(f"{other}: 2", f"{other}: null").replace(f"{other}: 8", f"{other}: null"))
+    assert load_config(path)
+
+
+def test_the_file_of_a_run_says_both_and_has_to_agree(tmp_path: Path) -> None:
+    path, config = tmp_path / "config.yaml", resolved(*MLP).config
+    path.write_text(dump_config(config))
+    assert load_config(path) == config
+    path.write_text(dump_config(changed(config, {"train.steps": 50})))
     with pytest.raises(ConfigError, match=r"train.steps: 50, but train.epochs 2 are 246 beside the warm-up"):
         resolve(load_config(path), MACHINE, RunStore(tmp_path))
 
@@ -102,8 +125,8 @@ def test_a_batch_given_for_each_worker_grows_with_their_number(given: tuple[str,
 
 
 def test_a_batch_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "both.yaml"
-    path.write_text("train: {global_batch: 20, batch_per_worker: 8}\n")
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(changed(Config(), {"train.global_batch": 20, "train.batch_per_worker": 8})))
     said = "train.global_batch: 20, but train.batch_per_worker 8 on 2 workers are 16"
     with pytest.raises(ConfigError, match=said):
         resolve(load_config(path), MACHINE, RunStore(tmp_path))
