@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, TimeElapsedColumn
 
 from dynbench.cli.console import progress_bar, stderr
+from dynbench.cli.progress import EpochTeller
 from dynbench.units import format_ms
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ class _Lines(Display):
     def __init__(self) -> None:
         self._shown = -1
         self._stage = ""
+        self._epochs = EpochTeller()
 
     def on_progress(self, progress: CompareProgress) -> None:
+        _tell(self._epochs, progress)
         if progress.done > self._shown:
             self._shown = progress.done
             stderr.print(f"{_title(progress)}  {_left(progress)}".rstrip(), soft_wrap=True)
@@ -45,8 +48,10 @@ class _Lines(Display):
 class _Bar(Display):
     def __init__(self, update: Callable[..., None]) -> None:
         self._update = update
+        self._epochs = EpochTeller()
 
     def on_progress(self, progress: CompareProgress) -> None:
+        _tell(self._epochs, progress)
         fraction = progress.steps_done / progress.total_steps
         facts = f"step {progress.steps_done}/{progress.total_steps}" if progress.steps_done else "starting ranks"
         self._update(
@@ -70,6 +75,10 @@ def compare_display(wanted: bool) -> Iterator[Display]:
     else:
         with progress_bar("starting", BarColumn(), TimeElapsedColumn()) as update:
             yield _Bar(update)
+
+
+def _tell(epochs: EpochTeller, progress: CompareProgress) -> None:
+    epochs.tell(progress.epochs, [f"{one.arm} #{one.block + 1}" for one in progress.arms], progress.done)
 
 
 def _title(progress: CompareProgress) -> str:

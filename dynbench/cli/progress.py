@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,11 @@ def progress_display(wanted: bool) -> Iterator[OnProgress | None]:
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     columns = BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
-    tell = _epoch_teller()
+    epochs = EpochTeller()
     with progress_bar("starting ranks", *columns) as update:
 
         def show(progress: Progress) -> None:
-            tell(progress)
+            epochs.tell(progress.epochs)
             update(
                 description="training" if progress.steps_done else progress.preparing or "starting ranks",
                 completed=progress.steps_done,
@@ -51,11 +52,11 @@ def _bar() -> Iterator[OnProgress]:
 
 
 def _line_printer() -> Callable[[Progress], None]:
-    tell, shown, prepared = _epoch_teller(), -1, ""
+    epochs, shown, prepared = EpochTeller(), -1, ""
 
     def show(progress: Progress) -> None:
         nonlocal shown, prepared
-        tell(progress)
+        epochs.tell(progress.epochs)
         if progress.preparing != prepared and progress.preparing:
             prepared = progress.preparing
             stderr.print(prepared, soft_wrap=True)
@@ -70,17 +71,25 @@ def _line_printer() -> Callable[[Progress], None]:
     return show
 
 
-def _epoch_teller() -> Callable[[Progress], None]:
+class EpochTeller:
     """Prints the line of every epoch once, as it ends."""
-    told = 0
 
-    def tell(progress: Progress) -> None:
-        nonlocal told
-        for line in progress.epochs[told:]:
-            stderr.print(line, soft_wrap=True)
-        told = max(told, len(progress.epochs))
+    def __init__(self) -> None:
+        self._told: Counter[tuple[int, int]] = Counter()
 
-    return tell
+    def tell(self, epochs: Sequence[Sequence[str]], names: Sequence[str] = (), launch: int = 0) -> None:
+        """Print what is new.
+
+        Args:
+            epochs: of each run of a launch, its lines so far.
+            names: of the runs, to tell them apart; none for a run alone.
+            launch: number of the launch.
+        """
+        for place, lines in enumerate(epochs):
+            opening = f"{names[place]}  " if names else ""
+            for line in lines[self._told[launch, place] :]:
+                stderr.print(f"{opening}{line}", soft_wrap=True)
+            self._told[launch, place] = len(lines)
 
 
 def describe(progress: Progress) -> str:

@@ -19,6 +19,9 @@ from dynbench.runs.store import Naming, RunStore
 _log = logging.getLogger(__name__)
 
 
+Epochs = Sequence[Sequence[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class CompareProgress:
     """How far a comparison is.
@@ -29,6 +32,7 @@ class CompareProgress:
         arms: of the current one.
         steps_done, total_steps: of the current launch, warm-up included.
         eta_s: seconds until the last launch ends, None before anything was learned.
+        epochs: of each arm of the current launch, what came of the epochs that have ended, a line each.
     """
 
     done: int
@@ -37,9 +41,12 @@ class CompareProgress:
     steps_done: int
     total_steps: int
     eta_s: float | None
+    epochs: Epochs = ()
 
 
 OnProgress = Callable[[CompareProgress], None]
+OnStep = Callable[[int, int, Epochs], None]
+"""Steps done, of how many, and `CompareProgress.epochs`."""
 
 
 @dataclass
@@ -133,11 +140,11 @@ class _Launch:
     store: RunStore
     made: Sequence[Run] = ()
 
-    def run(self, on_step: Callable[[int, int], None]) -> CompareState:
+    def run(self, on_step: OnStep) -> CompareState:
         """Train, and return the state after it."""
         states = [self.state.launches[index] for index in self.members]
         configs = [changed(self.recipe.arms[one.arm], {"train.seed": one.seed}) for one in states]
-        on_step(0, sum(config.train.warmup_steps + config.train.steps for config in configs))
+        on_step(0, sum(config.train.warmup_steps + config.train.steps for config in configs), ())
         first = states[0]
         turns = Turns(
             tuple(one.arm for one in states), self.recipe.launches.block, first.seed - first.block, first.block
@@ -146,7 +153,7 @@ class _Launch:
             [(config, self._naming(index)) for config, index in zip(configs, self.members, strict=True)],
             self.store,
             turns=turns if len(states) > 1 else None,
-            on_progress=lambda progress: on_step(progress.steps_done, progress.total_steps),
+            on_progress=lambda progress: on_step(progress.steps_done, progress.total_steps, progress.epochs),
             on_made=self._keep,
         )
         return self._with([result.run for result in results], done=True)
@@ -168,15 +175,13 @@ class _Launch:
         return {"name": name, "replace": True, "argv": self.comparison.record().argv}
 
 
-def _reporter(
-    state: CompareState, members: Sequence[int], clock: Clock, on_progress: OnProgress | None
-) -> Callable[[int, int], None]:
+def _reporter(state: CompareState, members: Sequence[int], clock: Clock, on_progress: OnProgress | None) -> OnStep:
     launches = [state.launches[index] for index in members]
 
-    def on_step(steps_done: int, total_steps: int) -> None:
+    def on_step(steps_done: int, total_steps: int, epochs: Epochs) -> None:
         if on_progress is not None:
             total, left = len(state.together), len(state.missing)
             eta_s = clock.eta_s(steps_done / total_steps)
-            on_progress(CompareProgress(total - left, total, launches, steps_done, total_steps, eta_s))
+            on_progress(CompareProgress(total - left, total, launches, steps_done, total_steps, eta_s, epochs))
 
     return on_step

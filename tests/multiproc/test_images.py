@@ -60,7 +60,7 @@ def test_epochs_on_a_folder_of_photographs(run: tuple[Run, list[Progress]]) -> N
     assert all(one["eval_accuracy"] is not None and one["comm_ms"]["comm_ms"] > 0 for one in epochs["each"])
     per_epoch = rows.group_by(pl.col("step") // 3).agg(pl.col("correct").sum()).sort("step")["correct"]
     assert [one["train_accuracy"] for one in epochs["each"]] == [correct / 36 for correct in per_epoch]
-    lines = told[-1].epochs
+    [lines] = told[-1].epochs
     assert [line.split(":")[0] for line in lines] == ["epoch 1 of 2", "epoch 2 of 2"]
     for line, one in zip(lines, epochs["each"], strict=True):
         assert f"training loss {one['train_loss']:.4f}, accuracy {one['train_accuracy']:.1%};" in line

@@ -37,8 +37,8 @@ class Progress:
     """Before the first step, how far the preparing of the data has got, where it takes long."""
     unit: str = "tokens"
     """What `tokens_per_s` counts."""
-    epochs: tuple[str, ...] = ()
-    """What came of the epochs that have ended, a line each."""
+    epochs: tuple[tuple[str, ...], ...] = ()
+    """Of each run that shares the launch, what came of the epochs that have ended, a line each."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -132,7 +132,7 @@ class ProgressReader:
         on_progress: OnProgress | None,
         unit: str = "tokens",
     ) -> None:
-        self._first = runs[0]
+        self._runs = runs
         self._arms = [_Arm(run, of_run) for run, of_run in zip(runs, ranks, strict=True)]
         self._total_steps = total_steps * len(runs)
         self._on_progress = on_progress
@@ -160,15 +160,16 @@ class ProgressReader:
         progress = Progress(done, self._total_steps, time.monotonic() - self._started)
         ahead = max(self._arms, key=lambda arm: arm.done)
         if not ahead.done:
-            return replace(progress, preparing=read_preparing(self._first))
-        return replace(ahead.with_rates(progress), epochs=tuple(read_epochs(self._first)), unit=self._unit)
+            return replace(progress, preparing=read_preparing(self._runs[0]))
+        epochs = tuple(tuple(read_epochs(run)) for run in self._runs)
+        return replace(ahead.with_rates(progress), epochs=epochs, unit=self._unit)
 
     def _watch(self) -> None:
         assert self._on_progress is not None
         shown: tuple[int, str, int] | None = None
         while not self._stop.wait(POLL_S):
             progress = self.look()
-            seen = progress.steps_done, progress.preparing, len(progress.epochs)
+            seen = progress.steps_done, progress.preparing, sum(map(len, progress.epochs))
             if seen != shown:
                 shown = seen
                 self._on_progress(progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from dynbench.config.schema import Train
 from dynbench.runs.columns import CORRECT
@@ -19,9 +20,17 @@ class Epochs:
         train: how long an epoch is, where epochs are asked for.
         sum_over_ranks: adds up vectors over all ranks.
         timed: the rank whose steps' times stand for all, which end their steps together.
+        file: where the lines are appended; None on ranks that do not write.
     """
 
-    def __init__(self, train: Train, sum_over_ranks: Callable[[Sequence[float]], list[float]], timed: int = 0) -> None:
+    def __init__(
+        self,
+        train: Train,
+        sum_over_ranks: Callable[[Sequence[float]], list[float]],
+        timed: int = 0,
+        file: Path | None = None,
+    ) -> None:
+        self._file = file
         self._train = train
         self._each = train.epoch_steps
         self._sum_over_ranks = sum_over_ranks
@@ -59,7 +68,11 @@ class Epochs:
         seconds = ms / 1e3
         rate = f"{samples / seconds:,.0f} samples/s" if seconds else ""
         number = (step + 1) // self._each
-        _log.info("epoch %d of %s: %s%s; %.1f s, %s", number, self._train.epochs, trained, held, seconds, rate)
+        line = f"epoch {number} of {self._train.epochs}: {trained}{held}; {seconds:.1f} s, {rate}"
+        _log.info("%s", line)
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
 
 def _said(what: str, loss: float | None, accuracy: float | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dynbench.engine.rank import epochs
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.run import Run
 from dynbench.workloads import pace
@@ -41,13 +40,10 @@ class _LastLine(logging.Handler):
 def keep_warnings(run: Run, context: RankContext) -> None:
     """From here on, what dynbench warns about on rank 0 is kept, and how far the preparing of its data has got.
 
-    What it says about other ranks is theirs too, and so is what came of an epoch.
+    What it says about other ranks is theirs too.
     """
     if context.is_first:
         logging.getLogger("dynbench").addHandler(_ToFile(_file(run), logging.WARNING))
-        of_epochs = _ToFile(_epochs_file(run), logging.INFO)
-        of_epochs.addFilter(logging.Filter(epochs.__name__))
-        logging.getLogger("dynbench").addHandler(of_epochs)
         logging.getLogger(pace.__name__).addHandler(_LastLine(_preparing_file(run)))
 
 
@@ -58,8 +54,8 @@ def read_warnings(run: Run) -> list[str]:
 
 
 def read_epochs(run: Run) -> list[str]:
-    """What rank 0 has said of the epochs that have ended, a line each."""
-    path = _epochs_file(run)
+    """What came of the epochs of a run that have ended, a line each."""
+    path = epochs_file(run)
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
@@ -69,7 +65,8 @@ def read_preparing(run: Run) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def _epochs_file(run: Run) -> Path:
+def epochs_file(run: Run) -> Path:
+    """Where the first rank writes what came of an epoch."""
     return run.ranks_dir / "epochs.txt"
 
 

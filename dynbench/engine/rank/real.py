@@ -17,6 +17,7 @@ from dynbench.engine.rank.gather import GatheredPlans
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.rank_warnings import epochs_file
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.scalars import scalars_of
@@ -67,7 +68,7 @@ def real_loop(
             memory=memory,
             rows=RowBuilder(context.rank, policy, config.workload.layout, lengths),
             writer=writer,
-            epochs=Epochs(config.train, sum_over_ranks),
+            epochs=Epochs(config.train, sum_over_ranks, file=epochs_file(run) if context.is_first else None),
             evaluator=Evaluator(
                 config,
                 workload,

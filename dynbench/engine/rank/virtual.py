@@ -18,6 +18,7 @@ from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.rank_warnings import epochs_file
 from dynbench.engine.rank.replica import Replica, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.scalars import Scalars, scalars_of
@@ -152,7 +153,7 @@ def virtual_loop(
             writers=[
                 files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
             ],
-            epochs=Epochs(config.train, list),
+            epochs=Epochs(config.train, list, file=epochs_file(run)),
             evaluator=Evaluator(
                 config,
                 workload,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dynbench.cli.compare_progress import compare_display
 from dynbench.cli.main import main
+from dynbench.config.schema import Config
+from dynbench.experiment import launches
 from dynbench.experiment.launches import CompareProgress
 from dynbench.experiment.state import LaunchState
 
@@ -147,3 +150,30 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         display.on_stage("drawing figures")
 
     assert capsys.readouterr().err == ""
+
+
+def test_epochs_are_told_once_with_the_names_of_their_arms(capsys: pytest.CaptureFixture[str]) -> None:
+    arms = [LaunchState("static", 0, 0), LaunchState("partition", 0, 0)]
+    lines = [(("e1",), ()), (("e1", "e2"), ("f1",)), (("e1", "e2"), ("f1",))]
+    with compare_display(True) as display:
+        for launch in (0, 1):
+            for step, epochs in enumerate(lines):
+                display.on_progress(CompareProgress(launch, 2, arms, step, 2, None, epochs))
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if "launch" not in line] == ["static #1  e1", "static #1  e2", "partition #1  f1"] * 2
+
+
+def test_a_launch_tells_of_the_epochs_of_its_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*_: object, on_progress, **__: object):
+        on_progress(SimpleNamespace(steps_done=1, total_steps=2, epochs=(("e1",),)))
+        raise KeyboardInterrupt
+
+    seen: list[CompareProgress] = []
+    monkeypatch.setattr(launches, "run_arms", trained)
+    member = LaunchState("static", 0, 0)
+    state = SimpleNamespace(launches=[member], missing=[[0]], together=[[0]])
+    recipe = SimpleNamespace(arms={"static": Config()}, launches=SimpleNamespace(block=1))
+    comparison = SimpleNamespace(id="c-1", record=lambda: SimpleNamespace(argv=[]))
+    with pytest.raises(KeyboardInterrupt):
+        launches.run_launches(comparison, state, recipe, None, seen.append)  # type: ignore[arg-type]  # what is used
+    assert [each.epochs for each in seen] == [(), (("e1",),)]

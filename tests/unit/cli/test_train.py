@@ -242,3 +242,11 @@ def test_quiet_shows_no_progress() -> None:
 
 def test_unknown_facts_are_left_out() -> None:
     assert describe(Progress(0, 10, 1.0)) == ""
+
+
+def test_epochs_are_told_as_they_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_display(True) as show:
+        for lines in ((), ("epoch 1",), ("epoch 1",), ("epoch 1", "epoch 2")):
+            show(Progress(1, 20, 1.0, epochs=(lines,)))
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if line.startswith("epoch")] == ["epoch 1", "epoch 2"]

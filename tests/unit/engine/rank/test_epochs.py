@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 from dynbench.config.schema import Train
+from dynbench.engine.launching.progress import ProgressReader
 from dynbench.engine.rank.epochs import Epochs
+from dynbench.engine.rank.rank_warnings import epochs_file, read_epochs
 from dynbench.runs.records import StepRow
+from dynbench.runs.run import Run
 
 TRAIN = Train(epochs=2, steps=7, warmup_steps=1)
 ROW = StepRow(**{field.name: 0 for field in fields(StepRow)} | {"policy": "static"})
@@ -57,3 +61,22 @@ def test_without_epochs_nothing_is_said_and_nothing_exchanged() -> None:
     epochs.add(row(0, 6, 1.0, 50.0), {})
     assert not any(map(epochs.ends, range(200)))
     epochs.end(99, {"loss": 1.0})
+
+
+def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
+    runs = [Run(tmp_path / name) for name in ("one", "two")]
+    for run in runs:
+        run.ranks_dir.mkdir(parents=True)
+    arms = [Epochs(TRAIN, list, file=epochs_file(run)) for run in runs]
+    for step in (3, 7):
+        for loss, epochs in enumerate(arms, 1):
+            epochs.add(row(0, 6, float(loss), 50.0), {})
+            epochs.end(step, None)
+    for loss, run in enumerate(runs, 1):
+        assert [line.partition("; ")[0] for line in read_epochs(run)] == [
+            f"epoch {number} of 2: training loss {loss}.0000" for number in (1, 2)
+        ]
+    for run in runs:
+        run.rank_file(0).write_text("step,weight,real_tokens,compute_ms,step_time_ms,loss\n0,1,10,10,40,1.0\n")
+    told = ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs
+    assert told == tuple(tuple(read_epochs(run)) for run in runs)

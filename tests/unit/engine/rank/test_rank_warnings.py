@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.rank_warnings import keep_warnings, read_epochs, read_warnings
+from dynbench.engine.rank.rank_warnings import keep_warnings, read_warnings
 from dynbench.runs.run import Run
 
 
@@ -42,12 +42,3 @@ def test_other_ranks_keep_nothing(run: Run) -> None:
     keep_warnings(run, context(1))
     logging.getLogger("dynbench").warning("seen by rank 0 too")
     assert read_warnings(run) == []
-
-
-def test_what_came_of_epochs_is_kept_apart(run: Run) -> None:
-    keep_warnings(run, context(0))
-    logging.getLogger("dynbench").setLevel(logging.INFO)
-    logging.getLogger("dynbench.engine.rank.epochs").info("epoch 1 of 2")
-    logging.getLogger("dynbench.engine.rank.worker").info("something else")
-    logging.getLogger("dynbench").setLevel(logging.NOTSET)
-    assert (read_epochs(run), read_warnings(run)) == (["epoch 1 of 2"], [])
