@@ -34,10 +34,14 @@ class ArmLoop:
 
     def evaluate(self, step: int) -> None:
         """Evaluate and save after `step`, and say what came of the epoch that it ends."""
-        strategy = self.replica.strategy
-        average_statistics(strategy.model, self.replica.take_trained(), self.evaluator.sum_over_ranks)
-        found = self.evaluator.after(step, strategy, self.replica.precision)
+        self.make_statistics_one()
+        found = self.evaluator.after(step, self.replica.strategy, self.replica.precision)
         self.epochs.end(step, found)
+
+    def make_statistics_one(self) -> None:
+        """Give all ranks one set of batch normalisation's running statistics."""
+        trained, sum_over_ranks = self.replica.take_trained(), self.evaluator.sum_over_ranks
+        average_statistics(self.replica.strategy.model, trained, sum_over_ranks)
 
     def interrupted(self, step: int) -> None:
         """Keep what there is after `step`, the last one that a signal left time for: statistics of this rank's own."""

@@ -43,3 +43,45 @@ def average_statistics(
     with torch.no_grad():
         for statistic, part in zip(statistics, parts, strict=True):
             statistic.copy_(part.view_as(statistic))
+
+
+class PlayedStatistics:
+    """Running statistics of ranks that one process plays in turn, each of its own samples, as real ranks have them.
+
+    Args:
+        model: what the ranks share; holds the statistics of the rank that plays.
+        ranks: their number.
+    """
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        self._shared = running_statistics(model)
+        self._own = [self._copy() for _ in range(ranks)]
+        self._samples = [0.0] * ranks
+
+    def begin(self, rank: int) -> None:
+        """From here on, the model has this rank's."""
+        self._set(self._own[rank])
+
+    def end(self, rank: int, samples: float) -> None:
+        """What this rank has, after it has trained on so many samples more."""
+        self._own[rank] = self._copy()
+        self._samples[rank] += samples
+
+    def make_one(self) -> None:
+        """Give every rank the mean of all, weighted by the samples since this was last done; see the above."""
+        total = sum(self._samples)
+        if not self._shared or not total:
+            return
+        weighted = zip(self._samples, self._own, strict=True)
+        sums = [[samples * statistic.double() for statistic in own] for samples, own in weighted]
+        self._set([torch.stack(parts).sum(0) / total for parts in zip(*sums, strict=True)])
+        self._own = [self._copy() for _ in self._own]
+        self._samples = [0.0] * len(self._own)
+
+    def _copy(self) -> list[Tensor]:
+        return [statistic.detach().clone() for statistic in self._shared]
+
+    def _set(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for statistic, value in zip(self._shared, values, strict=True):
+                statistic.copy_(value)

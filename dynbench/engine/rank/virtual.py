@@ -14,6 +14,7 @@ from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.arm_loop import ArmLoop
+from dynbench.engine.rank.batch_norm import PlayedStatistics
 from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.memory import MemoryMeter
@@ -68,6 +69,7 @@ class VirtualLoop(ArmLoop):
     rows: Sequence[RowBuilder]
     writers: Sequence[RowWriter]
     comm_ms: float
+    statistics: PlayedStatistics
 
     def step(self, moment: Moment) -> None:
         """One optimizer step: every rank's part, then one update."""
@@ -77,13 +79,24 @@ class VirtualLoop(ArmLoop):
         plan_ms = self.timer.take_phases()["plan"]
         weight = sum(self.replica.weight(share) for share in plan.shares)
         scale = 1 / weight if weight else 0.0
-        played = [self.play(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
+        played = [self.in_turn(step, rank, share, scale) for rank, share in enumerate(plan.shares)]
         with self.timer.device("optimizer"):
             self.replica.update()
         phases, _ = self.timer.end_step()
         for rank, part in enumerate(played):
             self.plans.observe(rank, part.share, part.compute_ms)
         self.record(moment, played, plan_ms, phases["optimizer"])
+
+    def make_statistics_one(self) -> None:
+        """Those of all virtual ranks become one."""
+        self.statistics.make_one()
+
+    def in_turn(self, step: int, rank: int, share: Share, scale: float) -> Played:
+        """Play one rank with its own running statistics."""
+        self.statistics.begin(rank)
+        played = self.play(step, rank, share, scale)
+        self.statistics.end(rank, self.replica.take_trained())
+        return played
 
     def play(self, step: int, rank: int, share: Share, scale: float) -> Played:
         """Forward and backward of one rank, its loss times `scale`, the device synchronised around them."""
@@ -163,6 +176,7 @@ def virtual_loop(
                 file=run.path / EVAL_FILE,
                 also=scalars.evaluation,
             ),
+            statistics=PlayedStatistics(replica.model, world_size),
             comm_ms=charged_ms(
                 config.launch.comm_model, gradient_megabytes(replica.model), world_size, run.path.parent
             ),

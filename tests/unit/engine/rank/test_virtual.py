@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from dynbench.config.schema import Train
+from dynbench.engine.rank.batch_norm import PlayedStatistics, running_statistics
 from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.row_builder import RowBuilder
+from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
 from dynbench.engine.rank.virtual import Played, VirtualLoop, gradient_megabytes
 from dynbench.runs.records import StepRow
@@ -46,6 +49,7 @@ def test_everyone_waits_for_the_slowest() -> None:
         evaluator=None,
         epochs=Epochs(Train(), list),
         comm_ms=4.0,
+        statistics=PlayedStatistics(torch.nn.Linear(1, 1), 2),
     )
     turns = [turn((np.array([0, 1]),), 10, 20), turn((np.array([6, 7]),), 15, 35)]
     loop.record(Moment(0, measured=True), turns, plan_ms=3.0, optimizer_ms=5.0)
@@ -58,3 +62,63 @@ def test_everyone_waits_for_the_slowest() -> None:
 def test_gradient_size() -> None:
     model = torch.nn.Linear(500, 500, bias=False)
     assert gradient_megabytes(model) == pytest.approx(1.0)
+
+
+class Network:
+    """What a virtual loop plays: a network with batch normalisation, and samples that differ by rank."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        self.samples = torch.randn(60, 3) * torch.arange(60)[:, None]
+        self.strategy, self.precision, self.device = SimpleNamespace(model=self.model), None, torch.device("cpu")
+        self._trained = 0
+
+    def load(self, share: tuple[np.ndarray, ...]) -> list[torch.Tensor]:
+        return [self.samples[ids] for ids in share]
+
+    def compute(self, batches: list[torch.Tensor], _: object) -> list[LossPart]:
+        for batch in batches:
+            self.model(batch)
+            self._trained += len(batch)
+        return []
+
+    def take_trained(self) -> int:
+        taken, self._trained = self._trained, 0
+        return taken
+
+
+def test_virtual_ranks_have_running_statistics_of_their_own_samples_as_real_ones_do() -> None:
+    network, seen = Network(), []
+    alone = [copy.deepcopy(network.model) for _ in range(2)]
+    evaluator = SimpleNamespace(
+        after=lambda *_: seen.append([each.clone() for each in running_statistics(network.model)]), sum_over_ranks=list
+    )
+    loop = VirtualLoop(  # type: ignore[arg-type]  # only what is played
+        config=SimpleNamespace(train=Train(), launch=SimpleNamespace(slowdown={})),
+        plans=None,
+        replica=network,
+        timer=StepTimer(torch.device("cpu")),
+        memory=SimpleNamespace(reset=lambda: None, peak_mb=lambda: None, reserved_mb=lambda: None),
+        rows=[],
+        writers=[],
+        evaluator=evaluator,
+        epochs=Epochs(Train(), list),
+        comm_ms=0.0,
+        statistics=PlayedStatistics(network.model, 2),
+    )
+    for stretch in (0, 1):
+        samples = [0, 0]
+        for step in range(3):
+            first = 30 * stretch + 10 * step
+            for rank, ids in enumerate((np.arange(first, first + 6), np.arange(first + 6, first + 10))):
+                loop.in_turn(step, rank, (ids,), 1.0)
+                alone[rank](network.samples[ids])
+                samples[rank] += len(ids)
+        loop.evaluate(step)
+        own = [running_statistics(model) for model in alone]
+        for place, found in enumerate(seen[-1]):
+            mean = sum(number * of_rank[place] for number, of_rank in zip(samples, own, strict=True)) / sum(samples)
+            torch.testing.assert_close(found, mean)
+            for of_rank in own:
+                of_rank[place].copy_(mean)
