@@ -237,7 +237,7 @@ class Train(Section):
     """Samples of one evaluation over all ranks; 0 switches evaluation off."""
     save_model: bool = False
     """Keep the model in the run's folder as transformers saves it, with its tokenizer: `model/best` of the evaluations,
-    and `model/last`."""
+    by accuracy where that is counted, else by loss, and `model/last`."""
     tensorboard: bool = False
     """Write the steps of the first rank that trains, and the evaluations, as scalars for TensorBoard too, which takes
     that rank some time between steps; needs the package tensorboard."""

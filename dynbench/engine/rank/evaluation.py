@@ -84,7 +84,7 @@ class Evaluator:
     def after(self, step: int, strategy: Strategy, precision: Precision) -> Found | None:
         """Evaluate and save after `step` as far as that is due; what `evaluate` gives, where it was."""
         found = self.evaluate(step, strategy, precision) if self._evaluates(step) else None
-        self._keeper.after(step, strategy, None if found is None else found["loss"])
+        self._keeper.after(step, strategy, found)
         return found
 
     def interrupted(self, step: int, strategy: Strategy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dynbench.config.schema import Config
@@ -30,23 +30,25 @@ class Keeper:
         self._saves = workload if config.train.save_model and isinstance(workload, Saves) else None
         self._folder = None if folder is None else folder / FOLDER
         self._last_step = config.train.warmup_steps + config.train.steps - 1
-        self._least = math.inf
+        self._best = -math.inf
 
     def keeps_last(self, step: int) -> bool:
         """Whether the model is saved after `step`, whatever its loss."""
         return self._saves is not None and step == self._last_step
 
-    def after(self, step: int, strategy: Strategy, loss: float | None) -> None:
+    def after(self, step: int, strategy: Strategy, found: Mapping[str, float | None] | None) -> None:
         """Save after a step that was evaluated, if it is the best so far, and after the last.
+
+        The best has the highest accuracy where that is counted, else the lowest loss; of equals, the first is kept.
 
         Args:
             step: the step that ended.
             strategy: whose model; asked for its whole state, a collective.
-            loss: of the evaluation, the same on every rank; None where there was none.
+            found: of the evaluation, the same on every rank; None where there was none.
         """
         names = [LAST] if step == self._last_step else []
-        if loss is not None and loss < self._least:
-            self._least = loss
+        if found is not None and (worth := _worth(found)) > self._best:
+            self._best = worth
             names.append(BEST)
         self._save(step, strategy, names)
 
@@ -70,3 +72,10 @@ class Keeper:
             for name in names:
                 self._saves.save(self._folder / name, state)
             _log.info("step %d: the model is saved as %s", step, " and ".join(names))
+
+
+def _worth(found: Mapping[str, float | None]) -> float:
+    accuracy, loss = found.get("accuracy"), found.get("loss")
+    if accuracy is not None:
+        return accuracy
+    return -math.inf if loss is None else -loss

@@ -133,7 +133,7 @@ def test_what_is_kept_is_the_same_on_all_ranks_and_written_by_one(tmp_path: Path
         saved = []
         for step, loss in enumerate([2.0, 3.0, 1.0, 1.5]):
             before = len(asked)
-            keeper.after(step, Counting(), loss)
+            keeper.after(step, Counting(), {"loss": loss})
             saved.append(len(asked) > before)
         assert saved == [True, False, True, True]
     assert len(asked) == 6 and not (tmp_path / "model").exists()
@@ -317,3 +317,23 @@ def test_data_of_other_classes_are_refused(tmp_path: Path, names: dict[str, str]
     else:
         with pytest.raises(DataError, match=said):
             _check_classes(config, facts)
+
+
+@pytest.mark.parametrize(
+    ("found", "best"),
+    [
+        ([(0.5, 0.7), (0.4, 0.6), (0.9, 0.8), (0.1, 0.8)], 2),
+        ([(0.5, None), (0.4, None), (0.9, None), (float("nan"), None)], 1),
+    ],
+)
+def test_the_best_model_is_that_of_the_best_accuracy_where_one_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[tuple[float, float | None]], best: int
+) -> None:
+    config, kept_at = configured(None), []
+    keeper = Keeper(config, build_workload(config), tmp_path)
+    monkeypatch.setattr(
+        keeper, "_save", lambda step, strategy, names: kept_at.append(step) if "best" in names else None
+    )
+    for step, (loss, accuracy) in enumerate(found):
+        keeper.after(step, Local(), {"loss": loss, "accuracy": accuracy})
+    assert kept_at[-1] == best
