@@ -113,7 +113,7 @@ class Layers:
         """What the document alone says in two ways; one that says all of a section is that of a run, which follows."""
         given = []
         for section, values in self.values.items():
-            model = describe.section_of(section)
+            model = describe.section_of(str(section))
             if model is not None and isinstance(values, dict) and not {*model.model_fields} <= {*values}:
                 keys = (f"{section}.{name}" for name, value in values.items() if value is not None)
                 given += [key for key in keys if key not in self.given_by]
