@@ -18,7 +18,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from dynbench.errors import LeakFound
+from dynbench.errors import LeakFound, UsageError
 from dynbench.kernels.packed_models import architecture_of, use_packed_rows
 from dynbench.kernels.packed_rows import Arrangement, Boundaries
 
@@ -83,7 +83,7 @@ def check_packed_rows(
 
     Args:
         model: of transformers, in fp32 on its device, not prepared yet.
-        samples: token ids of each, at least two; the longest that will come among them, none with the padding's token.
+        samples: token ids of each, at least two; the longest that will come among them.
         autocast: the half precision that training is in, if it is.
 
     Returns:
@@ -91,8 +91,13 @@ def check_packed_rows(
 
     Raises:
         LeakFound: they differ.
-        UsageError: a model that is not known to be right on packed rows.
+        UsageError: a model that is not known to be right on packed rows, or fewer than two samples.
     """
+    if len(samples) < 2:
+        raise UsageError(
+            f"check_packed_rows: {len(samples)} of at least 2 samples",
+            "Give several of your samples, the longest among them: one alone has no other to see.",
+        )
     device = next(model.parameters()).device
     ordered = sorted(samples, key=len)
     boundaries = Boundaries(tuple(map(len, ordered)), device)

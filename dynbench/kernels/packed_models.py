@@ -27,7 +27,8 @@ class Architecture:
     Args:
         name: as configurations name it.
         encoder: part of a classifier whose output the head reads; None of a causal language model.
-        behind_padding: positions are counted from behind the number of the padding's token, as RoBERTa does.
+        behind_padding: positions are counted from behind the number of the padding's token, as RoBERTa does, which
+            leaves out that token wherever it stands.
     """
 
     name: str
@@ -126,7 +127,7 @@ def _own_configuration(model: nn.Module) -> None:
 
 def _of_a_row(name: str, known: Architecture, pad_id: int | None) -> Callable[[nn.Module, Arguments, Keywords], Any]:
     """Before a forward pass: positions of the row's samples, and no cache, in which they would meet."""
-    first = 0 if pad_id is None or not known.behind_padding else pad_id + 1
+    behind = pad_id if known.behind_padding else None
 
     def before(_: nn.Module, arguments: Arguments, keywords: Keywords) -> tuple[Arguments, Keywords]:
         boundaries = keywords.get("boundaries")
@@ -145,12 +146,22 @@ def _of_a_row(name: str, known: Architecture, pad_id: int | None) -> Callable[[n
                 "Give input_ids of shape [1, tokens] and the boundaries of the same row.",
             )
         boundaries = boundaries.to(given.device)
-        more: Keywords = {"boundaries": boundaries, "position_ids": boundaries.positions[None] + first}
+        places = boundaries.positions
+        if behind is not None:
+            places = behind + (places + 1 if given.is_floating_point() else _counted(given[0] != behind, boundaries))
+        more: Keywords = {"boundaries": boundaries, "position_ids": places[None]}
         if known.causal:
             more["use_cache"] = False
         return arguments, {**keywords, **more}
 
     return before
+
+
+def _counted(told: Tensor, boundaries: Boundaries) -> Tensor:
+    """How many tokens of its sample are told up to each one, 0 for those that are not, int64 [T], of bool [T]."""
+    counted = told.long().cumsum(0)
+    before = (counted - told.long())[boundaries.starts]
+    return (counted - before[boundaries.sample]) * told
 
 
 def _pooled(mean: bool) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:

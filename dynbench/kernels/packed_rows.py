@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dynbench.errors import UsageError
+
 CPU = torch.device("cpu")
 NO_TARGET = -100
 """Label of a token that is nothing to be told: transformers' losses leave it out."""
@@ -104,7 +106,8 @@ class PackedCollator:
     """Makes one packed row of the samples of a batch, for a model that `use_packed_rows` prepared.
 
     Takes what transformers' collators take: mappings with `input_ids` and, where the model is to learn, `labels`, a
-    class or one label per token. Samples come in order of their lengths, shortest first, and so do the labels.
+    class or one label per token, and `token_type_ids` where tokenizers give them. Samples come in order of their
+    lengths, shortest first, and so do the labels.
     """
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -112,14 +115,25 @@ class PackedCollator:
 
         Returns:
             `input_ids`, int64 [1, T]; `boundaries`; and `labels`: classes, int64 [n], or of each token, int64 [1, T],
-            the first of every sample `NO_TARGET`, because a causal model would tell it from another sample.
+            the first of every sample `NO_TARGET`, because a causal model would tell it from another sample. Where
+            samples have them, `token_type_ids`, int64 [1, T].
+
+        Raises:
+            UsageError: samples that are padded.
         """
+        if any(not all(sample.get("attention_mask", ())) for sample in samples):
+            raise UsageError(
+                "a packed row of samples whose attention_mask leaves tokens out", "Tokenise without padding."
+            )
         ordered = sorted(samples, key=lambda sample: len(sample["input_ids"]))
         tokens = [torch.as_tensor(sample["input_ids"]) for sample in ordered]
         batch: dict[str, Any] = {
             "input_ids": torch.cat(tokens).long()[None],
             "boundaries": Boundaries(tuple(map(len, tokens))),
         }
+        if "token_type_ids" in ordered[0]:
+            kinds = [torch.as_tensor(sample["token_type_ids"]) for sample in ordered]
+            batch["token_type_ids"] = torch.cat(kinds).long()[None]
         if "labels" in ordered[0]:
             labels = [torch.as_tensor(sample["labels"]) for sample in ordered]
             batch["labels"] = torch.stack(labels) if labels[0].ndim == 0 else _targets(labels, batch["boundaries"])

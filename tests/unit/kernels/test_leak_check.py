@@ -173,6 +173,19 @@ def test_attention_that_parameters_do_not_reach_is_a_fault_of_its_own(monkeypatc
         check_packed_rows(tiny_model("bert"), SAMPLES)
 
 
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_text_may_hold_the_token_of_the_padding(name: str) -> None:
+    model = tiny_model(name)
+    pad = model.config.pad_token_id or 0
+    check_packed_rows(model, [[pad, *SAMPLES[-1][1:4], pad, *SAMPLES[-1][5:]], *SAMPLES[:-1], [7, pad]])
+
+
+@pytest.mark.parametrize("given", [SAMPLES[:1], []])
+def test_a_sample_alone_proves_nothing(given: list[list[int]]) -> None:
+    with pytest.raises(UsageError, match="of at least 2 samples"):
+        check_packed_rows(tiny_model("bert"), given)
+
+
 def test_what_ran_in_the_check_is_recorded() -> None:
     found = check_packed_rows(tiny_model("bert", attention_probs_dropout_prob=0.3), SAMPLES, torch.bfloat16)
     assert found["kernels"] == {each: ["by_length", "repadded"] for each in ("fp32", "bfloat16")}

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from packed import tiny_model
 
-from dynbench.kernels import Boundaries, PackedCollator
+from dynbench.errors import UsageError
+from dynbench.kernels import Boundaries, PackedCollator, use_packed_rows
 from dynbench.kernels.packed_rows import NO_TARGET
 
 
@@ -54,3 +56,26 @@ def test_no_sample_tells_the_first_token_of_the_next() -> None:
     samples = [{"input_ids": ids, "labels": ids} for ids in ([5, 6, 7], [8, 9])]
     assert PackedCollator()(samples)["labels"].tolist() == [[NO_TARGET, 9, NO_TARGET, 6, 7]]
     assert "labels" not in PackedCollator()([{"input_ids": [1, 2]}])
+
+
+def test_kinds_of_tokens_stay_with_their_samples() -> None:
+    """As tokenizers of BERT give them for pairs of sentences; without them the model takes all for the first."""
+    samples = [
+        {"input_ids": [5, 6, 7, 8], "token_type_ids": [0, 0, 1, 1], "attention_mask": [1, 1, 1, 1]},
+        {"input_ids": [8, 9], "token_type_ids": torch.tensor([0, 1]), "attention_mask": torch.ones(2)},
+    ]
+    batch = PackedCollator()(samples)
+    assert batch["token_type_ids"].tolist() == [[0, 1, 0, 0, 1, 1]] and "attention_mask" not in batch
+    model = tiny_model("bert")
+    alone = [
+        model(**{name: torch.as_tensor(sample[name])[None] for name in ("input_ids", "token_type_ids")}).logits
+        for sample in reversed(samples)
+    ]
+    torch.testing.assert_close(use_packed_rows(model)(**batch).logits, torch.cat(alone))
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 0], torch.tensor([1, 1, 0])], ids=["list", "tensor"])
+def test_samples_that_are_padded_are_refused(mask: object) -> None:
+    padded = {"input_ids": [5, 6, 0], "attention_mask": mask}
+    with pytest.raises(UsageError, match="attention_mask leaves tokens out"):
+        PackedCollator()([{"input_ids": [1, 2]}, padded])
