@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 from unittest.mock import Mock, patch
@@ -403,6 +405,31 @@ def outer_steps(rank: int) -> tuple[list[float], list[float]]:
             ours.append(float(module.weight))
             theirs.append(float(weight))
     return ours, theirs
+
+
+def waits_noted(rank: int, sync: str) -> bool:
+    """Whether in a second step something is waited for between `finish` and the next, as the strategy says itself."""
+    noted: list[bool] = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        noted.append(True)
+        yield
+
+    with session(build_strategy(named(load_config(None, ["sync.inner_steps=1"]), sync, "none"), CPU)) as strategy:
+        strategy.waiting = waiting
+        module = strategy.wrap(gpt2(), CPU)
+        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
+        for _ in range(2):
+            noted.clear()
+            if strategy.ranks.serves(rank):
+                strategy.serve()
+            else:
+                module(torch.arange(12).view(2, 6)).sum().backward()
+                strategy.finish()
+            strategy.step(optimizer, Precision("fp32", CPU))
+            optimizer.zero_grad()
+        return any(noted)
 
 
 def messages(rank: int, sync: str) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -45,6 +45,8 @@ class Strategy(ABC):
     per step, from any thread, a strategy calls `on_ready` at the moment this rank's last local gradient is complete
     and before its transfer begins: time before it is compute, time after it is sync.
 
+    What it waits for in a forward pass or in `step` it does within `waiting()`, so that this too is sync.
+
     Where some ranks serve the others, their loop calls `serve` in place of the micro-batches and of `finish`; all else
     is called on them too.
 
@@ -81,6 +83,7 @@ class Strategy(ABC):
             settings = Sync()
         self.settings = settings
         self.wire: Wire = PlainWire() if wire is None else wire
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def ranks(self) -> Ranks:

@@ -26,7 +26,11 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 
 class LocalSteps(Strategy):
-    """Every rank steps by its own gradients; what they did since they last met is averaged every few steps."""
+    """Every rank steps by its own gradients; what they did since they last met is averaged every few steps.
+
+    In the engine ranks tell each other in every step what its samples weigh, so that they keep in step all the same;
+    that wait is in the time to synchronise.
+    """
 
     equal_gradients: ClassVar[bool] = False
     collective_state: ClassVar[bool] = True
@@ -72,7 +76,8 @@ class LocalSteps(Strategy):
         meeting = [(fragment, fragment.change()) for fragment in self._due()]
         futures = [self.wire.mean(change, fragment.segments) for fragment, change in meeting]
         for (fragment, change), future in zip(meeting, futures, strict=True):
-            future.wait()
+            with self.waiting():
+                future.wait()
             self._outer(fragment, change)
         self._met = sum(fragment.size for fragment, _ in meeting)
 

@@ -29,5 +29,6 @@ class LocalSgdTorch(LocalSteps):
             for _, parameter in fragment.named:
                 if parameter.grad is None:  # torch leaves it out, on this rank alone
                     parameter.grad = torch.zeros_like(parameter)
-        self._averager.average_parameters(self.model.parameters())
+        with self.waiting():
+            self._averager.average_parameters(self.model.parameters())
         self._met = sum(fragment.size for fragment in self._fragments) if meets else 0

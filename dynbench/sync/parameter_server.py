@@ -80,10 +80,12 @@ class ParameterServer(Strategy):
         held = [parameter.detach() for parameter in self._trained]
         if self._serves:
             precision.step(optimizer)
+        with self.waiting():
+            if not self._serves:
+                torch._foreach_copy_(held, self._pull([each.clone() for each in held], SERVER))
+                return
             for rank in self._workers():
                 self._push(held, rank)
-        else:
-            torch._foreach_copy_(held, self._pull([each.clone() for each in held], SERVER))
 
     def evaluators(self) -> Sequence[int]:
         """The server, which has the parameters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -85,8 +85,14 @@ class ShardedBuckets(BucketedDDP):
     """
 
     def __init__(
-        self, module: nn.Module, bucket_size_mb: float | None, wire: Wire, on_ready: Callable[[], None]
+        self,
+        module: nn.Module,
+        bucket_size_mb: float | None,
+        wire: Wire,
+        on_ready: Callable[[], None],
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self._waiting = waiting
         super().__init__(module, bucket_size_mb, wire, on_ready)
         blocks = blocks_of(module)
         inside = {id(each) for block in blocks for each in block.modules()}
@@ -104,11 +110,11 @@ class ShardedBuckets(BucketedDDP):
 
     def _begins(self, *_: object) -> None:
         for buckets in (self._outside, *(self._of_block[block] for block in self._uncalled)):
-            _wait(buckets)
+            self._wait(buckets)
 
     def _block_begins(self, block: nn.Module, _: object) -> None:
         self._uncalled.pop(block, None)
-        _wait(self._of_block[block])
+        self._wait(self._of_block[block])
 
     @property
     def sharded(self) -> list[ShardedBucket]:
@@ -127,8 +133,12 @@ class ShardedBuckets(BucketedDDP):
 
     def wait(self) -> None:
         """Return when all parameters are whole."""
-        for bucket in self.sharded:
-            bucket.wait()
+        self._wait(self.sharded)
+
+    def _wait(self, buckets: Iterable[ShardedBucket]) -> None:
+        with self._waiting():
+            for bucket in buckets:
+                bucket.wait()
 
     def _bucket(self, members: Members) -> Bucket:
         return ShardedBucket(members, self._wire)
@@ -145,16 +155,11 @@ class ShardedBuckets(BucketedDDP):
         return not self._behind.isdisjoint(part.members)
 
 
-def _wait(buckets: Iterable[ShardedBucket]) -> None:
-    for bucket in buckets:
-        bucket.wait()
-
-
 class Zero1(Replicated):
     """Optimizer state divided evenly, as in ZeRO stage 1 (Rajbhandari et al., SC 2020), for element-wise optimizers.
 
-    The all-gather that follows a step goes on behind the next forward pass; what of it is not hidden is in the time of
-    that pass.
+    The all-gather that follows a step goes on behind the next forward pass; what of it is not hidden is in the time to
+    synchronise.
     """
 
     equal_gradients: ClassVar[bool] = False
@@ -162,7 +167,7 @@ class Zero1(Replicated):
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         size = options_of(self.settings, BucketOptions).bucket_mb
-        return ShardedBuckets(model, None if size == "none" else size, self.wire, self.on_ready)
+        return ShardedBuckets(model, None if size == "none" else size, self.wire, self.on_ready, self.waiting)
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
         """Over this rank's pieces."""

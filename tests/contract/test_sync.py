@@ -29,6 +29,7 @@ from sync_jobs import (
     sent_during_backward,
     sharded,
     states,
+    waits_noted,
 )
 from warm import RankError, WarmRanks
 
@@ -233,6 +234,15 @@ def test_the_server_sends_and_receives_a_message_per_tensor_or_one(three: WarmRa
         server, *workers = three(messages, sync)
         assert workers == [[pushed + pulled] * 2] * 2, "which gradients there are comes with them"
         assert server == [2 * (pushed + pulled)] * 2
+
+
+WAIT_AFTER_THE_GRADIENTS = ["zero1", "zero1_torch", "ps", "ps_flat", "local_sgd", "local_sgd_torch", "diloco"]
+
+
+@pytest.mark.parametrize("sync", STRATEGIES)
+def test_what_is_waited_for_after_the_gradients_is_told(ranks: WarmRanks, sync: str) -> None:
+    """So that it is in the time to synchronise and in no other."""
+    assert ranks(waits_noted, sync) == [sync in WAIT_AFTER_THE_GRADIENTS] * 2
 
 
 def test_the_workers_buffers_are_weighted_by_their_rows(three: WarmRanks) -> None:

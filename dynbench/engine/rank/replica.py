@@ -59,6 +59,7 @@ class Replica:
         self._backward_start: object = None
         self.model = workload.build_model(config.train.seed).train()
         self.strategy = strategy
+        strategy.waiting = timer.waiting
         module = strategy.wrap(self.model, device, self._on_ready)
         limit = config.train.max_grad_norm
         self.clipper = None if limit is None else Clipper(limit, strategy.gradient_norm)
@@ -97,7 +98,9 @@ class Replica:
             with nullcontext() if last else self.strategy.accumulating():
                 with self._timer.device("forward"), self.precision.autocast():
                     loss, correct = self._loss(batch)
-                scaled = loss * (0.0 if batch.repeats else scale())
+                with self._timer.device("sync"):
+                    factor = 0.0 if batch.repeats else scale()
+                scaled = loss * factor
                 self._backward_start = clock.mark()
                 with self._telling_why():
                     self.precision.backward(scaled)

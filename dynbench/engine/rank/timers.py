@@ -31,6 +31,7 @@ class StepTimer:
         self._host = HostClock()
         self._intervals: list[tuple[Phase, Clock, object, object]] = []
         self._ready: object | None = None
+        self._open: tuple[Phase, object] | None = None
         self._boundary = self._host.mark()
 
     def restart(self) -> None:
@@ -47,10 +48,24 @@ class StepTimer:
 
     @contextmanager
     def device(self, phase: Phase) -> Iterator[None]:
-        """Time a block that queues work on the device."""
-        start = self.clock.mark()
+        """Time a block that queues work on the device, but for what of it is `waiting`."""
+        self._open = (phase, self.clock.mark())
         yield
-        self.add(phase, start, self.clock.mark())
+        self.add(*self._open, self.clock.mark())
+        self._open = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What other ranks are waited for, within a block of the same thread or outside of all, is no part of it."""
+        if self._open is None:
+            yield
+            return
+        (phase, start), begin = self._open, self.clock.mark()
+        self.add(phase, start, begin)
+        yield
+        end = self.clock.mark()
+        self.add("sync", begin, end)
+        self._open = (phase, end)
 
     def add(self, phase: Phase, start: object, end: object) -> None:
         """Add an interval between two marks of `clock`."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dynbench import clock
 from dynbench.config.load import load_config
 from dynbench.config.schema import Sync
 from dynbench.engine.rank.precision import Precision
@@ -22,6 +23,8 @@ from dynbench.engine.rank.wiring import session
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
 from dynbench.workloads.micro_batch import MicroBatch, evened_out
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -129,3 +132,23 @@ def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_f
     with session(strategy):  # type: ignore[arg-type]
         pass
     assert closed == [None]
+
+
+def test_the_wait_for_what_the_step_weighs_is_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks step apart, it is where they wait for the slowest one."""
+    shown = SimpleNamespace(now_ms=0.0)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: round(shown.now_ms * clock.NS_PER_MS)))
+
+    def scale() -> float:
+        shown.now_ms += 40
+        return 0.5
+
+    workload = SimpleNamespace(
+        build_model=lambda _: nn.Linear(1, 1), loss=lambda module, inputs: module(inputs["x"]).sum()
+    )
+    config, timer = load_config(None, ["workload.pad_to_multiple_of=1", "train.learning_rate=0.1"]), StepTimer(CPU)
+    with session(Local(config.sync)) as strategy:
+        one = Replica(config, workload, CPU, timer, strategy)
+        one.compute([MicroBatch(2, 2.0, 1, 2, {"x": torch.ones(2, 1)})], scale)
+    phases, step_ms = timer.end_step()
+    assert (phases["sync"], step_ms) == (40, 40)

@@ -93,3 +93,18 @@ def test_compute_so_far_does_not_wait_for_collectives() -> None:
     timer.clock = Clock()
     timer.compute_ms(timer.clock.mark())
     assert len(waited) == 1
+
+
+def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands) -> None:
+    timer = StepTimer(torch.device("cpu"))
+    with timer.waiting():
+        hands.pass_ms(50)
+    with timer.device("optimizer"):
+        hands.pass_ms(1)
+        for ms in (4, 6):
+            with timer.waiting():
+                hands.pass_ms(ms)
+        hands.pass_ms(2)
+    with timer.device("sync"), timer.waiting():
+        hands.pass_ms(3)
+    assert timer.end_step()[0] == dict.fromkeys(PHASES, 0) | {"optimizer": 3, "sync": 13}
