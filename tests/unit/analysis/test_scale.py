@@ -31,6 +31,7 @@ def rank_text(rng):
         "rank": ["@"] * STEPS,
         "warmup": [int(step < WARMUP) for step in range(STEPS)],
         "policy": ["partition"] * STEPS,
+        "layout": ["padded"] * STEPS,
         "local_batch": rng.integers(4, 40, STEPS),
         "micro_batches": [1] * STEPS,
         "max_seq_len_in_batch": rng.integers(10, 60, STEPS),

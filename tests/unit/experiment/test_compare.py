@@ -171,6 +171,7 @@ def test_from_recipe_to_report(store: RunStore, training: FakeTraining, recipe: 
         ("static", "static"),
         ("partition", "partition"),
         (None, "prefix"),
+        (None, "packed"),
     ]
     assert {(line["world_size"], line["global_batch"], line["trace"]) for line in solved.results} == {
         (2, 8, "embedded")

@@ -20,7 +20,7 @@ from dynbench.errors import UsageError
 from dynbench.experiment.enumeration import fits_enumeration, large, plan_counts
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject, read_subject
-from dynbench.plugins import DATASETS
+from dynbench.plugins import DATASETS, WORKLOADS
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
@@ -58,8 +58,9 @@ def test_the_data_is_that_of_the_run(
     if DATASETS[dataset].of_files:
         (tmp_path / f"my.{dataset}").write_text("x", encoding="utf-8")
         files = {"workload.data_path": str(tmp_path / f"my.{dataset}")}
-    name = {} if DATASETS[dataset].classes else {"workload.name": "causal_lm"}
-    make_comparison({}, flags={"static": {"workload.dataset": dataset, **name, **files}})
+    entry = DATASETS[dataset]
+    (name, *_) = (name for name, it in WORKLOADS.items() if it.samples in entry.samples and it.classes <= entry.classes)
+    make_comparison({}, flags={"static": {"workload.dataset": dataset, "workload.name": name, **files}})
 
     text = report(store, language)
 
