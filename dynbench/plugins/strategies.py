@@ -20,6 +20,8 @@ class StrategyEntry(Entry):
         compresses: gradients go over the wire in a way that a compressor can take part in.
         exact: after every step the parameters are those of one process that trained on the whole batch.
         trains: False where ranks send nothing to each other, so that no model is trained.
+        copies: of the parameters, what a rank holds at most between steps: weights, AdamW's two moments, gradients, and
+            what the strategy keeps besides.
     """
 
     base: ClassVar[str] = "dynbench.sync.base:Strategy"
@@ -29,6 +31,7 @@ class StrategyEntry(Entry):
     compresses: bool = True
     exact: bool = True
     trains: bool = True
+    copies: int = 4
 
 
 class BucketOptions(Section):
@@ -165,6 +168,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_steps:LocalSgd",
             LocalOptions,
             exact=False,
+            copies=5,
         ),
         StrategyEntry(
             "local_sgd_torch",
@@ -172,6 +176,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_torch:LocalSgdTorch",
             LocalOptions,
             exact=False,
+            copies=5,
         ),
         StrategyEntry(
             "diloco",
@@ -179,6 +184,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_steps:Diloco",
             DilocoOptions,
             exact=False,
+            copies=6,
         ),
     ),
 )

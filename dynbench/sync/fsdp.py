@@ -17,7 +17,7 @@ from dynbench.sync.fully_sharded import FullyShardedDDP
 
 
 class Fsdp(Strategy):
-    """`FullyShardedDDP`."""
+    """`FullyShardedDDP`; the time of its gathers is in that of the forward and backward passes that wait for them."""
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True

@@ -8,11 +8,10 @@ from torch import nn
 from dynbench.config.schema import Config
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.errors import ReplicasTooLarge
+from dynbench.plugins import STRATEGIES
 from dynbench.runs.provenance import UnknownFactError, memory_mb
 from dynbench.units import mb
 
-COPIES = 4
-"""Of its parameters, what a replica keeps between steps: weights, AdamW's two moments, buckets of gradients."""
 SHARE = 0.5
 """Of the memory, what the replicas may take together where nothing says how much a step needs."""
 SHARE_PROBED = 0.1
@@ -33,7 +32,8 @@ def check_room(config: Config, model: nn.Module, device: torch.device, arms: int
     """
     if arms == 1:
         return
-    replica_mb = COPIES * mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    copies = STRATEGIES.find(config.sync.name).copies
+    replica_mb = copies * mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
     share = SHARE_PROBED if isinstance(config.schedule.capacity, str) else SHARE
     room_mb = min(gather_objects(_room_mb(config, device)))
     if arms * replica_mb > share * room_mb:

@@ -60,3 +60,16 @@ def test_a_rank_that_receives_nothing_keeps_the_parameters_of_the_others() -> No
 
 def _moved(before: list[Tensor], after: list[nn.Parameter]) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if entry.reads("inner_steps")])
+def test_a_registry_says_what_is_held_beside_gradients_and_the_optimizers_state(name: str) -> None:
+    settings = load_config(None, [f"sync.name={name}", "sync.inner_steps=1"]).sync
+    with closing(STRATEGIES[name].load()(settings, NullWire(0, 1))) as strategy:
+        module = strategy.wrap(nn.Linear(6, 5), CPU)
+        optimizer = strategy.build_optimizer(module.parameters(), lambda given: torch.optim.SGD(given, lr=0.1))
+        module(torch.ones(1, 6)).sum().backward()
+        strategy.finish()
+        strategy.step(optimizer, Precision("fp32", CPU))
+        held = [each for one in strategy._fragments for each in (one.anchor, one.momentum) if each is not None]
+        assert sum(each.numel() for each in held) == (STRATEGIES[name].copies - 4) * 35

@@ -8,12 +8,12 @@ from torch import nn
 
 from dynbench.config.load import load_config
 from dynbench.engine.rank import replica_room
-from dynbench.engine.rank.replica_room import COPIES, check_room
+from dynbench.engine.rank.replica_room import check_room
 from dynbench.errors import ReplicasTooLarge
+from dynbench.plugins import STRATEGIES
 
 CPU = torch.device("cpu")
 MODEL = nn.Linear(1000, 1000, bias=False)
-REPLICA_MB = COPIES * 4.0
 
 
 @pytest.fixture(autouse=True)
@@ -21,16 +21,23 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_room, "gather_objects", lambda value: [value, 2 * value])
 
 
+@pytest.mark.parametrize(("sync", "copies"), [("ddp", 4), ("local_sgd", 5), ("diloco", 6)])
 @pytest.mark.parametrize("arms", [1, 2, 3])
 @pytest.mark.parametrize("probed", [False, True])
-def test_what_fits_is_let_through(monkeypatch: pytest.MonkeyPatch, arms: int, probed: bool) -> None:
-    config = load_config(None, ["launch.nproc=2", *(["schedule.capacity=p", "probe.run=p"] if probed else [])])
+def test_what_fits_is_let_through(
+    monkeypatch: pytest.MonkeyPatch, arms: int, probed: bool, sync: str, copies: int
+) -> None:
+    replica_mb = copies * 4.0
+    assert STRATEGIES[sync].copies == copies
+    config = load_config(
+        None, ["launch.nproc=2", f"sync.name={sync}", *(["schedule.capacity=p", "probe.run=p"] if probed else [])]
+    )
     share = 0.1 if probed else 0.5
     for room, fits in ((1.01, True), (0.99, False)):
-        available = room * 2 * arms * REPLICA_MB / share
+        available = room * 2 * arms * replica_mb / share
         monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": available})  # noqa: B023
         if fits or arms == 1:
             check_room(config, MODEL, CPU, arms)
         else:
-            with pytest.raises(ReplicasTooLarge, match=f"the models of {arms} arms take {arms * REPLICA_MB:.0f} MB"):
+            with pytest.raises(ReplicasTooLarge, match=f"the models of {arms} arms take {arms * replica_mb:.0f} MB"):
                 check_room(config, MODEL, CPU, arms)
