@@ -95,8 +95,12 @@ class OfflineRanks:
         takes_capacity = self.config.schedule.capacity is None
         takes_speeds = self.config.schedule.speeds is None and distinct_speeds(self.probe.speeds) is not None
         lines = []
-        if takes_capacity and self.probe.layout != self.config.workload.layout:
-            lines.append(f"{named} measured {self.probe.layout} micro-batches: its capacities are left out")
+        if self.probe.layout != self.config.workload.layout:
+            measured_so, asked = f"{named} measured {self.probe.layout} micro-batches", self.config.workload.layout
+            if takes_capacity:
+                lines.append(f"{measured_so}: its capacities are left out")
+            if self.config.schedule.cost_type in ("auto", "measured") and not self.config.schedule.cost_coefficients:
+                lines.append(f"{measured_so}: {asked} ones are priced as these; probe with --layout {asked} instead")
             takes_capacity = False
         for part, sizes in (
             ("capacities", [size for size in world_sizes if takes_capacity and not self._knows_capacity(size)]),

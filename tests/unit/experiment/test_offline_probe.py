@@ -126,3 +126,14 @@ def test_without_a_probe_nothing_changes(store: RunStore) -> None:
     ranks = OfflineRanks.of(load_config(None), store.root)
     assert (ranks.pad_to_multiple_of, ranks.speeds(4), ranks.capacity(10**6, 4).unlimited) == (1, None, True)
     assert ranks.left_out([LONG], [2]) == []
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ((), ["its capacities are left out", "packed ones are priced as these; probe with --layout packed instead"]),
+    (("schedule.capacity=500", "schedule.cost_type=tokens"), []),
+    (("schedule.capacity=500",), ["packed ones are priced as these; probe with --layout packed instead"]),
+])  # fmt: skip
+def test_what_a_probe_of_the_other_layout_is_taken_for_is_said(store: RunStore, more: tuple[str, ...], said) -> None:
+    make_probe(store, tables=[[(64, 9), (256, 2)]] * 2)
+    solution = solved(store, "workload.layout=packed", *more, batch_per_rank=8)
+    assert warnings(solution) == [f"probe.run probed measured padded micro-batches: {line}" for line in said]
