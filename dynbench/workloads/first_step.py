@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +72,7 @@ def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
     """
     set_dropout(model, trial.dropout)
     long, short = max(2, min(LONG, trial.longest)), max(2, min(LONG, trial.longest) // 2)
-    try:
+    with trying(f"{name} cannot classify samples of {short} to {trial.longest} token ids", WAYS_OUT):
         with torch.no_grad():
             model.eval()
             _logits(model, trial, trial.longest)
@@ -79,21 +81,32 @@ def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
             first, again = _logits(model, trial, long, short), _logits(model, trial, long, short)
         logits = _logits(model, trial, long, short)
         torch.autograd.backward(F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long)))
-    except (UsageError, MemoryError):
-        raise
-    except Exception as error:  # what an architecture does not take, it says in ways of its own
-        if "memory" in str(error).lower():
-            raise
-        raise UsageError(
-            f"{KEY}: {name} cannot classify samples of {short} to {trial.longest} token ids: "
-            f"{type(error).__name__}: {first_line(error)}",
-            WAYS_OUT,
-        ) from error
     if trial.dropout == 0 and not torch.equal(first, again):
         logger.warning("%s: two passes differ in spite of workload.dropout 0; so will losses of the same samples", name)
     if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
         logger.warning("%s: padding changes what a sample gives, so that losses depend on who pads how much", name)
     freeze_unused(model, name)
+
+
+@contextmanager
+def trying(said: str, ways_out: str) -> Iterator[None]:
+    """Inside it a model is tried; whatever it raises but for want of memory is a mistake of the user's.
+
+    Args:
+        said: that it cannot do this.
+        ways_out: the next step.
+
+    Raises:
+        UsageError: it raised something.
+    """
+    try:
+        yield
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:  # what an architecture does not take, it says in ways of its own
+        if "memory" in str(error).lower():
+            raise
+        raise UsageError(f"{KEY}: {said}: {type(error).__name__}: {first_line(error)}", ways_out) from error
 
 
 def set_dropout(model: nn.Module, rate: float | None) -> None:

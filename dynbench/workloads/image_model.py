@@ -18,7 +18,7 @@ from dynbench.config.paths import TORCH_WEIGHTS
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.phrase import Phrase
-from dynbench.workloads.first_step import freeze_unused
+from dynbench.workloads.first_step import freeze_unused, trying
 from dynbench.workloads.hub import cached_revision, first_line, load_stored, local_folder
 from dynbench.workloads.model_config import EXPECTED, IMAGE_CLASSIFIER, KEY, make_model, read_config
 from dynbench.workloads.model_source import ModelSource, facts_of
@@ -130,17 +130,9 @@ def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module
         UsageError: it does not classify them.
     """
     kept = {key: buffer.clone() for key, buffer in model.named_buffers()}
-    try:
+    with trying(f"{name} cannot classify images of {side} by {side} pixels", WAYS_OUT):
         logits = model.train()(pixel_values=torch.randn(TRIED_IMAGES, 3, side, side)).logits
         torch.autograd.backward(F.cross_entropy(logits, torch.zeros(TRIED_IMAGES, dtype=torch.long)))
-    except MemoryError:
-        raise
-    except Exception as error:  # what an architecture does not take, it says in ways of its own
-        if "memory" in str(error).lower():
-            raise
-        raise UsageError(
-            f"{KEY}: {name} cannot classify images of {side} by {side} pixels: {first_line(error)}", WAYS_OUT
-        ) from error
     if logits.shape != (TRIED_IMAGES, num_labels):
         raise UsageError(f"{KEY}: {name} gives logits of shape {list(logits.shape)} for {num_labels} classes", WAYS_OUT)
     with torch.no_grad():

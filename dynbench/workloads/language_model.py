@@ -16,8 +16,8 @@ from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.phrase import Phrase
-from dynbench.workloads.first_step import freeze_unused, set_dropout
-from dynbench.workloads.hub import cached_revision, first_line, load_stored, local_folder
+from dynbench.workloads.first_step import freeze_unused, set_dropout, trying
+from dynbench.workloads.hub import cached_revision, load_stored, local_folder
 from dynbench.workloads.model_config import EXPECTED, KEY, LANGUAGE_MODEL, make_model, read_config, set_rates
 from dynbench.workloads.model_source import ModelSource, facts_of
 from dynbench.workloads.pretrained_model import check_vocabulary, check_weights, weights_loader
@@ -164,21 +164,13 @@ def fit_for_training(model: nn.Module, name: str, dropout: float | None) -> None
     """
     set_dropout(model, dropout)
     tokens = torch.arange(TRIED_TOKENS)[None] % int(getattr(model.config, "vocab_size", TRIED_TOKENS))
-    try:
+    with trying(f"{name} cannot be trained on token ids alone", WAYS_OUT):
         with torch.no_grad():
             model.eval()
             whole, half = logits_of(model, tokens), logits_of(model, tokens[:, : TRIED_TOKENS // 2])
         model.train()
         logits = logits_of(model, tokens)
         torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
-    except MemoryError:
-        raise
-    except Exception as error:  # what an architecture does not take, it says in ways of its own
-        if "memory" in str(error).lower():
-            raise
-        raise UsageError(
-            f"{KEY}: {name} cannot be trained on token ids alone: {first_line(error)}", WAYS_OUT
-        ) from error
     if (whole[:, : half.shape[1]] - half).abs().max() > CAUSAL_TOLERANCE * half.abs().max():
         raise UsageError(
             f"{KEY}: {name} looks at later tokens to tell the next one: no causal language model", WAYS_OUT

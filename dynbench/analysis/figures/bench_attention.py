@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from dynbench.analysis.figures import style
+from dynbench.analysis.figures.bench_rows import measured_rows
 from dynbench.runs.run import Run
 
 MEASURES = ("way", "tokens", "samples", "width", "heads", "device", "p20", "p50", "p80", "n")
@@ -18,15 +19,10 @@ SHOWN = {
 
 def bench_attention(source: Run) -> style.Drawing | None:
     """Median time of one layer, forward and backward, over the tokens of the row."""
-    file = source.path / "rows.csv"
-    if not file.is_file():
+    table = measured_rows(source, MEASURES)
+    if table is None:
         return None
-    table = pl.read_csv(file)
-    if not set(MEASURES) <= set(table.columns):
-        return None
-    table = table.filter(pl.col("status") == "ok").select(MEASURES).sort("way", "tokens")
-    if table.is_empty():
-        return None
+    table = table.sort("way", "tokens")
     first = table.row(0, named=True)
     figure, (axes,) = style.new_figure(
         "Attention over a packed row",

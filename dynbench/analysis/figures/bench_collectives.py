@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from dynbench.analysis.figures import style
+from dynbench.analysis.figures.bench_rows import measured_rows
 from dynbench.runs.run import Run
 
 MEASURES = ("size", "p20", "p50", "p80", "busbw", "processes", "backend", "type", "n")
@@ -12,15 +13,10 @@ MEASURES = ("size", "p20", "p50", "p80", "busbw", "processes", "backend", "type"
 
 def bench_collectives(source: Run) -> style.Drawing | None:
     """Median time on the left, bus bandwidth on the right, over the size."""
-    file = source.path / "rows.csv"
-    if not file.is_file():
+    table = measured_rows(source, MEASURES)
+    if table is None:
         return None
-    table = pl.read_csv(file)
-    if not set(MEASURES) <= set(table.columns):
-        return None
-    table = table.filter(pl.col("status") == "ok").select(MEASURES).with_columns(megabytes=pl.col("size") / 1e6)
-    if table.is_empty():
-        return None
+    table = table.with_columns(megabytes=pl.col("size") / 1e6)
     first = table.row(0, named=True)
     figure, (times, bandwidths) = style.new_figure(
         "All-reduce by size",
