@@ -17,7 +17,7 @@ from dynbench.plugins import STRATEGIES
 Mode = Literal["interleaved", "apart"]
 Groups = tuple[tuple[str, ...], ...]
 
-MOST_TOGETHER = 12
+MOST_TOGETHER = 16
 """Arms of one launch: each has process groups, threads and a replica that rest while the others run."""
 OFTEN = 5
 """Steps between evaluations below which too little is left: in a shared launch, the step after each does not count."""

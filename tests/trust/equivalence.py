@@ -1,6 +1,7 @@
 """Whether arms in turns show what arms apart show, and turns of one step what turns of eight show.
 
     python tests/trust/equivalence.py FOLDER --launches 16    so many launches of each, in fours that alternate
+                                      --ways apart "turns of 1"    no more than there are of the others
 
 Static against partition, quickstart settings. Two one-sided tests on the difference of mean log ratios: equivalent
 where the 90 % interval lies within ±2 %. What FOLDER holds is not launched again (`equivalence.jsonl`).
@@ -70,6 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--launches", type=int, default=16)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     kept, store = given.folder / "equivalence.jsonl", RunStore(given.folder)
@@ -78,7 +80,7 @@ def main() -> int:
     for line in lines:
         logs[line["way"]] += line["logs"]
     for number in range(given.launches // AT_ONCE):
-        for way in WAYS:
+        for way in given.ways:
             if len(logs[way]) > AT_ONCE * number:
                 continue
             found = launch(way, FIRST_SEED + AT_ONCE * number, store)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from dynbench.config.schema import Config
+from dynbench.engine.planning import load_probe
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.errors import ReplicasTooLarge
 from dynbench.plugins import STRATEGIES
@@ -15,10 +18,10 @@ from dynbench.units import mb
 SHARE = 0.5
 """Of the memory, what the replicas may take together where nothing says how much a step needs."""
 SHARE_PROBED = 0.1
-"""The same where the capacities are probed ones, up to which a step may use all the rest."""
+"""The same where the capacities are probed limits, up to which a step may use all the rest."""
 
 
-def check_room(config: Config, model: nn.Module, device: torch.device, arms: int) -> None:
+def check_room(config: Config, model: nn.Module, device: torch.device, arms: int, root: Path | None = None) -> None:
     """Refuse several arms whose replicas do not fit, before the second is built; a collective.
 
     Args:
@@ -26,6 +29,7 @@ def check_room(config: Config, model: nn.Module, device: torch.device, arms: int
         model: its model.
         device: where it is.
         arms: arms of the launch.
+        root: results folder in which a probe run is looked up.
 
     Raises:
         ReplicasTooLarge: on some rank they do not fit; raised on every rank.
@@ -34,7 +38,7 @@ def check_room(config: Config, model: nn.Module, device: torch.device, arms: int
         return
     copies = STRATEGIES.find(config.sync.name).copies
     replica_mb = copies * mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
-    share = SHARE_PROBED if isinstance(config.schedule.capacity, str) else SHARE
+    share = SHARE_PROBED if _probed_limits(config, root) else SHARE
     room_mb = min(gather_objects(_room_mb(config, device)))
     if arms * replica_mb > share * room_mb:
         raise ReplicasTooLarge(
@@ -42,6 +46,15 @@ def check_room(config: Config, model: nn.Module, device: torch.device, arms: int
             f"{room_mb:,.0f} MB",
             "Launch the arms apart: launches.mode=apart (--launch-mode apart).",
         )
+
+
+def _probed_limits(config: Config, root: Path | None) -> bool:
+    """Whether a probe found where memory ends."""
+    capacity = config.schedule.capacity
+    if not isinstance(capacity, str):
+        return False
+    tables = load_probe(capacity, "schedule.capacity", root).tables
+    return any(most is not None for rows in tables for _, most in rows)
 
 
 def _room_mb(config: Config, device: torch.device) -> float:
