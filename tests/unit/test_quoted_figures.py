@@ -24,7 +24,7 @@ class Quote:
         result: folder below `results/reference`.
         arm: what is faster.
         over: than what.
-        end: of the speed-up's interval over the baseline, 0 or 1; None quotes the speed-up itself.
+        end: of the speed-up's interval, 0 or 1; None quotes the speed-up itself.
     """
 
     file: str
@@ -40,6 +40,8 @@ class Quote:
 
 
 HF_PEERS_ARMS = (
+    "packed",
+    "static_packed",
     "window8",
     "window4",
     "partition",
@@ -52,7 +54,35 @@ HF_PEERS_ARMS = (
     "group_by_length",
 )
 QUICKSTART_ARMS = ("prefix", "partition", "window", "packed")
-ENDS = ((None, r"([\d.]+) \["), (0, r"[\d.]+ \[([\d.]+),"), (1, r"[\d.]+ \[[\d.]+, ([\d.]+)\]"))
+ENDS = (
+    (None, r"([\d.]+) \[[\d.]+, [\d.]+\]"),
+    (0, r"[\d.]+ \[([\d.]+), [\d.]+\]"),
+    (1, r"[\d.]+ \[[\d.]+, ([\d.]+)\]"),
+)
+HF_PEERS_SAID = {
+    "README.md": (
+        {
+            "packed": r"There `packed` is ([\d.]+) times as",
+            "window8": r"that window is ([\d.]+) times as fast as `static`",
+        },
+        {
+            ("packed", "hf_batch_rebalance"): r"as `static`, %s times as fast as `hf_batch_rebalance` and",
+            ("packed", "window8"): r"`hf_batch_rebalance` and %s times as fast as `window` over",
+            ("window8", "hf_batch_rebalance"): r"as `static` and %s times as fast as `hf_batch_",
+            ("partition", "hf_batch_rebalance"): r"are the same \(%s\)",
+        },
+    ),
+    "README.zh-CN.md": (
+        {"packed": r"`packed` 是 `static` 的 ([\d.]+) 倍快、", "window8": r"的 `window` 是 `static` 的 ([\d.]+) 倍快"},
+        {
+            ("packed", "hf_batch_rebalance"): r"倍快、`hf_batch_rebalance` 的 %s 倍快、跨",
+            ("packed", "window8"): r"跨 8 个批的 `window` 的 %s 倍快",
+            ("window8", "hf_batch_rebalance"): r"倍快、`hf_batch_rebalance` 的 %s 倍快;`partition`",
+            ("partition", "hf_batch_rebalance"): r"一样快\(%s\)",
+        },
+    ),
+}
+"""By file: speed-ups over static, and over others with their intervals."""
 QUOTES = (
     *(
         Quote(file, rf"\| `{arm}` \| {pattern}", "quickstart", arm, end=end)
@@ -60,12 +90,18 @@ QUOTES = (
         for arm in QUICKSTART_ARMS
         for end, pattern in ENDS
     ),
-    Quote("README.md", r"over 8 batches is ([\d.]+) times as fast as `static`", "hf_peers", "window8"),
-    Quote(
-        "README.md", r"`static` and ([\d.]+) times as fast as `hf_batch_", "hf_peers", "window8", "hf_batch_rebalance"
+    *(
+        quote
+        for file, (static, others) in HF_PEERS_SAID.items()
+        for quote in (
+            *(Quote(file, pattern, "hf_peers", arm) for arm, pattern in static.items()),
+            *(
+                Quote(file, pattern % figure, "hf_peers", *pair, end=end)
+                for pair, pattern in others.items()
+                for end, figure in ENDS
+            ),
+        )
     ),
-    Quote("README.zh-CN.md", r"的 `window` 是 `static` 的 ([\d.]+) 倍快", "hf_peers", "window8"),
-    Quote("README.zh-CN.md", r"`hf_batch_rebalance` 的 ([\d.]+) 倍快", "hf_peers", "window8", "hf_batch_rebalance"),
     Quote("README.md", r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
     Quote("README.zh-CN.md", r"其中 `partition` 是 `static` 的 ([\d.]+) 倍快", "sst2", "partition"),
     *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),
@@ -81,12 +117,13 @@ def read(file: str) -> str:
 
 def measured(quote: Quote) -> float:
     """Speed-up of the quote's arm over what it is held against, or an end of its interval over the baseline."""
-    comparisons = json.loads((REFERENCE / quote.result / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
-    found = {item["candidate"]: item for item in comparisons}
-    if quote.end is not None:
-        return float(found[quote.arm]["ci95"][quote.end])
-    speedups = {comparisons[0]["baseline"]: 1.0, **{name: item["speedup"] for name, item in found.items()}}
-    return speedups[quote.arm] / speedups[quote.over]
+    result = json.loads((REFERENCE / quote.result / "comparison.json").read_text(encoding="utf-8"))
+    found = {(item["candidate"], item["baseline"]): item for item in (*result.get("pairs", []), *result["comparisons"])}
+    if (quote.over, quote.arm) in found:
+        other = found[quote.over, quote.arm]
+        return float(1 / (other["speedup"] if quote.end is None else other["ci95"][1 - quote.end]))
+    item = found[quote.arm, quote.over]
+    return float(item["speedup"] if quote.end is None else item["ci95"][quote.end])
 
 
 def contradictions(quote: Quote, text: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -23,16 +25,17 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("sync", "copies"), [("ddp", 4), ("local_sgd", 5), ("diloco", 6)])
 @pytest.mark.parametrize("arms", [1, 2, 3])
-@pytest.mark.parametrize("probed", [False, True])
+@pytest.mark.parametrize("probed", [None, [(64, None)], [(32, None), (64, 8)]])
 def test_what_fits_is_let_through(
-    monkeypatch: pytest.MonkeyPatch, arms: int, probed: bool, sync: str, copies: int
+    monkeypatch: pytest.MonkeyPatch, arms: int, probed: list[tuple[int, int | None]] | None, sync: str, copies: int
 ) -> None:
     replica_mb = copies * 4.0
     assert STRATEGIES[sync].copies == copies
     config = load_config(
         None, ["launch.nproc=2", f"sync.name={sync}", *(["schedule.capacity=p", "probe.run=p"] if probed else [])]
     )
-    share = 0.1 if probed else 0.5
+    monkeypatch.setattr(replica_room, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, None)], probed]))
+    share = 0.1 if probed is not None and probed[-1][1] is not None else 0.5
     for room, fits in ((1.01, True), (0.99, False)):
         available = room * 2 * arms * replica_mb / share
         monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": available})  # noqa: B023
