@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
 
-.PHONY: help install install-test quickstart test test-quick test-gpu bench-self trust lint clean
+.PHONY: help install install-test quickstart test test-quick test-gpu bench-self trust scale lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
+	@echo "make scale        a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes"
 	@echo "make install      .venv with dynbench in it"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
@@ -63,6 +64,9 @@ test-gpu: install-test
 
 trust: install-test
 	$(BIN)/python tests/trust/trust.py results/trust
+
+scale: install-test
+	$(BIN)/python tests/scale/json_array.py results/scale
 
 bench-self: install-test
 	$(PYTEST) --capture no -m clock tests/unit

@@ -1,0 +1,48 @@
+"""The tool for large JSON arrays, on a small one: it says what it is to say, and notices what it is to notice."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+from forked import ForkedPopen
+from scale import json_array
+
+SMALL = ("--megabytes", "2", "--shard-characters", "100000")
+
+
+@pytest.mark.slow
+def test_a_small_array_is_killed_gone_on_with_and_equal(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(json_array, "Popen", ForkedPopen)
+    assert json_array.main([str(tmp_path), *SMALL]) == 0
+    said = capfd.readouterr().out
+    line = r"^(cold|gone on with): [\d,]+ tokens in .* M tokens/s, .* MB/s of the file; peak memory (\d+) MB"
+    rates = re.findall(line, said, re.M)
+    assert [what for what, _ in rates] == ["cold", "gone on with"] and all(int(peak) > 50 for _, peak in rates)
+    done, of = map(int, re.search(r"ended with -9, (\d+) of (\d+) shards finished", said).groups())
+    assert 3 < done < of - 3
+    articles = json.loads((tmp_path / "articles.json").read_text(encoding="utf-8"))
+    assert [article["id"] for article in articles] == list(range(len(articles)))
+    found = len(json_array.files(tmp_path / "whole"))
+    assert f"equal: {found} files" in said and found > 3 * of
+
+    shard = next((tmp_path / "killed").glob("*-train-*/00002.ids.npy"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (tmp_path / "whole" / "more").touch()
+    name = str(shard.relative_to(tmp_path / "killed"))
+    assert json_array.differing(tmp_path / "whole", tmp_path / "killed") == sorted([name, "more"])
+
+
+def test_memory_is_that_of_the_whole_tree(tmp_path):
+    """A process whose child is the large one."""
+    large = "import time; kept = b'x' * 80_000_000; print(len(kept), flush=True); time.sleep(60)"
+    words = ["sh", "-c", f'python3 -c "{large}"; true']
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout.readline()
+        (child,) = json_array.descendants(parent.pid)
+        assert json_array.high_water_kb(parent.pid) < 40_000 < 80_000 <= json_array.high_water_kb(child)
+        subprocess.run(["kill", str(child)], check=True)
+    assert json_array.high_water_kb(child) == 0
