@@ -1,6 +1,6 @@
 """How long a step takes under each strategy, of one language model on two gloo ranks, against DistributedDataParallel.
 
-    python tests/speed/strategies.py ddp,naive,bucketed,overlap --seconds 210 --out speed.json    nothing beside it
+    python tests/speed/strategies.py ddp,naive,bucketed,overlap --seconds 210 --out steps.jsonl    nothing beside it
 
 GPT-2 of 62.4 M parameters (width 640, 6 layers, 10 heads, tied), AdamW, 8 sequences of 128 random tokens per rank, one
 thread per rank. The strategies take turns step by step in one pair of processes, in an order that moves on by one and
@@ -83,19 +83,26 @@ def rank_main(rank: int, meeting: str, names: Sequence[str], seconds: float, out
     if rank == 0:
         say(times)
         if out is not None:
-            out.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
+            with out.open("a", encoding="utf-8") as file:
+                for name, taken in times.items():
+                    line = {"strategy": name, "baseline": names[0], "step_s": [round(one, 4) for one in taken]}
+                    file.write(json.dumps(line) + "\n")
     dist.barrier()
+
+
+def ratio(taken: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean ratio with the ends of its 95 % interval: low, middle, high."""
+    logs = [math.log(one / other) for one, other in zip(taken, baseline, strict=True)]
+    half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    low, middle, high = (math.exp(statistics.mean(logs) + sign * half) for sign in (-1, 0, 1))
+    return low, middle, high
 
 
 def say(times: dict[str, list[float]]) -> None:
     """A line for each strategy."""
     baseline = next(iter(times))
     for name, taken in times.items():
-        logs = [math.log(one / other) for one, other in zip(taken, times[baseline], strict=True)]
-        half = 0.0
-        if name != baseline:
-            half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-        low, middle, high = (math.exp(statistics.mean(logs) + sign * half) for sign in (-1, 0, 1))
+        low, middle, high = ratio(taken, times[baseline])
         print(
             f"{name:12} {middle:.3f} of {baseline} [{low:.3f}, {high:.3f}]  {statistics.mean(taken):.2f} s a step, "
             f"{len(taken)} steps"
