@@ -61,6 +61,13 @@ class Strategy(ABC):
     keeps_gradients: ClassVar[bool] = False
     """Whether gradients are cleared to zeros between steps instead of being dropped."""
 
+    steps_apart: ClassVar[bool] = False
+    """Whether a rank goes on to its next step without the others: where all know the plan, nothing of a step is asked
+    of them, neither what its samples weigh nor whether gradients overflowed."""
+
+    fills_models: ClassVar[bool] = False
+    """Whether `wrap` takes a model without values, on the meta device, from all ranks but the first."""
+
     collective_forward: ClassVar[bool] = False
     """Whether every forward pass talks to the other ranks, so that all have to run equally many."""
 
@@ -94,7 +101,7 @@ class Strategy(ABC):
         """Take up the model and return `module`; strategies that move it block by block override this.
 
         Args:
-            model: on the CPU, equal weights on every rank.
+            model: on the CPU, equal weights on every rank, or none where it `fills_models`.
             device: where it shall be.
             on_ready: notes the moment; must not be delayed, must not synchronise the device.
         """

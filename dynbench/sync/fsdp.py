@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import FsdpOptions
-from dynbench.sync.base import Strategy
+from dynbench.sync.base import OptimizerFactory, Stepper, Strategy
 from dynbench.sync.fully_sharded import FullyShardedDDP
 
 
@@ -22,6 +24,7 @@ class Fsdp(Strategy):
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
     collective_state: ClassVar[bool] = True
+    fills_models: ClassVar[bool] = True
     module: FullyShardedDDP
 
     def wrap(self, model: nn.Module, device: torch.device, on_ready: Callable[[], None] = lambda: None) -> nn.Module:
@@ -41,6 +44,19 @@ class Fsdp(Strategy):
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         raise NotImplementedError("taken up block by block")
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
+        """Over this rank's shards as plain tensors, as torch knows not every fused kernel for its own."""
+        self._pieces = {each: nn.Parameter(_local(each), each.requires_grad) for each in parameters}
+        return factory(self._pieces.values())
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer, precision: Stepper) -> None:
+        """The step on the shards."""
+        for parameter, piece in self._pieces.items():
+            piece.data, piece.grad = _local(parameter), None if parameter.grad is None else _local(parameter.grad)
+        precision.step(optimizer)
+        self.module.zero_grad()
 
     def accumulating(self) -> AbstractContextManager[None]:
         """The module's `no_sync`."""
@@ -73,5 +89,13 @@ class Fsdp(Strategy):
         """Let go of the module, which holds the process group."""
         self.__dict__.pop("module", None)
         self.__dict__.pop("model", None)
+        self.__dict__.pop("_pieces", None)
         gc.collect()
         super().close()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    assert isinstance(tensor, DTensor), "sharded"
+    local: Tensor = tensor.to_local()
+    return local.detach()

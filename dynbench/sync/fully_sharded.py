@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
+from dynbench.errors import UsageError
 from dynbench.sync.blocks import blocks_of
+from dynbench.sync.empty import give_memory, share_what_is_trained
 from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import lay_out
@@ -26,21 +30,21 @@ from dynbench.wire.segment import lay_out
 class FullyShardedDDP(nn.Module):
     """`fully_shard` of each block of a module and of the rest, with its gathers and reduce-scatters on a wire.
 
-    Blocks are moved to the device one by one, each with rank 0's values, so that the module is never whole there. A
-    parameter that no rank has used gets no gradient; where some ranks did, it counts as zeros on the others. Optimizers
-    are built over `parameters()`, which are this rank's shards.
+    Blocks are moved to the device one by one, each with rank 0's values, so that the module is never whole there. On
+    other ranks it may be on the meta device, and is never whole at all. A parameter that no rank has used gets no
+    gradient; where some ranks did, it counts as zeros on the others. Optimizers take `parameters()`, which are shards.
 
     Args:
         module: the same on every rank but for its values; its parameters are replaced.
         compute_dtype: in which blocks are gathered and computed, with gradients averaged in float32; None is the
             parameters' own for all.
-        device: where it shall be; None where it is.
+        device: where it shall be; None where it is, which is not the meta device.
         wire: how it talks to the other ranks; None for the default process group.
         on_ready: called once a step when this rank's last gradients are complete and before they are sent.
         reshard: free a block after its forward pass and gather it anew for its backward pass.
 
     Raises:
-        UsageError: parameters or buffers differ between ranks in number, shape, layout or type.
+        UsageError: parameters or buffers differ between ranks in number, shape, layout or type; or no device is known.
     """
 
     module: nn.Module
@@ -57,27 +61,36 @@ class FullyShardedDDP(nn.Module):
     ) -> None:
         super().__init__()
         where = next(module.parameters()).device if device is None else device
+        if where.type == "meta":
+            raise UsageError("a module on the meta device, and no device for it", "Name one: device=torch.device(...).")
         self._wire = wire_for(torch.empty(0, device=where)) if wire is None else wire
         self._on_ready = on_ready
+        share_what_is_trained(module, self._wire)
         check_same_model(module, self._wire)
         policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
         mesh = DeviceMesh.from_group(self._wire.group, where.type)
         done: set[int] = set()
-        for part in (*blocks_of(module), module):
+        parts = [*_blocks_apart(module), module]
+        for part in parts:
+            give_memory(part, module, where)
             part.to(where)
             own = [each for each in chain(part.parameters(), part.buffers()) if id(each) not in done]
             share_tensors([each for each in own if not isinstance(each, DTensor)], self._wire)
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard and part is not module, mp_policy=policy)
             done |= {id(each) for each in chain(part.parameters(), part.buffers())}
         self.module = module
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        self._under_way: list[Future[Tensor]] = []
         for each in self._sharded:
             each.set_custom_all_gather(_Gather(self._wire))
-            each.set_custom_reduce_scatter(_Scatter(self._wire, self._sending))
+            each.set_custom_reduce_scatter(_Scatter(self._wire, self._sending, _parameters_of(each), self._under_way))
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
             if hasattr(each, "set_reduce_scatter_unused_params"):
                 each.set_reduce_scatter_unused_params(True)
+        if where.type == "cpu":  # elsewhere torch runs ahead of the device, and so gathers ahead
+            for part, following in pairwise((module, *parts[:-1])):
+                part.set_modules_to_forward_prefetch([following])  # type: ignore[operator]  # fully_shard made it one
         groups = [group for each in self._sharded for group in each._get_fsdp_state()._fsdp_param_groups]
         trained = [[each for each in group.fsdp_params if each.sharded_param.requires_grad] for group in groups]
         self._trained = [each for group in trained for each in group]
@@ -111,6 +124,9 @@ class FullyShardedDDP(nn.Module):
         if not self._sent:
             self._on_ready()
         self._sent = 0
+        for future in self._under_way:
+            future.wait()
+        self._under_way.clear()
         device = self._trained[0].sharded_param.device
         for place in unused_everywhere(self._used, len(self._trained), self._wire, device):
             self._trained[place].sharded_param.grad = None
@@ -166,28 +182,80 @@ class FullyShardedDDP(nn.Module):
         self._used.add(place)
 
 
+def _blocks_apart(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a module but those of whose parameters something else holds one, too."""
+
+    def holds_alone(block: nn.Module) -> bool:
+        inside = set(block.modules())
+        outside = {id(p) for each in module.modules() if each not in inside for p in each.parameters(recurse=False)}
+        return outside.isdisjoint(map(id, block.parameters()))
+
+    return [block for block in blocks_of(module) if holds_alone(block)]
+
+
+def _parameters_of(part: FSDPModule) -> list[Any]:
+    """What torch keeps of each parameter that is sharded with a part."""
+    return [each for group in part._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]
+
+
+class _UnderWay(dist.Work):
+    """A gather on the wire, as torch waits for one."""
+
+    def __init__(self, future: Future[Tensor]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return when it is done; a wire has a limit of its own."""
+        self._future.wait()
+        return True
+
+
 class _Gather(DefaultAllocMixin, AllGather):
-    """On the wire; done when it returns."""
+    """On the wire, in place; on a CPU under way when it returns."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
-        self._wire.gather(output_tensor, input_tensor.clone()).wait()
+    ) -> dist.Work | None:
+        future = self._wire.gather(output_tensor, input_tensor)
+        if output_tensor.device.type == "cpu":
+            return _UnderWay(future)
+        future.wait()
+        return None
 
 
 class _Scatter(DefaultAllocMixin, ReduceScatter):
-    """On the wire, which averages; done when it returns."""
+    """On the wire, which averages; `under_way` when it returns where nothing looks at it before all are waited for.
 
-    def __init__(self, wire: Wire, sending: Callable[[], None]) -> None:
-        self._wire = wire
-        self._sending = sending
+    Args:
+        wire: the wire.
+        sending: called before.
+        parameters: whose gradients it is called with.
+        under_way: what is to be waited for.
+    """
+
+    def __init__(
+        self, wire: Wire, sending: Callable[[], None], parameters: Sequence[Any], under_way: list[Future[Tensor]]
+    ) -> None:
+        self._wire, self._sending, self._parameters, self._under_way = wire, sending, parameters, under_way
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         self._sending()
         segments = lay_out([(f"block.{len(input_tensor)}", input_tensor.shape)])
-        self._wire.mean_shard(input_tensor, segments, output_tensor).wait()
+        future = self._wire.mean_shard(input_tensor, segments, output_tensor)
+        if output_tensor.device.type == "cpu" and not any(self._read(each, output_tensor) for each in self._parameters):
+            self._under_way.append(future)
+        else:
+            future.wait()
+
+    @staticmethod
+    def _read(parameter: Any, output: Tensor) -> bool:
+        """Whether torch casts the output, adds it to a gradient, or calls back with it, as it returns."""
+        held = parameter.sharded_param
+        hooks = getattr(held, "_post_accumulate_grad_hooks", None)
+        return held.dtype != output.dtype or held.grad is not None or bool(hooks)

@@ -95,6 +95,11 @@ class CausalLanguageModel:
         """The same, before it is made to take packed rows."""
         return self._source.build(seed)
 
+    def build_empty_model(self) -> nn.Module:
+        """As `build_model`, without values, on the meta device."""
+        model = self._source.build_empty()
+        return use_packed_rows(model) if self.packed else model
+
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to tell.
 

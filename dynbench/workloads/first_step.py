@@ -71,6 +71,8 @@ def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
         UsageError: it cannot classify token ids, or which parameters get a gradient depends on the data.
     """
     set_dropout(model, trial.dropout)
+    if holds_nothing(model):
+        return
     long, short = max(2, min(LONG, trial.longest)), max(2, min(LONG, trial.longest) // 2)
     with trying(f"{name} cannot classify samples of {short} to {trial.longest} token ids", WAYS_OUT):
         with torch.no_grad():
@@ -86,6 +88,11 @@ def fit_for_training(model: nn.Module, name: str, trial: Trial) -> None:
     if (alone - padded).abs().max() > PADDING_TOLERANCE * alone.abs().max():
         logger.warning("%s: padding changes what a sample gives, so that losses depend on who pads how much", name)
     freeze_unused(model, name)
+
+
+def holds_nothing(model: nn.Module) -> bool:
+    """Whether it is on the meta device, where there is nothing to try."""
+    return next(model.parameters()).is_meta
 
 
 @contextmanager

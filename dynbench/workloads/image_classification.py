@@ -79,6 +79,10 @@ class ImageClassification:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
         return self._source.build(seed)
 
+    def build_empty_model(self) -> nn.Module:
+        """As `build_model`, without values, on the meta device."""
+        return self._source.build_empty()
+
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """`pixels` of the samples `ids`, between 0 and 255, uint8 [n, 3, side, side], and `labels`, int64 [n]."""
         pixels = torch.from_numpy(np.stack(self._decoder(self._numbers(data, ids))))

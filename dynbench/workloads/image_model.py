@@ -18,7 +18,7 @@ from dynbench.config.paths import TORCH_WEIGHTS
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.runs.phrase import Phrase
-from dynbench.workloads.first_step import freeze_unused, trying
+from dynbench.workloads.first_step import freeze_unused, holds_nothing, trying
 from dynbench.workloads.hub import cached_revision, first_line, load_stored, local_folder
 from dynbench.workloads.model_config import EXPECTED, IMAGE_CLASSIFIER, KEY, make_model, read_config
 from dynbench.workloads.model_source import ModelSource, facts_of
@@ -111,7 +111,8 @@ def _torchvision(settings: Workload, num_labels: int) -> ModelSource:
 
     def make() -> nn.Module:
         model = make_model(config, path.name, WAYS_OUT, IMAGE_CLASSIFIER)
-        load_torchvision(model, read_torchvision(path), path.name)
+        if not holds_nothing(model):
+            load_torchvision(model, read_torchvision(path), path.name)
         return model
 
     return _source(config, Phrase.of("model.pretrained", name=path.name), make)
@@ -129,6 +130,8 @@ def fitted(model: nn.Module, name: str, side: int, num_labels: int) -> nn.Module
     Raises:
         UsageError: it does not classify them.
     """
+    if holds_nothing(model):
+        return model
     kept = {key: buffer.clone() for key, buffer in model.named_buffers()}
     with trying(f"{name} cannot classify images of {side} by {side} pixels", WAYS_OUT):
         logits = model.train()(pixel_values=torch.randn(TRIED_IMAGES, 3, side, side)).logits

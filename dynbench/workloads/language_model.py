@@ -16,7 +16,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.phrase import Phrase
-from dynbench.workloads.first_step import freeze_unused, set_dropout, trying
+from dynbench.workloads.first_step import freeze_unused, holds_nothing, set_dropout, trying
 from dynbench.workloads.hub import cached_revision, load_stored, local_folder
 from dynbench.workloads.model_config import EXPECTED, KEY, LANGUAGE_MODEL, make_model, read_config, set_rates
 from dynbench.workloads.model_source import ModelSource, facts_of
@@ -163,6 +163,8 @@ def fit_for_training(model: nn.Module, name: str, dropout: float | None) -> None
         UsageError: it takes no token ids alone, or its logits depend on later tokens.
     """
     set_dropout(model, dropout)
+    if holds_nothing(model):
+        return
     tokens = torch.arange(TRIED_TOKENS)[None] % int(getattr(model.config, "vocab_size", TRIED_TOKENS))
     with trying(f"{name} cannot be trained on token ids alone", WAYS_OUT):
         with torch.no_grad():

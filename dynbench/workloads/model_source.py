@@ -21,7 +21,8 @@ class ModelSource:
         config: its configuration, fitted to the data.
         positions: longest padded sample that it takes, tokens; None for any.
         facts: source and shape, ready for JSON; see `facts_of`.
-        make: the model on the CPU, what is random in it from torch's random state; raises what its maker says.
+        make: the model on torch's default device, what is random in it from its random state; raises what its maker
+            says.
     """
 
     config: PretrainedConfig
@@ -33,6 +34,11 @@ class ModelSource:
         """The model in fp32 and training mode; equal seeds give equal weights, the caller's random state stays."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            return self.make().float().train()
+
+    def build_empty(self) -> nn.Module:
+        """The same on the meta device, without values; makers read none there, and try nothing."""
+        with torch.device("meta"):
             return self.make().float().train()
 
 

@@ -40,6 +40,14 @@ class Expects(Protocol):
         """Told the training samples of this rank's next step, those of each micro-batch."""
 
 
+@runtime_checkable
+class BuildsEmpty(Protocol):
+    """What a workload has beside the protocol of `Workload` where its model can be made before it has weights."""
+
+    def build_empty_model(self) -> nn.Module:
+        """As `build_model`, on the meta device: nothing is drawn, read or tried, and all may seem to be trained."""
+
+
 def build_workload(config: Config) -> Workload:
     """The workload of `workload.name` with its data loaded and tokenised; no model is built yet.
 

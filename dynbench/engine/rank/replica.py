@@ -22,9 +22,10 @@ from dynbench.engine.rank.timers import StepTimer
 from dynbench.runs.columns import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
+from dynbench.sync.empty import fillable
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch, total_correct
-from dynbench.workloads.registry import Grades
+from dynbench.workloads.registry import BuildsEmpty, Grades
 
 
 class Replica:
@@ -57,7 +58,7 @@ class Replica:
         self._slowdown = slowdown
         self._pad_to_multiple_of = config.workload.pad_to_multiple_of
         self._backward_start: object = None
-        self.model = workload.build_model(config.train.seed).train()
+        self.model = _model_for(strategy, workload, config).train()
         self.strategy = strategy
         strategy.waiting = timer.waiting
         module = strategy.wrap(self.model, device, self._on_ready)
@@ -66,7 +67,7 @@ class Replica:
         self.precision = Precision(
             config.train.precision,
             device,
-            None if strategy.equal_gradients else max_over_ranks,
+            None if strategy.equal_gradients or strategy.steps_apart else max_over_ranks,
             None if self.clipper is None else self.clipper.clip,
         )
         self.optimizer = strategy.build_optimizer(
@@ -161,6 +162,14 @@ class Replica:
         if self._slowdown > 1:
             time.sleep((self._slowdown - 1) * self._timer.compute_ms(self._backward_start) / 1e3)
         self._timer.note_ready()
+
+
+def _model_for(strategy: Strategy, workload: Workload, config: Config) -> nn.Module:
+    """The model, without values where the strategy gives this rank those of the first and nothing else lacks any."""
+    filled = strategy.fills_models and config.sync.communicate and strategy.wire.rank > 0
+    if filled and isinstance(workload, BuildsEmpty) and fillable(model := workload.build_empty_model()):
+        return model
+    return workload.build_model(config.train.seed)
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], settings: Train) -> Optimizer:
