@@ -19,7 +19,7 @@ from dynbench.config.unread import unread
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.policies import PrefixOptions
-from dynbench.plugins.strategies import LocalOptions
+from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
@@ -224,6 +224,16 @@ def _what_is_sent_can_be_compressed(config: Config) -> Iterator[str]:
         )
 
 
+def _a_meeting_ends_before_the_next(config: Config) -> Iterator[str]:
+    options = options_of(config.sync, DilocoOptions)
+    if 0 < options.overlap_steps >= options.inner_steps:
+        yield (
+            f"sync.overlap_steps: a part would meet anew after {options.inner_steps} steps (sync.inner_steps), before "
+            f"{options.overlap_steps} have brought the mean of the last time; greatest that works: "
+            f"{options.inner_steps - 1}"
+        )
+
+
 def _estimated_speeds_are_planned_with(config: Config) -> Iterator[str]:
     if config.schedule.speeds == "auto" and _exchange(config) == "gather":
         yield "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the speeds"
@@ -311,6 +321,7 @@ RULES: tuple[Rule, ...] = (
     _nothing_is_compressed_unsent,
     _servers_are_sent_to,
     _what_is_sent_can_be_compressed,
+    _a_meeting_ends_before_the_next,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,
     _cost_tells_plans_apart,

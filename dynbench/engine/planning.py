@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,12 +24,18 @@ from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.speeds import distinct_speeds
 
+_Planned = tuple[int, Share, Sequence[Share] | None]
+"""A step, this rank's share of it, and everyone's."""
+
 
 class PlanSource(Protocol):
     """Where the loop gets a rank's work from."""
 
     def share(self, step: int) -> Share:
         """The micro-batches of sample ids that this rank runs in `step`; asked for in order."""
+
+    def all_shares(self) -> Sequence[Share] | None:
+        """Every worker's share of the step that was asked for last; None where this rank knows but its own."""
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Told how long this rank computed the last share."""
@@ -44,7 +50,12 @@ class ReplicatedPlans:
 
     def share(self, step: int) -> Share:
         """This rank's share of the plan."""
-        return self._plans.plan(step).shares[self._rank]
+        self._shares = self._plans.plan(step).shares
+        return self._shares[self._rank]
+
+    def all_shares(self) -> Sequence[Share]:
+        """Those of the plan."""
+        return self._shares
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Passed on to the plans."""
@@ -57,6 +68,9 @@ class NoPlans:
     def share(self, step: int) -> Share:
         """No micro-batches."""
         return ()
+
+    def all_shares(self) -> None:
+        """Not known."""
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """There is nothing to be told."""
@@ -75,16 +89,25 @@ class PlansAhead:
         self._plans = plans
         self._expect = expect
         self._steps = steps
-        self._next: tuple[int, Share] | None = None
+        self._next: _Planned | None = None
+        self._shares: Sequence[Share] | None = None
 
     def share(self, step: int) -> Share:
         """The share of `step`; that of the one after is planned and told of too."""
-        planned = self._next if self._next is not None and self._next[0] == step else (step, self._plans.share(step))
+        planned = self._next if self._next is not None and self._next[0] == step else self._plan(step)
         self._next = None
         if step + 1 < self._steps:
-            self._next = step + 1, self._plans.share(step + 1)
+            self._next = self._plan(step + 1)
             self._expect((*planned[1], *self._next[1]))
-        return planned[1]
+        _, share, self._shares = planned
+        return share
+
+    def all_shares(self) -> Sequence[Share] | None:
+        """Of the step whose share was given, though the next one is planned."""
+        return self._shares
+
+    def _plan(self, step: int) -> _Planned:
+        return step, self._plans.share(step), self._plans.all_shares()
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Passed on to the plans."""

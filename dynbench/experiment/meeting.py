@@ -12,7 +12,8 @@ from dynbench.config.image_rules import ahead
 from dynbench.config.launches import Launches
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
-from dynbench.plugins import STRATEGIES
+from dynbench.plugins import STRATEGIES, options_of
+from dynbench.plugins.strategies import DilocoOptions
 
 Mode = Literal["interleaved", "apart"]
 Groups = tuple[tuple[str, ...], ...]
@@ -118,7 +119,8 @@ def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) ->
                 f"workload.workers of arm {name} is {workers}: they decode its next images, which would be in the time "
                 "of the arm that is on then"
             )
-        if STRATEGIES.find(config.sync.name).across_steps and launches.block < LEAST_BLOCK:
+        across = STRATEGIES.find(config.sync.name).across_steps or options_of(config.sync, DilocoOptions).overlap_steps
+        if across and launches.block < LEAST_BLOCK:
             yield (
                 f"sync.name {config.sync.name} of arm {name} works on across steps, which takes turns of "
                 f"{LEAST_BLOCK} steps (launches.block, --block), not of {launches.block}"

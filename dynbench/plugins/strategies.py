@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from dynbench.plugins.registry import Entry, Registry
-from dynbench.plugins.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from dynbench.plugins.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ class DilocoOptions(LocalOptions):
     """Nesterov momentum of the outer step; 0 for none."""
     fragments: PositiveInt = 1
     """Parts that the model meets in, one after the other, evenly over the inner steps."""
+    overlap_steps: NonNegativeInt = 0
+    """Steps that ranks go on while the mean of a part is on its way, below inner_steps; 0 waits for it."""
+    own_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Of what a rank goes on from after overlap_steps, the share of its own parameters; the rest is of the outer step.
+    0 gives up its steps meanwhile. Without overlap_steps it is not read."""
 
 
 class ShardOptions(Section):
@@ -184,7 +191,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_steps:Diloco",
             DilocoOptions,
             exact=False,
-            copies=6,
+            copies=7,
         ),
     ),
 )

@@ -1,18 +1,21 @@
 """Ranks that train apart for several steps and meet then: local SGD, and DiLoCo's outer optimizer over what they did.
 
 Local SGD: Stich, ICLR 2019. DiLoCo: Douillard et al., 2023; parameters meet in fragments, one after the other, as in
-Streaming DiLoCo (2025), here each waited for when its turn comes. With one inner step, and a plain outer step where
-there is one, the ranks take the mean of their updates, which under SGD is the update by the mean gradient.
+Streaming DiLoCo (Douillard et al., 2025, arXiv:2501.18512), each waited for when its turn comes or some steps later.
+With one inner step, and a plain outer step where there is one, the ranks take the mean of their updates, which under
+SGD is the update by the mean gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar
+from copy import deepcopy
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.optim import Optimizer
 
 from dynbench.plugins import options_of
@@ -20,22 +23,27 @@ from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
 from dynbench.sync.one_model import flat_like, share_model, trained_parameters, view_like
+from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
 
 Named = Sequence[tuple[str, nn.Parameter]]
+State = dict[str, Any]
+
+PIECE = 2**20
+"""Elements of a parameter that all ranks' values are held of at a time."""
 
 
 class LocalSteps(Strategy):
     """Every rank steps by its own gradients; what they did since they last met is averaged every few steps.
 
-    In the engine ranks tell each other in every step what its samples weigh, so that they keep in step all the same;
-    that wait is in the time to synchronise.
+    Between two meetings no rank waits for another. Each clips by the norm of its own gradient, and scales its own loss.
     """
 
     equal_gradients: ClassVar[bool] = False
+    steps_apart: ClassVar[bool] = True
     collective_state: ClassVar[bool] = True
     columns: ClassVar[tuple[Column, ...]] = (
-        Column("met_parameters", "integer", "", "Parameters whose changes were averaged after this step."),
+        Column("met_parameters", "integer", "", "Parameters that went on from their mean after this step."),
     )
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
@@ -71,24 +79,38 @@ class LocalSteps(Strategy):
         self._steps += 1
         self._meet()
 
+    @property
+    def _under_way(self) -> int:
+        """Steps that a meeting takes, in which ranks go on."""
+        return 0
+
     @torch.no_grad()
     def _meet(self) -> None:
-        meeting = [(fragment, fragment.change()) for fragment in self._due()]
-        futures = [self.wire.mean(change, fragment.segments) for fragment, change in meeting]
-        for (fragment, change), future in zip(meeting, futures, strict=True):
-            with self.waiting():
-                future.wait()
-            self._outer(fragment, change)
-        self._met = sum(fragment.size for fragment, _ in meeting)
+        for fragment in self._due():
+            fragment.send(self.wire, self._steps)
+        meeting = [each for each in self._fragments if each.sent_after == self._steps - self._under_way]
+        for fragment in meeting:
+            self._outer(fragment, self._received(fragment))
+        self._met = sum(fragment.size for fragment in meeting)
+
+    def _received(self, fragment: Fragment) -> Tensor:
+        with self.waiting():
+            return fragment.receive()
 
     def _outer(self, fragment: Fragment, change: Tensor) -> None:
         """Go on from where the ranks last met, by the mean of what they did since."""
         fragment.move(change)
+        fragment.put(fragment.anchor)
+
+    def drain(self) -> None:
+        """Wait for what is on its way; when ranks go on from it stays as it is."""
+        for fragment in self._fragments:
+            fragment.wait()
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
         """The ranks' mean model, for as long as it is evaluated."""
-        own = [(parameter, parameter.detach().clone()) for part in self._fragments for _, parameter in part.named]
+        own = [(parameter, parameter.detach().clone()) for _, parameter in trained_parameters(self.model)]
         self._average()
         try:
             yield self.model
@@ -104,11 +126,26 @@ class LocalSteps(Strategy):
 
     @torch.no_grad()
     def _average(self) -> None:
-        for fragment in self._fragments:
-            mean = torch.cat([flat_like(p.detach(), p) for _, p in fragment.named])
-            parts = mean.repeat(self.wire.world_size)
-            self.wire.gather(parts, mean).wait()
-            fragment.put(parts.view(self.wire.world_size, -1).mean(0))
+        """In place, a piece after the other, so that little is held of what the others have."""
+        for _, parameter in trained_parameters(self.model):
+            flat = flat_like(parameter.detach(), parameter)
+            for piece in torch.split(flat, PIECE):
+                everyone = piece.repeat(self.wire.world_size)
+                self.wire.gather(everyone, piece.clone()).wait()
+                piece.copy_(everyone.view(self.wire.world_size, -1).mean(0))
+            if flat.data_ptr() != parameter.data_ptr():
+                parameter.copy_(view_like(flat, parameter))
+
+    def state_dict(self) -> State:
+        """What this rank goes on from beside its own parameters and inner optimizer; nothing is on its way then."""
+        self.drain()
+        return {"steps": self._steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what a rank of this number kept, whose model was cut alike."""
+        self._steps = state["steps"]
+        for fragment, kept in zip(self._fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(kept)
 
     def row(self) -> Mapping[str, object]:
         """Of the step that ended."""
@@ -122,28 +159,58 @@ class Fragment:
         named: their names and themselves, of one type.
     """
 
+    KEPT: ClassVar = ("anchor", "momentum", "change", "sent_after")
+
     def __init__(self, named: Named) -> None:
         self.named = named
         self.segments: tuple[Segment, ...] = lay_out((name, p.shape) for name, p in named)
         self.size = sum(p.numel() for _, p in named)
-        self.anchor = self._now()
+        self.anchor = self.now()
         self.momentum: Tensor | None = None
+        self.sent_after: int | None = None
+        """The step after which its change was sent that ranks have not gone on from."""
+        self.change: Tensor | None = None
+        """That change, and the mean over ranks once it has come."""
+        self._future: Future[Tensor] | None = None
 
-    def change(self) -> Tensor:
-        """What they have moved by since, shape [n]."""
-        return self._now() - self.anchor
+    def send(self, wire: Wire, step: int) -> None:
+        """Begin to average what they have moved by since, after a step."""
+        self.sent_after, self.change = step, self.now() - self.anchor
+        self._future = wire.mean(self.change, self.segments)
+
+    def wait(self) -> None:
+        """Return when the mean is there."""
+        if self._future is not None:
+            self._future.wait()
+            self._future = None
+
+    def receive(self) -> Tensor:
+        """The mean change, shape [n]; it is taken."""
+        self.wait()
+        change, self.change, self.sent_after = self.change, None, None
+        assert change is not None, "sent"
+        return change
 
     def move(self, change: Tensor) -> None:
         """Meet at so much beyond where they last met."""
         self.anchor += change
-        self.put(self.anchor)
 
     def put(self, flat: Tensor) -> None:
         """Set the parameters, not where they last met."""
         for segment, (_, parameter) in zip(self.segments, self.named, strict=True):
             parameter.detach().copy_(view_like(flat[segment.offset : segment.offset + segment.numel], parameter))
 
-    def _now(self) -> Tensor:
+    def state_dict(self) -> State:
+        """Copies of what it keeps, once nothing is on its way."""
+        return deepcopy({key: getattr(self, key) for key in self.KEPT})
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from such copies."""
+        for key in self.KEPT:
+            setattr(self, key, deepcopy(state[key]))
+
+    def now(self) -> Tensor:
+        """The parameters, shape [n]."""
         return torch.cat([flat_like(p.detach(), p) for _, p in self.named])
 
 
@@ -154,8 +221,13 @@ class LocalSgd(LocalSteps):
 class Diloco(LocalSteps):
     """DiLoCo: an outer step of SGD with Nesterov momentum along the mean of what the ranks did.
 
-    Fragments meet in turn, evenly over the inner steps.
+    Fragments meet in turn, evenly over the inner steps. Where a meeting takes steps, a rank goes on from a mixture
+    of where the outer step has led and where it is itself by then.
     """
+
+    @property
+    def _under_way(self) -> int:
+        return options_of(self.settings, DilocoOptions).overlap_steps
 
     def _cut(self, named: Named) -> list[Named]:
         wanted = min(options_of(self.settings, DilocoOptions).fragments, len(named))
@@ -184,6 +256,8 @@ class Diloco(LocalSteps):
                 fragment.momentum.mul_(options.outer_momentum).add_(change)
             change = change.add(fragment.momentum, alpha=options.outer_momentum)
         fragment.move(change * options.outer_rate)
+        own = options.own_share if options.overlap_steps else 0
+        fragment.put(fragment.anchor.lerp(fragment.now(), own) if own else fragment.anchor)
 
 
 def _by_kind(named: Named) -> list[Named]:

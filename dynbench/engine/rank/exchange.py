@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dynbench.config.ranks import Ranks
 from dynbench.errors import DynbenchError
+from dynbench.schedule.plan import Share
 
 T = TypeVar("T")
 
@@ -71,6 +72,20 @@ class GlobalBatch:
             self._work.wait()
             self._work = None
         return self._total
+
+
+class PlannedBatch(GlobalBatch):
+    """The same of a plan that this rank knows whole: nothing is exchanged, so that no rank is waited for.
+
+    Args:
+        shares: of all workers.
+        weight: what a share's samples count in the loss together.
+    """
+
+    def __init__(self, shares: Sequence[Share], weight: Callable[[Share], float]) -> None:
+        self._workers, self._work = len(shares), None
+        samples = sum(len(ids) for share in shares for ids in share)
+        self._total = torch.tensor([samples, sum(map(weight, shares)), *map(len, shares)], dtype=torch.float64)
 
 
 def wait_for_all() -> None:

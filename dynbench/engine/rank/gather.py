@@ -45,6 +45,9 @@ class GatheredPlans:
         counts = broadcast_integers(counts, self._problem.workers, self._group)
         return (stream.take(int(counts[self._rank])),)
 
+    def all_shares(self) -> None:
+        """Streams are private to their ranks."""
+
     def observe(self, share: Share, compute_ms: float) -> None:
         """Of no use: the speeds are given."""
 

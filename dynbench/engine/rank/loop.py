@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from dynbench.config.ranks import Ranks
 from dynbench.engine.planning import PlanSource
 from dynbench.engine.rank.arm_loop import ArmLoop
-from dynbench.engine.rank.exchange import GlobalBatch
+from dynbench.engine.rank.exchange import GlobalBatch, PlannedBatch
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder, extra_values
 from dynbench.engine.rank.turns import Moment
 from dynbench.runs.row_writer import RowWriter
+from dynbench.schedule.plan import Share
 from dynbench.workloads.micro_batch import evened_out
 
 
@@ -20,7 +21,8 @@ from dynbench.workloads.micro_batch import evened_out
 class Loop(ArmLoop):
     """The steps of one rank under one arm; a `turns.Player`.
 
-    Ranks end every step together, because none gets past the gradients of the others.
+    Ranks end every step together, because none gets past the gradients of the others; but under strategies that
+    step apart.
     """
 
     context: RankContext
@@ -42,7 +44,7 @@ class Loop(ArmLoop):
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
-        total = GlobalBatch(sum(len(ids) for ids in share), self.replica.weight(share), len(share), self.ranks.workers)
+        total = self._total(share)
         with self.timer.host("data"):
             batches = self.replica.load(share)
         if batches and strategy.collective_forward:
@@ -72,3 +74,11 @@ class Loop(ArmLoop):
         extra = extra_values(self.replica, moment, parts, len(batches) - len(share))
         self.writer.write(row, extra)
         self.epochs.add(row, extra)
+
+    def _total(self, share: Share) -> GlobalBatch:
+        """What all ranks train on in the step; asked of them where ranks do not step apart by plans that all know."""
+        shares = self.plans.all_shares() if self.replica.strategy.steps_apart else None
+        if shares is not None:
+            return PlannedBatch(shares, self.replica.weight)
+        samples, weight = sum(len(ids) for ids in share), self.replica.weight(share)
+        return GlobalBatch(samples, weight, len(share), self.ranks.workers)

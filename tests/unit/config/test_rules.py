@@ -223,6 +223,12 @@ def test_measured_steps_without_their_share_of_meetings_are_told(
     assert not any("times in the" in text for text in rule_warnings(load_config(None, [*settings, *whole]), 2, ()))
 
 
+@pytest.mark.parametrize(("inner", "overlap", "refused"), [(4, 3, False), (4, 4, True), (1, 0, False), (1, 1, True)])
+def test_a_part_does_not_meet_anew_before_it_has_met(inner: int, overlap: int, refused: bool) -> None:
+    found = check_rules(config_of(f"sync: {{name: diloco, inner_steps: {inner}, overlap_steps: {overlap}}}"), 2)
+    assert [problem.startswith("sync.overlap_steps: ") for problem in found] == [True] * refused
+
+
 @pytest.mark.parametrize("sync", [name for name, entry in STRATEGIES.items() if entry.servers])
 def test_servers_cannot_do_without_what_is_sent(sync: str) -> None:
     (problem,) = check_rules(config_of(f"sync: {{name: {sync}, communicate: false}}"), 3)

@@ -75,6 +75,9 @@ def test_a_step_is_planned_and_told_of_while_the_one_before_begins() -> None:
             asked.append(step)
             return (np.array([step]),)
 
+        def all_shares(self) -> list[Share]:
+            return [(np.array([asked[-1]]),), ()]
+
         def observe(self, share: Share, compute_ms: float) -> None:
             told.append(compute_ms)
 
@@ -82,6 +85,7 @@ def test_a_step_is_planned_and_told_of_while_the_one_before_begins() -> None:
     plans = PlansAhead(Plans(), lambda share: expected.append([int(ids[0]) for ids in share]), steps=4)
     for step in range(4):
         assert plans.share(step)[0].tolist() == [step]
+        assert [[ids.tolist() for ids in share] for share in plans.all_shares() or ()] == [[[step]], []]
         plans.observe((), float(step))
     assert (asked, told) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0]), "each once, in order, none beyond the last"
     assert expected == [[0, 1], [1, 2], [2, 3]]

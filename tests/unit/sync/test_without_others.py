@@ -64,12 +64,15 @@ def _moved(before: list[Tensor], after: list[nn.Parameter]) -> float:
 
 @pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if entry.reads("inner_steps")])
 def test_a_registry_says_what_is_held_beside_gradients_and_the_optimizers_state(name: str) -> None:
-    settings = load_config(None, [f"sync.name={name}", "sync.inner_steps=1"]).sync
+    overlaps = ["sync.overlap_steps=1"] if STRATEGIES[name].reads("overlap_steps") else []
+    settings = load_config(None, [f"sync.name={name}", "sync.inner_steps=2", *overlaps]).sync
     with closing(STRATEGIES[name].load()(settings, NullWire(0, 1))) as strategy:
         module = strategy.wrap(nn.Linear(6, 5), CPU)
         optimizer = strategy.build_optimizer(module.parameters(), lambda given: torch.optim.SGD(given, lr=0.1))
-        module(torch.ones(1, 6)).sum().backward()
-        strategy.finish()
-        strategy.step(optimizer, Precision("fp32", CPU))
-        held = [each for one in strategy._fragments for each in (one.anchor, one.momentum) if each is not None]
+        for _ in range(4):
+            module(torch.ones(1, 6)).sum().backward()
+            strategy.finish()
+            strategy.step(optimizer, Precision("fp32", CPU))
+        kept = [each for one in strategy._fragments for each in (one.anchor, one.momentum, one.change)]
+        held = [each for each in kept if each is not None]
         assert sum(each.numel() for each in held) == (STRATEGIES[name].copies - 4) * 35

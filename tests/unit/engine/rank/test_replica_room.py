@@ -23,7 +23,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_room, "gather_objects", lambda value: [value, 2 * value])
 
 
-@pytest.mark.parametrize(("sync", "copies"), [("ddp", 4), ("local_sgd", 5), ("diloco", 6)])
+@pytest.mark.parametrize(("sync", "copies"), [("ddp", 4), ("local_sgd", 5), ("diloco", 7)])
 @pytest.mark.parametrize("arms", [1, 2, 3])
 @pytest.mark.parametrize("probed", [None, [(64, None)], [(32, None), (64, 8)]])
 def test_what_fits_is_let_through(

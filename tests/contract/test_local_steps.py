@@ -1,0 +1,84 @@
+"""Ranks that step apart do so, and meetings that take steps are those of the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from apart_jobs import MOMENTUM, RATE, SCALE, averaged, resumed, sent_and_met, streamed, trained_ahead
+from strategy_jobs import SETTINGS, STEPS
+from warm import RankError, WarmRanks
+
+from dynbench.config.load import load_config
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run
+from dynbench.plugins import STRATEGIES
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+APART = [name for name, entry in STRATEGIES.items() if entry.load().steps_apart and name != "local_sgd_torch"]
+"""torch's meets after the first step already."""
+
+
+def expected(overlap: int, own: float, steps: int = 12) -> list[list[float]]:
+    """A weight of two ranks that step by 1 and 2, and meet as in algorithm 2 of Streaming DiLoCo, arXiv:2501.18512."""
+    weights, met, momentum, change, sent = [1.0, 1.0], 1.0, None, 0.0, -steps
+    found = []
+    for step in range(1, steps + 1):
+        weights = [weight - RATE * (rank + 1) for rank, weight in enumerate(weights)]
+        if step % 4 == 0:
+            sent, change = step, sum(weights) / 2 - met
+        if step == sent + overlap:
+            momentum = change if momentum is None else MOMENTUM * momentum + change
+            met += SCALE * (change + MOMENTUM * momentum)
+            share = own if overlap else 0.0
+            weights = [share * weight + (1 - share) * met for weight in weights]
+        found.append(weights)
+    return [list(weight) for weight in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize(("overlap", "own"), [(0, 0.5), (1, 0.5), (2, 0.0), (3, 0.25)])
+def test_a_meeting_that_takes_steps_is_the_papers(ranks: WarmRanks, overlap: int, own: float) -> None:
+    for found, wanted in zip(ranks(streamed, overlap, own), expected(overlap, own), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("fragments", "overlap"), [(1, 2), (2, 1), (3, 3)])
+def test_a_mean_is_asked_for_so_many_steps_after_it_was_sent(ranks: WarmRanks, fragments: int, overlap: int) -> None:
+    for sent, met, events in ranks(sent_and_met, fragments, overlap):
+        assert events and all(asked == after + overlap for after, asked in events)
+        assert met == [0] * overlap + [size // 8 for size in sent[:-overlap]], "all that was sent, in its turn"
+        assert sum(sent[:4]) == sum(sent[4:8]) == sum(sent[8:]), "each parameter's change once in a round"
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+@pytest.mark.parametrize("after", [3, 4, 6])
+def test_training_that_is_taken_up_anew_goes_the_same_way(ranks: WarmRanks, after: int, overlap: int) -> None:
+    assert ranks(resumed, after, overlap) == [0.0, 0.0]
+
+
+def test_the_mean_model_is_made_piece_by_piece(ranks: WarmRanks) -> None:
+    for apart, most, back in ranks(averaged, 10):
+        assert apart < 1e-6 and back
+        assert most == 2 * 10, "of each rank a piece"
+
+
+@pytest.mark.parametrize(
+    ("sync", "patience_s"),
+    [*((name, 120.0) for name in APART), ("ddp", 2.0)],
+)
+def test_a_rank_goes_on_before_the_other_has_begun(
+    ranks: WarmRanks, tmp_path: Path, sync: str, patience_s: float
+) -> None:
+    """But where every step is a meeting, as under ddp."""
+    store = RunStore(tmp_path / "results")
+    settings = [*SETTINGS, "train.eval_samples=0", "launch.nproc=2", "launch.timeout_s=60", f"sync.name={sync}"]
+    config = resolve(load_config(None, settings), this_machine(), store)
+    run, gate = create_run(config, store, ()), tmp_path / "gate"
+    arguments = (str(run.path), config.config, str(gate), STEPS - 1, patience_s)
+    if sync in APART:
+        ranks(trained_ahead, *arguments)
+    else:
+        with pytest.raises(RankError, match="has not come to step"):
+            ranks(trained_ahead, *arguments)
