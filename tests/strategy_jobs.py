@@ -43,6 +43,7 @@ from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
 from dynbench.wire.plain import PlainWire
+from dynbench.workloads.base import Workload
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.micro_batch import evened_out
 
@@ -227,20 +228,26 @@ def watched_steps(
     return results
 
 
-def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
-    """Steps of the engine's optimizer on random uneven shares, then the whole state.
+def trained_beside_one_process(
+    config: Config, ours: Workload, theirs: Workload, steps: int = TRIALS
+) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+    """Steps of the engine's optimizer on random uneven shares, and one process's on the whole batches.
+
+    Args:
+        config: of the ranks; registered toys are `known`.
+        ours: what the ranks train.
+        theirs: the same for one process.
+        steps: their number.
 
     Returns:
-        Where this rank has the state: its largest difference from one process that trained on the whole batches, and
-        the names of its tensors; else None and None.
+        The whole state, where this rank has it, and the one process's.
     """
-    config = named(load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32"]), sync, "none")
-    config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 1e-2})})
-    toy, random, alone = Toy(), np.random.default_rng(2), Toy().build_model(config.train.seed)
+    random, alone = np.random.default_rng(2), theirs.build_model(config.train.seed)
     optimizer = replica.build_optimizer(alone.parameters(), config.train)
-    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
-        one, ranks = Replica(config, toy, CPU, StepTimer(CPU), strategy), strategy.ranks
-        for _ in range(TRIALS):
+    with closing(wiring.build_strategy(config, CPU)) as strategy:
+        one, ranks = Replica(config, ours, CPU, StepTimer(CPU), strategy), strategy.ranks
+        rank = strategy.wire.rank
+        for _ in range(steps):
             shares = random_shares(random, random.integers(1, 4, size=ranks.workers))
             mine = [] if ranks.serves(rank) else shares[ranks.worker(rank)]
             total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine), ranks.workers)
@@ -250,13 +257,26 @@ def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
             one.compute(batches, total.scale)
             one.update()
             whole = np.concatenate([ids for share in shares for ids in share])
-            (toy.loss(alone, batch_of(toy, whole)) / toy.train.weights[whole].sum()).backward()
+            (theirs.loss(alone, batch_of(theirs, whole)) / theirs.train.weight(whole)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        state, wanted = strategy.full_state(), alone.state_dict()
-        if state is None:
-            return None, None
-        return max(float((state[name] - tensor).abs().max()) for name, tensor in wanted.items()), sorted(state)
+        return strategy.full_state(), alone.state_dict()
+
+
+def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:
+    """Such steps of the toy.
+
+    Returns:
+        Where this rank has the state: its largest difference from one process's, and the names of its tensors; else
+        None and None.
+    """
+    config = named(load_config(None, ["workload.pad_to_multiple_of=1", "train.precision=fp32"]), sync, "none")
+    config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 1e-2})})
+    with known():
+        state, wanted = trained_beside_one_process(config, Toy(), Toy())
+    if state is None:
+        return None, None
+    return max(float((state[name] - tensor).abs().max()) for name, tensor in wanted.items()), sorted(state)
 
 
 def state_of_the_first(rank: int, sync: str) -> list[str] | None:

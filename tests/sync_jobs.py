@@ -508,6 +508,10 @@ def course_sharded(rank: int, tied: bool) -> tuple[float, float]:
     return first, second
 
 
+def process_id(rank: int) -> int:
+    return os.getpid()
+
+
 def killed(rank: int, sync: str) -> None:
     """Steps of a strategy, in the second of which the last rank ends between its forward and its backward pass."""
     config = named(load_config(None, ["launch.timeout_s=60", "sync.inner_steps=1"]), sync, "none")

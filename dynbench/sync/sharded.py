@@ -35,7 +35,6 @@ class ShardedBucket(Bucket):
         size = len(self.flat) // wire.world_size
         start, end = wire.rank * size, (wire.rank + 1) * size
         self._own, self._mean = self.weights[start:end], self.flat.new_zeros(size)
-        self._given = torch.zeros_like(self._own)
         self.pieces: dict[int, nn.Parameter] = {}
         self._means: dict[int, Tensor] = {}
         for segment, (index, (_, parameter)) in zip(self.segments, members.items(), strict=True):
@@ -66,8 +65,7 @@ class ShardedBucket(Bucket):
 
     def gather(self) -> None:
         """Begin to collect what every rank has made of its shard."""
-        self._given.copy_(self._own)
-        self._gathered = self._wire.gather(self.weights, self._given)
+        self._gathered = self._wire.gather(self.weights, self._own)
 
     def wait(self) -> None:
         """Return when the parameters are whole."""
@@ -170,8 +168,8 @@ class Zero1(Replicated):
         return ShardedBuckets(model, None if size == "none" else size, self.wire, self.on_ready, self.waiting)
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter], factory: OptimizerFactory) -> Optimizer:
-        """Over this rank's pieces."""
-        return factory(self.module.pieces)
+        """Over this rank's pieces, or over nothing where there are fewer elements than ranks."""
+        return factory(self.module.pieces or [nn.Parameter(torch.empty(0))])
 
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The step on the pieces; the parameters begin to be collected."""
@@ -181,7 +179,7 @@ class Zero1(Replicated):
 
     def gradient_norm(self) -> Tensor:
         """Over the pieces of all ranks."""
-        return self.norm_over_shards(gradient_norm(self.module.pieces).to(self.module.pieces[0]))
+        return self.norm_over_shards(gradient_norm(self.module.pieces).to(self.module.sharded[0].weights))
 
     def drain(self) -> None:
         """Wait for the parameters."""

@@ -1,6 +1,6 @@
 """Strategies train what one process trains, and the public classes keep their rules; planted faults are caught.
 
-Warm processes are the ranks: the two of the session, and four.
+Warm processes are the ranks: two, three and four.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sync_jobs import (
     messages,
     odd_layouts,
     outer_steps,
+    process_id,
     pushed_buffers,
     sent_during_backward,
     sharded,
@@ -41,22 +42,6 @@ pytestmark = pytest.mark.multiproc
 EXACT = [name for name, entry in STRATEGIES.items() if entry.exact]
 EVERYONE_TRAINS = [name for name in EXACT if not STRATEGIES[name].servers]
 OVERLAPPING = ["overlap", "bucketed", "zero1"]
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Four gloo ranks."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 4)
-    yield warm
-    warm.close()
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Three gloo ranks."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 3)
-    yield warm
-    warm.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +65,20 @@ def test_two_ranks_train_what_one_process_trains(ranks: WarmRanks, sync: str, op
     judge(ranks(checked, sync, model, optimizer))
 
 
+@pytest.mark.parametrize("model", ["toy", pytest.param("gpt2", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("sync", EXACT)
-def test_four_ranks_train_what_one_process_trains(four: WarmRanks, sync: str, optimizer: str) -> None:
-    judge(four(checked, sync, "toy", optimizer))
+def test_four_ranks_train_what_one_process_trains(four: WarmRanks, sync: str, optimizer: str, model: str) -> None:
+    judge(four(checked, sync, model, optimizer))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("sync", [name for name in EXACT if STRATEGIES[name].servers])
+def test_two_workers_and_a_server_train_what_one_process_trains(
+    three: WarmRanks, sync: str, optimizer: str, model: str
+) -> None:
+    judge(three(checked, sync, model, optimizer))
 
 
 @pytest.mark.parametrize("model", [*MODELS, "uses_weights"])
@@ -280,10 +275,23 @@ def test_the_course_s_sharded_adapters_in_five_runs(ranks: WarmRanks, tied: bool
             assert fully_sharded < 1e-5
 
 
-@pytest.mark.parametrize("sync", ["naive", "overlap", "zero1", "fsdp", "ps_flat", "diloco"])
+KILLED = ["naive", "overlap", "zero1", "fsdp", "ps_flat", "diloco"]
+"""In one of each kind; in the others by `make test-matrix`."""
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        pytest.param(name, marks=() if name in KILLED else pytest.mark.matrix)
+        for name, entry in STRATEGIES.items()
+        if entry.trains
+    ],
+)
 def test_a_rank_that_dies_ends_the_others(mortal: WarmRanks, sync: str) -> None:
+    pids = mortal(process_id)
     with pytest.raises(RankError) as ended:
         mortal(killed, sync)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert set(ended.value.errors) == {0, 1}
     assert ended.value.errors[1] == "ended without a word"
     assert "Connection" in ended.value.errors[0]

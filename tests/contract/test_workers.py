@@ -5,7 +5,6 @@ Three processes, started once, are the ranks; where every one has to train, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -25,14 +24,6 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Three gloo ranks."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 3)
-    yield warm
-    warm.close()
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""Shards of models that one rank alone has values of, and of next to nothing; overflow that ranks agree on."""
+
+from __future__ import annotations
+
+import pytest
+from sharding_jobs import FILLED, OneWeight, built, filled, in_single, norm_of_one_weight, one_weight, overflowing
+from warm import WarmRanks
+
+from dynbench.plugins import STRATEGIES
+from dynbench.sync.blocks import blocks_of
+
+pytestmark = pytest.mark.multiproc
+
+EXACT = [name for name, entry in STRATEGIES.items() if entry.exact]
+EVERYONE_TRAINS = [name for name in EXACT if not STRATEGIES[name].servers]
+
+
+@pytest.mark.parametrize("model", FILLED)
+def test_a_model_that_the_first_rank_alone_has_is_trained_as_in_one_process(ranks: WarmRanks, model: str) -> None:
+    """And the others never hold more of it than one of its parts."""
+    (found, whole, elements), (none, most, _) = ranks(filled, model)
+    assert none is None and found is not None
+    assert found.of_rounding <= 1, found
+    parts = [sum(p.numel() for p in block.parameters()) for block in blocks_of(FILLED[model]())]
+    assert whole == elements
+    assert most <= max(*parts, elements - sum(parts) + max(parts)) < elements
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_ranks_but_the_first_build_no_values(ranks: WarmRanks, packed: bool) -> None:
+    assert ranks(built, packed) == [["build_model"], ["build_empty_model"]]
+
+
+@pytest.mark.parametrize("sync", EVERYONE_TRAINS)
+def test_fewer_elements_than_ranks_are_trained_and_clipped(ranks: WarmRanks, sync: str) -> None:
+    assert sum(p.numel() for p in OneWeight().parameters()) == 1
+    found, none = ranks(one_weight, sync)
+    assert none is None and found.of_rounding <= 1, found
+    assert ranks(norm_of_one_weight, sync) == [(3.0, pytest.approx(0.5, rel=1e-5)), (3.0, 0.0)]
+
+
+@pytest.mark.parametrize("sync", EVERYONE_TRAINS)
+def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRanks, sync: str) -> None:
+    first, second = ranks(overflowing, sync)
+    assert first == [(False, True), (True, False), (False, True)]
+    assert [skipped for skipped, _ in second] == [False, True, False]
+
+
+@pytest.mark.parametrize("model", ["toy", "gpt2"])
+@pytest.mark.parametrize("sync", EXACT)
+def test_in_single_precision_sgd_stays_within_rounding(
+    ranks: WarmRanks, three: WarmRanks, sync: str, model: str
+) -> None:
+    found, *others = (three if STRATEGIES[sync].servers else ranks)(in_single, sync, model)
+    assert found is not None and found < 1e-5
+    assert others == [None] * len(others)

@@ -1,0 +1,103 @@
+"""Tiny models on packed rows, which ranks train as one process trains them on padded batches."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from packed import tiny_model
+from strategy_jobs import known, named, trained_beside_one_process
+from torch import nn
+
+from dynbench.config.load import load_config
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Difference, difference
+from dynbench.kernels import use_packed_rows
+from dynbench.plugins import STRATEGIES
+from dynbench.workloads.causal_lm import CausalLanguageModel
+from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.text_classification import TextClassification
+
+SAMPLES, LONGEST, STEPS = 60, 12, 10
+
+
+class _Tiny:
+    """In double precision, without dropout, and with a frozen parameter."""
+
+    facts: dict[str, object]
+    architecture: str
+    without: dict[str, float]
+    frozen: str
+
+    def __init__(self, packed: bool) -> None:
+        random = np.random.default_rng(4)
+        lengths = random.integers(1, LONGEST + 1, size=SAMPLES)
+        self.packed, self.positions, self.eval, self.facts, self._pad_id = packed, None, None, {}, 0
+        tokens = [random.integers(10, 300, size=length).tolist() for length in lengths]
+        self.train = TokenisedData.from_samples(
+            tokens, random.integers(0, 3, size=SAMPLES), weights=self.weights(lengths)
+        )
+
+    def weights(self, lengths: np.ndarray) -> np.ndarray | None:
+        return None
+
+    def build_padded_model(self, seed: int) -> nn.Module:
+        model = tiny_model(self.architecture, **self.without).double().train()
+        model.get_parameter(self.frozen).requires_grad_(False)
+        return model
+
+    def build_empty_model(self) -> nn.Module:
+        with torch.device("meta"):
+            model = self.build_padded_model(0).requires_grad_(True)
+        return use_packed_rows(model) if self.packed else model
+
+
+class TinyLanguageModel(_Tiny, CausalLanguageModel):
+    architecture = "gpt2"
+    without: ClassVar = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    frozen = "transformer.ln_f.bias"
+
+    def weights(self, lengths: np.ndarray) -> np.ndarray:
+        return lengths - 1
+
+
+class TinyClassifier(_Tiny, TextClassification):
+    architecture = "distilbert"
+    without: ClassVar = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    frozen = "pre_classifier.bias"
+
+
+TINY: dict[str, type[_Tiny]] = {"language": TinyLanguageModel, "classification": TinyClassifier}
+
+
+def packed(rank: int, sync: str, model: str, optimizer: str, fault: str | None = None) -> Difference | None:
+    """How far weights trained on packed rows are from one process's on whole padded batches, where this rank has them.
+
+    A planted fault is `rows` (a row counts one, whatever is in it), or `forgets` (who the row's samples are is lost).
+    """
+    wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB}
+    options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
+    rate = {"sgd": 1e-2, "adamw": 1e-3}[optimizer]
+    settings = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", "train.precision=fp32"]
+    layout = ["workload.layout=packed", "schedule.mode=dynamic", "workload.pad_to_multiple_of=1"]
+    config = named(load_config(None, [*options, *settings, *layout]), sync, "none")
+    ours: Any = TINY[model](packed=True)
+    with known(), ExitStack() as faults:
+        if fault == "rows":
+            faults.enter_context(patch.object(Replica, "weight", lambda _, share: float(len(share))))
+        if fault == "forgets":
+            whole = ours.collate
+            ours.collate = lambda *arguments: _in_one(whole(*arguments))
+        found, wanted_state = trained_beside_one_process(config, ours, TINY[model](packed=False), STEPS)
+    return None if found is None else difference(found, wanted_state)
+
+
+def _in_one(row: dict[str, Any]) -> dict[str, Any]:
+    """The row as one sample whose first tokens see the last ones of those before."""
+    first, *others = row["boundaries"].lengths
+    if others:
+        row["boundaries"] = type(row["boundaries"])((first + others[0] - 1, 1, *others[1:]))
+    return row

@@ -1,0 +1,196 @@
+"""What warm ranks do with strategies that shard, fill models, or have to agree on overflow."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from packed_jobs import TINY
+from strategy_jobs import CPU, known, named
+from sync_jobs import MODELS
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.rank.clipping import Clipper
+from dynbench.engine.rank.exchange import max_over_ranks
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.toy_check import (
+    SMALL_BUCKET_MB,
+    VOCABULARY,
+    Case,
+    Difference,
+    check_strategy,
+    difference,
+    toy_model,
+    train_alone,
+    train_on_ranks,
+)
+from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.plugins import STRATEGIES
+from dynbench.sync import FullyShardedDDP, fully_sharded
+
+
+class TiedBlock(nn.Module):
+    """The last of its blocks scores with what it embeds with, and is normalised by statistics that it has kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.norm = nn.BatchNorm1d(16).eval()
+        self.norm.running_var.mul_(2)
+        self.blocks = nn.ModuleList([*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)), _scoring()])
+        self.blocks[3][0].weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.norm(self.embed(tokens).mean(1))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden + self.same.sum()
+
+
+def _scoring() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, VOCABULARY))
+
+
+def tied_block() -> nn.Module:
+    torch.manual_seed(0)
+    model = TiedBlock().double()
+    model.same = model.norm.running_var  # a second time, as no buffer
+    return model
+
+
+class OneWeight(nn.Module):
+    """Fewer elements to train than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.one_hot(tokens[:, 0], VOCABULARY).to(self.weight) * self.weight
+
+
+FILLED = {**MODELS, "tied_block": tied_block}
+
+
+def options(sync: str, *more: str) -> Config:
+    """Of a strategy on models with unused parameters and many buckets."""
+    wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB}
+    known_to_it = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
+    return named(load_config(None, [*known_to_it, *more]), sync, "none")
+
+
+def filled(rank: int, model: str) -> tuple[Difference | None, int, int]:
+    """Fully sharded training of a model that only the first rank has values of.
+
+    Returns:
+        How far it is from one process's training, where this rank has the state; the most elements that this rank held
+        of parameters that were not sharded; and all of the model's.
+    """
+
+    def build() -> nn.Module:
+        with torch.device("meta" if rank else "cpu"):
+            return FILLED[model]()
+
+    case, held = Case("adamw", model=build), []
+
+    def shard(part: nn.Module, **settings: Any) -> Any:
+        whole = seen[-1]
+        kept = (p for p in whole.parameters() if not isinstance(p, DTensor) and not p.is_meta)
+        held.append(sum(p.numel() for p in kept))
+        return fully_shard(part, **settings)
+
+    seen: list[nn.Module] = []
+
+    def init(self: FullyShardedDDP, module: nn.Module, *arguments: Any, **settings: Any) -> None:
+        seen.append(module)
+        whole(self, module, *arguments, **settings)
+
+    fully_shard, whole = fully_sharded.fully_shard, FullyShardedDDP.__init__
+    with (
+        patch.object(fully_sharded, "fully_shard", shard),
+        patch.object(FullyShardedDDP, "__init__", init),
+        session(build_strategy(options("fsdp"), CPU)) as strategy,
+    ):
+        state = train_on_ranks(strategy, case)
+    alone = Case("adamw", model=FILLED[model])
+    found = None if state is None else difference(state, train_alone(alone, 2))
+    return found, max(held), sum(p.numel() for p in FILLED[model]().parameters())
+
+
+def built(rank: int, packed: bool) -> list[str]:
+    """How an engine's rank that is fully sharded builds its model."""
+    workload, calls = TINY["language"](packed), []
+    for name in ("build_model", "build_empty_model"):
+        build = getattr(workload, name)
+        setattr(workload, name, lambda *seed, name=name, build=build: calls.append(name) or build(*seed))
+    config = options("fsdp", "train.learning_rate=1e-3", "workload.pad_to_multiple_of=1")
+    with session(build_strategy(config, CPU)) as strategy:
+        Replica(config, workload, CPU, StepTimer(CPU), strategy)
+    return calls
+
+
+def one_weight(rank: int, sync: str) -> Difference | None:
+    """Training of a single weight, clipped as well as not."""
+
+    def build() -> nn.Module:
+        return OneWeight().double()
+
+    with known():
+        return check_strategy(options(sync), Case("adamw", model=build))
+
+
+def norm_of_one_weight(rank: int, sync: str) -> tuple[float, float]:
+    """The norm of its gradient on this rank, and what a clipped step of 1 moved it by where this rank has the state."""
+    with session(build_strategy(options(sync), CPU)) as strategy:
+        module = strategy.wrap(OneWeight().double(), CPU)
+        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=1.0))
+        clipper = Clipper(0.5, strategy.gradient_norm)
+        (module(torch.zeros(2, 6, dtype=torch.long)).sum() * (rank + 1)).backward()
+        strategy.finish()
+        strategy.step(optimizer, Precision("fp32", CPU, clip=clipper.clip))
+        strategy.drain()
+        state = strategy.full_state()
+        return clipper.row()["grad_norm"], 0.0 if state is None else 1 - float(state["weight"])
+
+
+def overflowing(rank: int, sync: str) -> list[tuple[bool, bool]]:
+    """Steps with a loss scaler, in the second of which the last rank's gradient alone is infinite.
+
+    Returns:
+        Of each, whether it was skipped here, and whether the model's state moved; on ranks without that, False.
+    """
+    found = []
+    with known(), session(build_strategy(options(sync), CPU)) as strategy:
+        module = strategy.wrap(toy_model().float(), CPU)
+        optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
+        precision = Precision("fp16", CPU, None if strategy.equal_gradients else max_over_ranks)
+        for step in range(3):
+            before = strategy.full_state()
+            overflows = step == 1 and rank == strategy.wire.world_size - 1
+            precision.backward(module(torch.arange(12).view(2, 6)).sum() * (float("inf") if overflows else 1.0))
+            strategy.finish()
+            strategy.step(optimizer, precision)
+            optimizer.zero_grad(set_to_none=not strategy.keeps_gradients)
+            after = strategy.full_state()
+            moved = before is not None and any(not torch.equal(before[name], after[name]) for name in before)
+            assert after is None or all(bool(tensor.isfinite().all()) for tensor in after.values())
+            found.append((precision.take_skipped(), moved))
+    return found
+
+
+def in_single(rank: int, sync: str, model: str) -> float | None:
+    """As `check_strategy`, with SGD in single precision: the largest relative distance of a tensor."""
+    case = Case("sgd", model=lambda: FILLED[model]().float())
+    with known(), session(build_strategy(options(sync), CPU)) as strategy:
+        state, workers = train_on_ranks(strategy, case), strategy.ranks.workers
+    if state is None:
+        return None
+    wanted = train_alone(case, workers)
+    apart = {key: (state[key] - tensor).float().norm() for key, tensor in wanted.items()}
+    return max(float(apart[key] / tensor.float().norm().clamp(min=1)) for key, tensor in wanted.items())
