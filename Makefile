@@ -7,12 +7,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
 
-.PHONY: help install install-test quickstart test test-quick test-gpu bench-self trust scale lint clean
+.PHONY: help install install-test quickstart test test-quick test-matrix test-gpu bench-self trust scale lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
 	@echo "make test         install with the test group, then every check that this machine can run"
 	@echo "make test-quick   what a change needs first, in two minutes on 2 cores: no launches, nothing slow"
+	@echo "make test-matrix  every strategy, schedule and layout through the command, and a rank of each killed"
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
@@ -51,13 +52,16 @@ lint: install-test
 test: install-test lint
 	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
 	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to $(SKIPPED) \
-		-m "not alone and not clock"
+		-m "not alone and not clock and not matrix"
 	$(PYTEST) --durations 25 --skipped-to $(SKIPPED) -m "alone" tests/multiproc
 	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
 	@echo "no part of this: make bench-self, which reads the clock"
 
 test-quick: install-test
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock"
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"
+
+test-matrix: install-test
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests/multiproc tests/contract
 
 test-gpu: install-test
 	$(PYTEST) -m gpu tests/gpu
