@@ -46,7 +46,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: WarmRanks, s
     assert [skipped for skipped, _ in second] == [False, True, False]
 
 
-@pytest.mark.parametrize("model", ["toy", "gpt2"])
+@pytest.mark.parametrize("model", ["gpt2", pytest.param("toy", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("sync", EXACT)
 def test_in_single_precision_sgd_stays_within_rounding(
     ranks: WarmRanks, three: WarmRanks, sync: str, model: str

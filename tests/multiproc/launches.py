@@ -35,7 +35,8 @@ def rows_of(run: Run) -> pl.DataFrame:
     """Rows of all ranks, by step and rank."""
     files = sorted(run.ranks_dir.glob("rank_*.csv"))
     types = {"work_hash": pl.UInt64}
-    return pl.concat([pl.read_csv(file, schema_overrides=types) for file in files]).sort("step", "rank")
+    rows = [pl.read_csv(file, schema_overrides=types) for file in files]
+    return pl.concat(rows, how="vertical_relaxed").sort("step", "rank")
 
 
 def global_loss(run: Run) -> list[float]:

@@ -13,6 +13,7 @@ from multiproc.launches import TINY, command, environment, rows_of, start, wait_
 
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.plugins import STRATEGIES
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -21,19 +22,21 @@ pytestmark = pytest.mark.multiproc
 
 ENDLESS = (*TINY, "train.steps=100000")
 PAGE = 4096
+MATRIX = pytest.mark.matrix
+"""In every strategy, which `make test` leaves out."""
 
 
 def worker_pids(run: Run) -> list[int]:
     return rank_pids(WORKER_MODULE, run)
 
 
-def started(results: Path) -> tuple[subprocess.Popen[str], Run]:
-    """A run that has recorded a few measured steps on both ranks."""
-    process = start(results, "train", "--json", settings=ENDLESS)
+def started(results: Path, *settings: str, ranks: int = 2) -> tuple[subprocess.Popen[str], Run]:
+    """A run that has recorded a few measured steps on all ranks."""
+    process = start(results, "train", "--json", settings=(*ENDLESS, f"launch.nproc={ranks}", *settings))
     store = RunStore(results)
     wait_until(lambda: len(store.list()) == 1, "the run folder")
     run = store.list()[0]
-    wait_until(lambda: all(_lines(run, rank) > 6 for rank in (0, 1)), "the first rows")
+    wait_until(lambda: all(_lines(run, rank) > 6 for rank in range(ranks)), "the first rows")
     return process, run
 
 
@@ -61,17 +64,19 @@ def _check_partial(run: Run, status: Status, exit_code: int) -> None:
     assert summary["partial"] is True and summary["steps"] >= 3
 
 
-def test_kill_9_of_a_rank(tmp_path: Path) -> None:
-    process, run = started(tmp_path)
-    os.kill(_pid_of(run, 1), signal.SIGKILL)
+@pytest.mark.parametrize("sync", [pytest.param(name, marks=() if name == "ddp" else MATRIX) for name in STRATEGIES])
+def test_kill_9_of_a_rank(tmp_path: Path, sync: str) -> None:
+    ranks = 2 + STRATEGIES[sync].servers
+    process, run = started(tmp_path, f"sync.name={sync}", ranks=ranks)
+    os.kill(_pid_of(run, ranks - 1), signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 3, stderr
     error = json.loads(stdout)["error"]
-    assert error["kind"] == "worker" and "rank 1 was killed by SIGKILL" in error["message"]
-    assert "rank_1.log" in error["message"]
+    assert error["kind"] == "worker" and f"rank {ranks - 1} was killed by SIGKILL" in error["message"]
+    assert f"rank_{ranks - 1}.log" in error["message"]
     _check_partial(run, Status.FAILED, 3)
     failure = run.record().failure
-    assert failure is not None and (failure.rank, failure.log) == (1, "logs/rank_1.log")
+    assert failure is not None and (failure.rank, failure.log) == (ranks - 1, f"logs/rank_{ranks - 1}.log")
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
