@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from dynbench.analysis.merge import PARQUET, MergedRun
-from dynbench.runs.columns import CORRECT, read_columns
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.timed import rows_of_side, timed_columns
+from dynbench.runs.columns import CORRECT
 
 Epochs = dict[str, object]
 
@@ -20,7 +21,7 @@ def epochs_of(merged: MergedRun) -> Epochs | None:
         return None
     trained = _trained(merged, each)
     evaluated = _evaluated(merged, each)
-    sent = {"comm_ms": _sent(merged, each, servers=False), "server_comm_ms": _sent(merged, each, servers=True)}
+    sent = {"comm_ms": _sent(merged, each, "workers"), "server_comm_ms": _sent(merged, each, "servers")}
     found = []
     for row in trained.sort("epoch").to_dicts():
         number = row.pop("epoch")
@@ -41,12 +42,10 @@ def epochs_of(merged: MergedRun) -> Epochs | None:
 _NOT_EVALUATED: dict[str, float | None] = {"eval_loss": None, "eval_accuracy": None}
 
 
-def _sent(merged: MergedRun, each: int, *, servers: bool) -> dict[int, dict[str, float | None]]:
-    """By epoch, the means of what the strategy times, over the ranks that serve or over those that train."""
-    timed = [name for name, column in read_columns(merged.run.ranks_dir).items() if column.unit == "ms"]
-    serves = pl.col("rank") < merged.facts.servers
-    rows = pl.scan_parquet(merged.run.path / PARQUET).filter(serves if servers else ~serves)
-    means = rows.group_by(epoch=pl.col("step") // each).agg(pl.col(name).mean() for name in timed).collect()
+def _sent(merged: MergedRun, each: int, side: str) -> dict[int, dict[str, float | None]]:
+    """By epoch, the means of what the strategy times, over the ranks of a side."""
+    epochs = rows_of_side(merged, side).group_by(epoch=pl.col("step") // each)
+    means = epochs.agg(pl.col(name).mean() for name in timed_columns(merged)).collect()
     return {int(row.pop("epoch")): row for row in means.to_dicts()}
 
 

@@ -9,6 +9,7 @@ from dynbench.analysis import ranking, tables
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
+from dynbench.analysis.timed import timed_table
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste_table import waste_table
 from dynbench.table_text import Table
@@ -40,10 +41,10 @@ def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True
     return by_arm(_values(report), gains, _shown(report))
 
 
-def time_table(report: Report) -> list[Table]:
-    """Where the step time of every arm goes beyond its ideal; none where nothing tells."""
-    table = waste_table({arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms})
-    return [table] if table else []
+def time_tables(report: Report) -> list[Table]:
+    """Where the step time of every arm goes beyond its ideal, and what is timed of communication; as far as known."""
+    launches = {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms}
+    return [table for table in (waste_table(launches), timed_table(launches)) if table]
 
 
 def arm_records(report: Report) -> list[dict[str, object]]:
@@ -93,7 +94,7 @@ def summary_markdown(report: Report) -> str:
             f"# {' against '.join(arm.label for arm in report.arms)}",
             *([first.markdown()] if first else []),
             *verdicts,
-            *(table.markdown() for table in (*metric_tables(report), *time_table(report))),
+            *(table.markdown() for table in (*metric_tables(report), *time_tables(report))),
             f"Means over launches. {tables.LEGEND}",
             *([note] if (note := virtual_note(report)) else []),
             *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),

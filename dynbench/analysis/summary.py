@@ -24,6 +24,7 @@ from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.slowest import slowest_ranks
 from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
+from dynbench.analysis.timed import served_mem_mb, timed_ms, timed_table
 from dynbench.analysis.waste import waste_of
 from dynbench.analysis.waste_table import waste_table
 from dynbench.config.image_rules import has_lengths
@@ -67,12 +68,13 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
     folder = merged.run.path
     table = tables.markdown(tables.summary_rows({merged.label: summary}))
-    beyond = waste_table({merged.label: [summary]})
+    launches = {merged.label: [summary]}
+    beyond = [found.markdown() for found in (waste_table(launches), timed_table(launches)) if found]
     data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
     parts = [
         f"# {merged.label}",
         table,
-        *([beyond.markdown()] if beyond else []),
+        *beyond,
         _footnote(summary),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
     ]
@@ -119,12 +121,13 @@ def summary_of(merged: MergedRun) -> Summary:
         "std_over_ranks": {name: _distribution(steps, f"{name}_std", 95) for name in SPREAD_COLUMNS},
         "step_length_tokens": _step_lengths(steps),
         "proxy": proxy_error(merged),
-        "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max())},
+        "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max()), "servers_max": served_mem_mb(merged)},
         "loss": {"first": _end(steps, 0), "last": _end(steps, -1)} if facts.trains else {"first": None, "last": None},
         "eval": _evaluation(merged.evaluations, fact(facts.env, "data.unigram_perplexity")),
         "samples": int(steps["global_batch"].sum()),
         "real_tokens": int(steps["real_tokens"].sum()),
         "epochs": epochs_of(merged),
+        "timed_ms": timed_ms(merged),
         **_transport(steps),
     }
     return found if has_lengths(facts.config) else found | _WITHOUT_LENGTHS

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
 from dynbench.analysis.tables import format_gain, format_value
-from dynbench.experiment.subject import Subject, mean_of
+from dynbench.analysis.timed import timed_table
+from dynbench.experiment.subject import Subject, mean_of, whole
 from dynbench.report import Template, table
 
 
@@ -17,6 +18,13 @@ def overview_table(subject: Subject, template: Template) -> str:
         return ""
     shown = overview(_values(subject), subject.comparisons, subject.question, template.label, details=False)
     return shown.markdown(whole=True)
+
+
+def communication_table(subject: Subject, template: Template) -> str:
+    """What is timed of communication, on both sides where some ranks serve; empty where nothing is of its own."""
+    launches = {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
+    found = timed_table(launches, template.label)
+    return found.markdown(whole=True) if found else ""
 
 
 def metrics_table(subject: Subject, template: Template) -> str:

@@ -21,7 +21,7 @@ from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
 from dynbench.experiment.offline_plans import Solved
-from dynbench.experiment.report_metrics import metrics_table, overview_table
+from dynbench.experiment.report_metrics import communication_table, metrics_table, overview_table
 from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
@@ -119,6 +119,7 @@ def _tables(sources: Sources) -> Values:
         "table.overview": overview_table(subject, template),
         "table.metrics": metrics_table(subject, template),
         "table.waste": waste_answers.wasted(subject.arms, template),
+        "table.timed": communication_table(subject, template),
         "table.checks": tables.checks_table(subject.checks or (), template),
         "table.arms": arms_table(subject, template),
         "table.common": common_table(subject, template),

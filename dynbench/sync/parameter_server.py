@@ -18,8 +18,12 @@ from torch.optim import Optimizer
 from dynbench.runs.columns import Column
 from dynbench.sync.base import Stepper, Strategy
 from dynbench.sync.one_model import share_model, trained_parameters
+from dynbench.sync.step_times import StepTimes
 
 SERVER = 0
+OF_A_WORKER, OF_THE_SERVER = ("push_ms", "pull_ms"), ("receive_ms", "average_ms", "send_ms")
+"""Columns that the rows of the other side leave empty."""
+WAITING = "peer_wait_ms"
 
 
 class ParameterServer(Strategy):
@@ -33,16 +37,31 @@ class ParameterServer(Strategy):
     equal_gradients: ClassVar[bool] = True
     collective_state: ClassVar[bool] = True
     columns: ClassVar[tuple[Column, ...]] = (
-        Column("messages", "integer", "", "Sent to other ranks, and received from them."),
+        Column("messages", "integer", "", "Sent to other ranks in the step, and received from them."),
+        Column("push_ms", "number", "ms", "Of a worker: pushing its gradients to the server."),
+        Column("pull_ms", "number", "ms", "Of a worker: pulling the parameters from the server."),
+        Column("receive_ms", "number", "ms", "Of a server: receiving the gradients of all workers."),
+        Column("average_ms", "number", "ms", "Of a server: adding these up and dividing; its step is in optimizer_ms."),
+        Column("send_ms", "number", "ms", "Of a server: sending the parameters to all workers."),
+        Column(
+            WAITING,
+            "number",
+            "ms",
+            "Of these exchanges, until the first message was through, a small one: what the other side was waited for, "
+            "and no transfer. Empty where an exchange is one message, which does not tell.",
+        ),
     )
+    tells_waiting: ClassVar[bool]
+    """Whether an exchange opens with a message that is small beside the others."""
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         share_model(model, self.wire)
         self._trained = [parameter for _, parameter in trained_parameters(model)]
         kept, parameters = model.state_dict(keep_vars=True), dict(model.named_parameters(remove_duplicate=False))
         self._buffers: list[Tensor] = [tensor for name, tensor in kept.items() if name not in parameters]
-        self._rows = torch.zeros(1, dtype=torch.float64, device=next(model.parameters()).device)
-        self._messages = 0
+        device = next(model.parameters()).device
+        self._rows = torch.zeros(1, dtype=torch.float64, device=device)
+        self._times, self._messages, self._exchanged = StepTimes(device), 0, 0
         model.register_forward_pre_hook(self._count_rows, with_kwargs=True)
         return model
 
@@ -55,12 +74,13 @@ class ParameterServer(Strategy):
         return nullcontext()
 
     def finish(self) -> None:
-        """Push the gradients, zeros for one that there is none of, and which of them there are."""
+        """Push the gradients, zeros for one that there is none of, and first which of them there are."""
         self.on_ready()
         with torch.no_grad():
             given = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
             used = torch.tensor([float(p.grad is not None) for p in self._trained]).to(self._trained[0])
-            self._push([used, *given], SERVER)
+            with self._exchange("push_ms"):
+                self._push([used, *given], SERVER)
 
     @torch.no_grad()
     def serve(self) -> None:
@@ -68,24 +88,32 @@ class ParameterServer(Strategy):
         total = [torch.zeros_like(each) for each in self._trained]
         used = torch.zeros(len(self._trained)).to(self._trained[0])
         for rank in self._workers():
-            theirs, *gradients = self._pull([torch.zeros_like(used), *map(torch.zeros_like, total)], rank)
-            used += theirs
-            torch._foreach_add_(total, gradients)
-        torch._foreach_div_(total, self.ranks.workers)
-        for parameter, mean, count in zip(self._trained, total, used.tolist(), strict=True):
-            parameter.grad = mean if count else None
+            places = [torch.zeros_like(used), *map(torch.zeros_like, total)]
+            with self._exchange("receive_ms"):
+                theirs, *gradients = self._pull(places, rank)
+            with self._times.of("average_ms"):
+                used += theirs
+                torch._foreach_add_(total, gradients)
+        with self._times.of("average_ms"):
+            torch._foreach_div_(total, self.ranks.workers)
+            for parameter, mean, count in zip(self._trained, total, used.tolist(), strict=True):
+                parameter.grad = mean if count else None
 
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
-        """The server's step, after which the workers pull its parameters."""
-        held = [parameter.detach() for parameter in self._trained]
+        """The server's step, after which the workers pull its parameters, the smallest first."""
+        held = [parameter.detach() for parameter in sorted(self._trained, key=Tensor.numel)]
         if self._serves:
             precision.step(optimizer)
         with self.waiting():
             if not self._serves:
-                torch._foreach_copy_(held, self._pull([each.clone() for each in held], SERVER))
+                places = [each.clone() for each in held]
+                with self._exchange("pull_ms"):
+                    pulled = self._pull(places, SERVER)
+                torch._foreach_copy_(held, pulled)
                 return
             for rank in self._workers():
-                self._push(held, rank)
+                with self._exchange("send_ms"):
+                    self._push(held, rank)
 
     def evaluators(self) -> Sequence[int]:
         """The server, which has the parameters."""
@@ -103,9 +131,11 @@ class ParameterServer(Strategy):
         return super().full_state()
 
     def row(self) -> Mapping[str, object]:
-        """The messages of the step that ended."""
-        messages, self._messages = self._messages, 0
-        return {"messages": messages}
+        """The messages of the step that ended, and what this side took over them."""
+        times, messages, self._messages = self._times.take_ms(), self._messages, 0
+        mine = (*(OF_THE_SERVER if self._serves else OF_A_WORKER), *((WAITING,) if self.tells_waiting else ()))
+        known = {name: times[name] for name in mine}
+        return {"messages": messages, **{column.name: known.get(column.name) for column in self.columns[1:]}}
 
     def _workers(self) -> range:
         return range(self.ranks.servers, self.ranks.world_size)
@@ -118,7 +148,11 @@ class ParameterServer(Strategy):
         if not self._serves:
             self._push([self._rows, *self._buffers], SERVER)
             self._rows.zero_()
-            return
+        else:
+            self._average_buffers()
+        self._times.take_ms()  # of no step
+
+    def _average_buffers(self) -> None:
         pulled = [
             self._pull([self._rows.clone(), *(each.clone() for each in self._buffers)], rank)
             for rank in self._workers()
@@ -147,19 +181,36 @@ class ParameterServer(Strategy):
     def _pull(self, tensors: Sequence[Tensor], source: int) -> list[Tensor]:
         """What a rank pushes, into these tensors."""
 
+    @contextmanager
+    def _exchange(self, column: str) -> Iterator[None]:
+        """In it, all messages of one direction with one rank in a step; `column` is what it takes."""
+        self._exchanged = 0
+        with self._times.of(column):
+            yield
+        self._messages += self._exchanged
+
+    @contextmanager
+    def _message(self) -> Iterator[None]:
+        """In it, one of them; until the first is through, the other side is waited for."""
+        opens, self._exchanged = self._exchanged == 0 and self.tells_waiting, self._exchanged + 1
+        with self._times.of(WAITING) if opens else nullcontext():
+            yield
+
     def _send(self, tensor: Tensor, to: int) -> None:
-        self._messages += 1
-        self.wire.send(tensor.contiguous(), to).wait()
+        with self._message():
+            self.wire.send(tensor.contiguous(), to).wait()
 
     def _receive(self, tensor: Tensor, source: int) -> Tensor:
-        self._messages += 1
         received = tensor.contiguous()
-        self.wire.receive(received, source).wait()
+        with self._message():
+            self.wire.receive(received, source).wait()
         return received
 
 
 class PerTensor(ParameterServer):
     """One message per tensor."""
+
+    tells_waiting: ClassVar[bool] = True
 
     def _push(self, tensors: Sequence[Tensor], to: int) -> None:
         for tensor in tensors:
@@ -171,6 +222,8 @@ class PerTensor(ParameterServer):
 
 class InOne(ParameterServer):
     """One message per direction and type."""
+
+    tells_waiting: ClassVar[bool] = False
 
     def _push(self, tensors: Sequence[Tensor], to: int) -> None:
         for kind in _kinds(tensors):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from dynbench.clock import clock_for
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import BucketOptions
 from dynbench.runs.columns import Column
@@ -17,7 +16,9 @@ from dynbench.sync.bucketed import BucketedDDP
 from dynbench.sync.flat import FlatDDP, Named
 from dynbench.sync.naive import NaiveDDP
 from dynbench.sync.overlap import OverlapDDP
+from dynbench.sync.step_times import StepTimes
 from dynbench.sync.synchronised import SynchronisedModule
+from dynbench.wire.base import Wire
 
 
 class Replicated(Strategy):
@@ -77,32 +78,21 @@ class Flat(Replicated):
 
     def row(self) -> Mapping[str, object]:
         """Their values, of a step that the device has done."""
-        return self.module.take_ms()
+        times = self.module.times.take_ms()
+        return {column.name: times[column.name] for column in self.columns}
 
 
 class _Timed(FlatDDP):
-    """Notes when copies begin and end."""
+    """Notes what copies take."""
+
+    def __init__(self, module: nn.Module, wire: Wire, on_ready: Callable[[], None]) -> None:
+        super().__init__(module, wire, on_ready)
+        self.times = StepTimes(self._device)
 
     def flatten(self, together: Named) -> Tensor:
-        with self._timed("flatten_ms"):
+        with self.times.of("flatten_ms"):
             return super().flatten(together)
 
     def unflatten(self, flat: Tensor, together: Named) -> None:
-        with self._timed("unflatten_ms"):
+        with self.times.of("unflatten_ms"):
             super().unflatten(flat, together)
-
-    def take_ms(self) -> dict[str, object]:
-        """Milliseconds of each since the last call; the device must be synchronised."""
-        spans, self._spans = self._spans, []
-        clock = clock_for(self._device)
-        names = [column.name for column in Flat.columns]
-        return {name: sum(clock.elapsed_ms(*span) for key, *span in spans if key == name) for name in names}
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        clock = clock_for(self._device)
-        start = clock.mark()
-        yield
-        self._spans.append((name, start, clock.mark()))
-
-    _spans: list[tuple[str, object, object]] = []  # noqa: RUF012  replaced, never changed

@@ -25,6 +25,8 @@ from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 
+SERVER_MS, WORKER_MS = ("receive_ms", "average_ms", "send_ms"), ("push_ms", "pull_ms")
+
 
 @pytest.fixture
 def train(tmp_path: Path):
@@ -137,3 +139,24 @@ def test_a_parameter_server_trains_evaluates_and_keeps_what_two_ranks_do(
     assert served.evaluations["loss"].to_list() == pytest.approx(plain.evaluations["loss"].to_list(), rel=1e-4)
     rows = pl.read_parquet(served.run.path / "merged_metrics.parquet")
     assert (rows["messages"] > 0).all()
+    for side, mine, others in ((pl.col("rank") == 0, SERVER_MS, WORKER_MS), (pl.col("rank") > 0, WORKER_MS, SERVER_MS)):
+        found = rows.filter(side)
+        assert all((found[column] >= 0).all() and found[column].null_count() == 0 for column in mine)
+        assert all(found[column].null_count() == found.height for column in others)
+    assert (rows["peer_wait_ms"].null_count() == rows.height) == (sync == "ps_flat")
+    timed = summary_of(served)["timed_ms"]
+    assert set(timed["servers"]) >= {*SERVER_MS, "optimizer_ms", "comm_ms"} and not set(timed["servers"]) & {*WORKER_MS}
+    assert set(timed["workers"]) >= {*WORKER_MS, "comm_ms"} and not set(timed["workers"]) & {*SERVER_MS}
+
+
+IMAGES = ("workload.name=image_classification", "workload.size=small", "workload.subset=48")
+
+
+@pytest.mark.parametrize("sync", ["ps", "ps_flat"])
+def test_a_server_evaluates_with_the_batch_norm_of_its_workers(
+    three: WarmRanks, ranks: WarmRanks, train, sync: str
+) -> None:
+    """It runs no forward pass in training: with its own statistics it would find other losses."""
+    served, plain = train(three, 3, sync, *IMAGES), train(ranks, 2, "ddp", *IMAGES)
+    assert served.evaluations["loss"].to_list() == pytest.approx(plain.evaluations["loss"].to_list(), rel=1e-3)
+    assert served.evaluations["accuracy"].to_list() == plain.evaluations["accuracy"].to_list()

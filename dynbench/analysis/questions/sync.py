@@ -18,6 +18,7 @@ QUESTION = Question(
         "bytes_wire.mean",
         "wait_fraction",
         "peak_mem_mb.max",
+        "peak_mem_mb.servers_max",
         "loss.last",
         *EVALUATION,
     ),

@@ -1,0 +1,137 @@
+"""What the two sides of a parameter server say that they took, on a clock that only messages move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from dynbench.config.load import load_config
+from dynbench.engine.rank.precision import Precision
+from dynbench.plugins import STRATEGIES
+from dynbench.sync import step_times
+from dynbench.sync.base import Strategy
+from dynbench.wire.null import NullWire
+
+CPU = torch.device("cpu")
+WORKERS, TENSORS = 2, 4
+LATE_MS, SMALL_MS, LARGE_MS = 100.0, 1.0, 10.0
+SERVERS = [name for name, entry in STRATEGIES.items() if entry.servers]
+
+
+class Clock:
+    """Stands still between messages."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def elapsed_ms(self, start: float, end: float) -> float:
+        return end - start
+
+
+class Wire(NullWire):
+    """The other side is late for the first message of an exchange; a message takes as long as it is large."""
+
+    def __init__(self, rank: int, clock: Clock) -> None:
+        super().__init__(rank, 1 + WORKERS)
+        self.clock, self.late = clock, True
+
+    def _passes(self, tensor: Tensor) -> None:
+        self.clock.now += LATE_MS * self.late + (LARGE_MS if tensor.numel() > 8 else SMALL_MS)
+        self.late = False
+
+    def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
+        self._passes(tensor)
+        return super().send(tensor, to)
+
+    def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
+        self._passes(tensor)
+        return super().receive(tensor.fill_(1.0), source)
+
+
+@pytest.fixture(autouse=True)
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """In a process group of one rank."""
+    found = Clock()
+    monkeypatch.setattr(step_times, "clock_for", lambda device: found)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield found
+    dist.destroy_process_group()
+
+
+def row_of_a_step(name: str, rank: int, clock: Clock, *, buffers: bool = False) -> dict[str, object]:
+    """The row of the first step; with an evaluation before it where buffers are pushed."""
+    wire = Wire(rank, clock)
+    with closing(STRATEGIES[name].load()(load_config(None, [f"sync.name={name}"]).sync, wire)) as strategy:
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if buffers else nn.Linear(8, 1))
+        module = strategy.wrap(model, CPU)
+        optimizer = strategy.build_optimizer(module.parameters(), lambda given: torch.optim.SGD(given, lr=0.1))
+        if buffers:
+            with strategy.evaluating():
+                pass
+        wire.late = True
+        if strategy.ranks.serves(rank):
+            _each_worker_is_late(strategy, wire)
+            strategy.serve()
+        else:
+            module(torch.ones(2, 8)).sum().backward()
+            strategy.finish()
+        wire.late = True
+        strategy.step(optimizer, Precision("fp32", CPU))
+        return dict(strategy.row())
+
+
+def _each_worker_is_late(strategy: Strategy, wire: Wire) -> None:
+    pull = strategy._pull  # type: ignore[attr-defined]
+
+    def pulled(tensors: list[Tensor], source: int) -> list[Tensor]:
+        wire.late = True
+        return pull(tensors, source)  # type: ignore[no-any-return]
+
+    strategy._pull = pulled  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_side_says_its_own_and_nothing_of_the_other(name: str, rank: int, clock: Clock) -> None:
+    row = row_of_a_step(name, rank, clock)
+    columns = {column.name for column in STRATEGIES[name].load().columns}
+    assert set(row) == columns
+    mine = {"receive_ms", "average_ms", "send_ms"} if rank == 0 else {"push_ms", "pull_ms"}
+    assert {column for column, value in row.items() if value is not None} - {"messages", "peer_wait_ms"} == mine
+
+
+def test_waiting_is_told_from_transfer_where_a_small_message_opens(clock: Clock) -> None:
+    """Of four tensors one is large; which of them there are opens a push, the smallest a pull."""
+    transfer = 3 * SMALL_MS + LARGE_MS
+    worker, server = (row_of_a_step("ps", rank, clock) for rank in (1, 0))
+    assert worker["push_ms"] == LATE_MS + SMALL_MS + transfer
+    assert worker["pull_ms"] == LATE_MS + transfer
+    assert worker["peer_wait_ms"] == 2 * (LATE_MS + SMALL_MS)
+    assert server["receive_ms"] == WORKERS * (LATE_MS + SMALL_MS + transfer)
+    assert server["send_ms"] == LATE_MS + WORKERS * transfer
+    assert server["peer_wait_ms"] == (WORKERS + 1) * LATE_MS + 2 * WORKERS * SMALL_MS
+
+
+def test_one_message_does_not_tell(clock: Clock) -> None:
+    worker, server = (row_of_a_step("ps_flat", rank, clock) for rank in (1, 0))
+    assert worker["peer_wait_ms"] is server["peer_wait_ms"] is None
+    assert worker["push_ms"] == LATE_MS + LARGE_MS
+    assert server["receive_ms"] == WORKERS * (LATE_MS + LARGE_MS)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_an_evaluation_sends_is_in_no_step(name: str, rank: int, clock: Clock) -> None:
+    messages = {True: 1 + 2 * TENSORS, False: 2}[name == "ps"] * (WORKERS if rank == 0 else 1)
+    row = row_of_a_step(name, rank, clock, buffers=True)
+    assert row["messages"] == messages
+    assert (row["peer_wait_ms"] or 0.0) < (WORKERS + 2) * LATE_MS
