@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from dynbench.config.ranks import ranks_of
+from dynbench.engine.turn_order import read_turns
 from dynbench.errors import (
     BatchTooLarge,
     ConfigError,
@@ -180,6 +182,14 @@ def log_file(run: Run, rank: int) -> Path:
     return run.logs_dir / f"rank_{rank}.log"
 
 
+def rank_title(run: Run, rank: int) -> str:
+    """What a rank is called: `rank 1`, or `rank 0 (server)` where some serve the others in all that is launched."""
+    try:
+        return f"rank {rank}" if read_turns(run.path) else ranks_of(run.config(), 0).title(rank)
+    except DynbenchError:  # it is only asked for to say more of a rank
+        return f"rank {rank}"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out, on the device or on the host.
 
@@ -256,18 +266,18 @@ def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
         return ConfigError(failure.message.splitlines(), failure.hint)
     if failure.kind == NothingFits.kind:
         error = _MEMORY_ERRORS.get(failure.exception, NothingFits)
-        return error(f"rank {failure.rank}: {failure.message}", failure.hint or MEMORY_HINT)
+        return error(f"{rank_title(run, failure.rank)}: {failure.message}", failure.hint or MEMORY_HINT)
     if failure.kind in _USER_ERRORS:
         return _USER_ERRORS[failure.kind](failure.message, failure.hint)
-    message = f"rank {failure.rank}: {failure.message}; log: {log}"
+    message = f"{rank_title(run, failure.rank)}: {failure.message}; log: {log}"
     return WorkerFailed(message, failure.hint, rank=failure.rank, log=path)
 
 
 def _silent_death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
-    log = log_file(run, rank)
+    log, title = log_file(run, rank), rank_title(run, rank)
     if exit_code >= 0:
-        ended = f"rank {rank} ended with exit code {exit_code}; log: {log}"
+        ended = f"{title} ended with exit code {exit_code}; log: {log}"
         return WorkerFailed(ended, "See its log.", rank=rank, log=log)
     name = signal.Signals(-exit_code).name
     hint = "The system kills so when memory runs out: see dmesg." if name == "SIGKILL" else "See its log."
-    return WorkerFailed(f"rank {rank} was killed by {name}; log: {log}", hint, rank=rank, log=log)
+    return WorkerFailed(f"{title} was killed by {name}; log: {log}", hint, rank=rank, log=log)

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from dataclasses import replace as changed
 from typing import Unpack
 
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
-from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, root_cause
+from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title, root_cause
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.ranks_given import ranks_from_environment
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
@@ -67,14 +68,15 @@ def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming)
     resolved = resolve(config, changed(this_machine(), ranks_given=ranks_from_environment()), store)
     check_plan(resolved.config, resolved.workers, store.root)
     context = RankContext.from_environment(resolved.config.launch.device)
-    if not context.is_first:
+    ranks = ranks_of(resolved.config, resolved.world_size)
+    if not context.speaks(ranks):
         logging.getLogger("dynbench").setLevel(logging.WARNING)
     set_threads(resolved.config.launch)
     with process_group(context, resolved.config.launch):
         run = _agree_on_run(resolved, context, store, asked, naming)
         with recorded(run) if context.is_first else nullcontext() as recording:
             try:
-                keep_warnings(run, context)
+                keep_warnings(run, context, ranks)
                 train([run], [resolved.config], context, stop)
                 wait_for_all()
             except BaseException as error:
@@ -136,5 +138,5 @@ def _reported(run: Run, context: RankContext, error: BaseException) -> BaseExcep
         return told(error) if isinstance(error, SystemExit | KeyboardInterrupt) else root_cause(run, {})
     if is_out_of_memory(error):
         *_, reason = str(error).splitlines()[:1] or [type(error).__name__]  # a MemoryError may say nothing
-        return NothingFits(f"rank {context.rank}: {reason}", MEMORY_HINT)
+        return NothingFits(f"{rank_title(run, context.rank)}: {reason}", MEMORY_HINT)
     return error

@@ -20,6 +20,7 @@ class Epochs:
         train: how long an epoch is, where epochs are asked for.
         sum_over_ranks: adds up vectors over all ranks.
         timed: the rank whose steps' times stand for all, which end their steps together.
+        says: whether the line goes into the log of this process.
         file: where the lines are appended; None on ranks that do not write.
     """
 
@@ -28,9 +29,10 @@ class Epochs:
         train: Train,
         sum_over_ranks: Callable[[Sequence[float]], list[float]],
         timed: int = 0,
+        says: bool = True,
         file: Path | None = None,
     ) -> None:
-        self._file = file
+        self._file, self._says = file, says
         self._train = train
         self._each = train.epoch_steps
         self._sum_over_ranks = sum_over_ranks
@@ -69,7 +71,8 @@ class Epochs:
         rate = f"{samples / seconds:,.0f} samples/s" if seconds else ""
         number = (step + 1) // self._each
         line = f"epoch {number} of {self._train.epochs}: {trained}{held}; {seconds:.1f} s, {rate}"
-        _log.info("%s", line)
+        if self._says:
+            _log.info("%s", line)
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

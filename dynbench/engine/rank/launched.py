@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from dynbench.config.ranks import shared_ranks
 from dynbench.config.schema import Config
 from dynbench.engine.failure import log_file, record_failure
 from dynbench.engine.rank.hearsay import tell_failure
@@ -63,8 +64,9 @@ def _take_part(work: Work, runs: Sequence[Run], context: RankContext, stop: Stop
     try:
         configs = [run.config() for run in runs]
         launch = configs[0].launch
-        set_up_logging(context)
-        keep_warnings(runs[0], context)
+        ranks = shared_ranks(configs, context.world_size)
+        set_up_logging(context, ranks)
+        keep_warnings(runs[0], context, ranks)
         set_threads(launch)
         with process_group(context, launch):
             try:

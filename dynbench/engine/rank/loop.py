@@ -11,6 +11,7 @@ from dynbench.engine.rank.exchange import GlobalBatch, PlannedBatch
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder, extra_values
+from dynbench.engine.rank.told import Told
 from dynbench.engine.rank.turns import Moment
 from dynbench.runs.row_writer import RowWriter
 from dynbench.schedule.plan import Share
@@ -30,6 +31,7 @@ class Loop(ArmLoop):
     plans: PlanSource
     rows: RowBuilder
     writer: RowWriter
+    told: Told
     fixed_batch: bool
     """Every step has `train.global_batch` samples."""
 
@@ -74,6 +76,7 @@ class Loop(ArmLoop):
         extra = extra_values(self.replica, moment, parts, len(batches) - len(share))
         self.writer.write(row, extra)
         self.epochs.add(row, extra)
+        self.told.step(row)
 
     def _total(self, share: Share) -> GlobalBatch:
         """What all ranks train on in the step; asked of them where ranks do not step apart by plans that all know."""

@@ -18,6 +18,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Launch
 from dynbench.signals import handle
 
@@ -35,8 +36,12 @@ class RankContext:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 speaks, decides and writes what exists once."""
+        """Rank 0 decides and writes what exists once."""
         return self.rank == 0
+
+    def speaks(self, ranks: Ranks) -> bool:
+        """Whether what this rank says is for people: of rank 0, and of the first that trains."""
+        return self.is_first or self.rank == ranks.servers
 
     @classmethod
     def from_environment(cls, device: str, environment: Mapping[str, str] = os.environ) -> RankContext:
@@ -148,7 +153,8 @@ def redirect_output(log: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
 
 
-def set_up_logging(context: RankContext) -> None:
-    """Rank 0 speaks, the others only warn."""
-    level = logging.INFO if context.is_first else logging.WARNING
-    logging.basicConfig(level=level, format=f"%(asctime)s rank {context.rank} %(levelname)s %(name)s: %(message)s")
+def set_up_logging(context: RankContext, ranks: Ranks) -> None:
+    """Rank 0 and the first that trains speak, the others only warn; every line says what the rank is."""
+    level = logging.INFO if context.speaks(ranks) else logging.WARNING
+    title = ranks.title(context.rank)
+    logging.basicConfig(level=level, format=f"%(asctime)s {title} %(levelname)s %(name)s: %(message)s")

@@ -1,10 +1,11 @@
-"""What rank 0 says that people have to see, handed to the launcher: a log that nobody reads is no place for it."""
+"""What ranks say that people have to see, handed to the launcher: a log that nobody reads is no place for it."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+from dynbench.config.ranks import Ranks
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.runs.run import Run
 from dynbench.workloads import pace
@@ -37,20 +38,21 @@ class _LastLine(logging.Handler):
         self._path.write_text(record.getMessage(), encoding="utf-8")
 
 
-def keep_warnings(run: Run, context: RankContext) -> None:
-    """From here on, what dynbench warns about on rank 0 is kept, and how far the preparing of its data has got.
+def keep_warnings(run: Run, context: RankContext, ranks: Ranks) -> None:
+    """From here on, what dynbench warns about is kept, and on rank 0 how far the preparing of its data has got.
 
-    What it says about other ranks is theirs too.
+    Of rank 0 and of the first that trains, which speak for the others.
     """
-    if context.is_first:
+    if context.speaks(ranks):
         logging.getLogger("dynbench").addHandler(_ToFile(_file(run), logging.WARNING))
+    if context.is_first:
         logging.getLogger(pace.__name__).addHandler(_LastLine(_preparing_file(run)))
 
 
 def read_warnings(run: Run) -> list[str]:
-    """What rank 0 warned about, each once."""
+    """What ranks warned about, each once."""
     path = _file(run)
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
 def read_epochs(run: Run) -> list[str]:

@@ -10,6 +10,7 @@ from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import NoPlans, PlansAhead, PlanSource, ReplicatedPlans, build_problem
+from dynbench.engine.rank.batch_norm import warn_of_unequal_numbers
 from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks
@@ -22,6 +23,7 @@ from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.scalars import scalars_of
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.engine.rank.told import Told
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.engine.run_check import total_steps
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
@@ -51,6 +53,7 @@ def real_loop(
         replica = Replica(
             config, workload, context.device, timer, strategy, slowdown=config.launch.slowdown.get(context.rank, 1.0)
         )
+        warn_of_unequal_numbers(config, replica.model)
         columns = extra_columns(replica)
         if context.local_rank == 0:
             write_columns(run.ranks_dir, columns)
@@ -68,7 +71,14 @@ def real_loop(
             memory=memory,
             rows=RowBuilder(context.rank, policy, config.workload.layout, lengths),
             writer=writer,
-            epochs=Epochs(config.train, sum_over_ranks, file=epochs_file(run) if context.is_first else None),
+            told=Told(total_steps(config), says=first_worker),
+            epochs=Epochs(
+                config.train,
+                sum_over_ranks,
+                timed=ranks.servers,
+                says=first_worker,
+                file=epochs_file(run) if context.is_first else None,
+            ),
             evaluator=Evaluator(
                 config,
                 workload,

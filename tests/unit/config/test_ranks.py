@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynbench.config.load import load_config
-from dynbench.config.ranks import Ranks, ranks_of
+from dynbench.config.ranks import Ranks, ranks_of, shared_ranks
 from dynbench.config.rules import check_rules, rule_warnings
 from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry
 
@@ -74,3 +74,21 @@ def test_nothing_is_compressed_where_nothing_is_sent(monkeypatch: pytest.MonkeyP
     assert check_rules(sends.model_copy(update=toy), None) == check_rules(silent, None) == []
     (problem,) = check_rules(silent.model_copy(update=toy), None)
     assert problem.startswith("compress.name: 'toy' compresses what is sent")
+
+
+def test_ranks_are_called_what_they_do() -> None:
+    assert [Ranks(3).title(rank) for rank in range(3)] == ["rank 0", "rank 1", "rank 2"]
+    assert [Ranks(3, 1).title(rank) for rank in range(3)] == [
+        "rank 0 (server)",
+        "rank 1 (worker 1)",
+        "rank 2 (worker 2)",
+    ]
+    assert [Ranks(3, 2).title(rank) for rank in (0, 1, 2)] == [
+        "rank 0 (server 1)", "rank 1 (server 2)", "rank 2 (worker 1)",
+    ]  # fmt: skip
+
+
+def test_in_a_launch_of_arms_that_do_not_agree_no_rank_has_a_part() -> None:
+    serving, plain = load_config(None, ["sync.name=ddp"]), load_config(None, ["sync.name=naive"])
+    assert shared_ranks([serving, serving], 4) == Ranks(4, 2)
+    assert shared_ranks([serving, plain], 4) == Ranks(4)

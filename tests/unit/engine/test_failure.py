@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
 from dynbench.engine.failure import (
     RankFailure,
     failure_file,
@@ -22,6 +24,7 @@ from dynbench.engine.failure import (
     root_cause,
 )
 from dynbench.engine.rank.hearsay import exchange_cause
+from dynbench.engine.turn_order import Turns
 from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, UsageError, WorkerFailed
 from dynbench.runs.reserve import reserve
 from dynbench.runs.run import Run
@@ -188,3 +191,16 @@ def test_only_what_ranks_say_of_each_other_is_aftermath() -> None:
     assert is_aftermath(CLOSED)
     assert not is_aftermath(ZeroDivisionError("division by zero"))
     assert not is_aftermath(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+
+
+@pytest.mark.parametrize(
+    ("rank", "title"), [(0, "rank 0 (server)"), (1, "rank 1 (worker 1)"), (2, "rank 2 (worker 2)")]
+)
+@pytest.mark.parametrize("how", ["killed", "ended", "raised", "memory"])
+def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int, title: str, how: str) -> None:
+    run.config_file.write_text(dump_config(load_config(None, ["sync.name=ps", "launch.nproc=3"])), encoding="utf-8")
+    if how in ("raised", "memory"):
+        record_failure(run, rank, raised(KeyError("x") if how == "raised" else MemoryError()))
+    assert root_cause(run, {rank: {"killed": -9, "ended": 7}.get(how, 1)}).message.startswith(title)
+    Turns(("ps", "ddp")).write(run.path)
+    assert root_cause(run, {rank: -9}).message.startswith((f"rank {rank} was", f"rank {rank}: "))

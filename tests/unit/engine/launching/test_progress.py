@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynbench.config.ranks import Ranks
 from dynbench.engine.launching.progress import Progress, ProgressReader
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.rank_warnings import keep_warnings
@@ -39,7 +40,7 @@ def test_before_the_first_row_what_takes_long_is_shown_with_its_rate(run: Run, m
     logger = logging.getLogger(pace.__name__)
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logging.getLogger("dynbench"), "handlers", [])
-    keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")))
+    keep_warnings(run, RankContext(0, 0, 2, torch.device("cpu")), Ranks(2))
     reader = ProgressReader([run], [range(1)], 10, None)
     with caplog.at_level(logging.INFO):
         pace.Pace("tokenising a file", 100, "characters").add(50)

@@ -12,6 +12,7 @@ from dynbench.config.schema import Train
 from dynbench.engine.launching.progress import ProgressReader
 from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.rank_warnings import epochs_file, read_epochs
+from dynbench.engine.rank.told import Told
 from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
 
@@ -80,3 +81,25 @@ def test_every_run_of_a_launch_keeps_its_own(tmp_path: Path) -> None:
         run.rank_file(0).write_text("step,weight,real_tokens,compute_ms,step_time_ms,loss\n0,1,10,10,40,1.0\n")
     told = ProgressReader(runs, [range(1)] * 2, 8, None).look().epochs
     assert told == tuple(tuple(read_epochs(run)) for run in runs)
+
+
+def test_the_first_that_trains_says_it_and_its_steps_are_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Under a server, rank 0, whose steps take as long, and which has no samples."""
+    arms = [Epochs(TRAIN, list, timed=1, says=says) for says in (False, True)]
+    with caplog.at_level(logging.INFO):
+        for epochs in arms:
+            epochs.add(row(0, 0, 0.0, 900.0), {})
+            epochs.add(row(1, 6, 1.0, 50.0), {})
+            epochs.end(3, None)
+    assert said(caplog) == ["epoch 1 of 2: training loss 1.0000; 0.1 s, 120 samples/s"]
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(4, [1, 2, 3, 4]), (95, [*range(9, 95, 9), 95])])
+def test_the_loss_of_about_ten_steps_is_said(caplog: pytest.LogCaptureFixture, steps: int, lines: list[int]) -> None:
+    with caplog.at_level(logging.INFO):
+        for says in (False, True):
+            told = Told(steps, says=says)
+            for step in range(steps):
+                told.step(replace(row(1, 6, 0.5, 50.0), step=step))
+    assert [int(line.split()[1]) for line in said(caplog)] == lines
+    assert said(caplog)[0] == f"step {lines[0]} of {steps}: loss 0.5000 over the 6 samples of this rank, 50.0 ms"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynbench.engine.rank.rank_process import RankContext
+from dynbench.config.ranks import Ranks
+from dynbench.engine.rank.rank_process import RankContext, set_up_logging
 from dynbench.engine.rank.rank_warnings import keep_warnings, read_warnings
 from dynbench.runs.run import Run
 
@@ -28,7 +29,7 @@ def context(rank: int) -> RankContext:
 
 
 def test_warnings_are_kept_once_and_on_one_line(run: Run) -> None:
-    keep_warnings(run, context(0))
+    keep_warnings(run, context(0), Ranks(2))
     log = logging.getLogger("dynbench.workloads.samples")
     log.info("nothing to see")
     for _ in range(2):
@@ -39,6 +40,24 @@ def test_warnings_are_kept_once_and_on_one_line(run: Run) -> None:
 
 
 def test_other_ranks_keep_nothing(run: Run) -> None:
-    keep_warnings(run, context(1))
+    keep_warnings(run, context(1), Ranks(2))
     logging.getLogger("dynbench").warning("seen by rank 0 too")
     assert read_warnings(run) == []
+
+
+def test_the_first_that_trains_is_heard_beside_a_server(run: Run) -> None:
+    for rank in (0, 1, 2):
+        keep_warnings(run, context(rank), Ranks(3, 1))
+        logging.getLogger("dynbench").warning("of rank %d", rank)
+        logging.getLogger("dynbench").warning("of all")
+        logging.getLogger("dynbench").handlers[:] = []
+    assert read_warnings(run) == ["of rank 0", "of all", "of rank 1"]
+
+
+@pytest.mark.parametrize(("rank", "level"), [(0, logging.INFO), (1, logging.INFO), (2, logging.WARNING)])
+def test_every_line_says_what_the_rank_is(monkeypatch: pytest.MonkeyPatch, rank: int, level: int) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(logging, "basicConfig", lambda **settings: asked.update(settings))
+    set_up_logging(context(rank), Ranks(3, 1))
+    assert asked["level"] == level
+    assert Ranks(3, 1).title(rank) in str(asked["format"])
