@@ -110,6 +110,10 @@ def _show(record: ProbeRecord) -> None:
         ],
         keys=2,
     )
+    if record.assumes is not None:
+        print_line(f"under {record.assumes}; what is received and evaluated comes on top")
+    if record.server_mb is not None:
+        print_line(f"a server holds {record.server_mb:,.0f} MB of parameters, gradients and optimizer state")
     for note in _notes(record):
         print_line(note)
     if record.memory_model is not None:

@@ -21,7 +21,8 @@ NOT_PROBED = (
 )
 """Keys that arms may differ in without a probe measuring anything else."""
 OF_SPLITS = ("sync", "compress")
-"""Sections under which a further micro-batch is timed, and nothing else; their strategy also decides who trains."""
+"""Sections under which a further micro-batch is timed, and nothing else; the strategy also decides who trains, and what
+ranks hold."""
 
 
 def wants_probe(config: Config) -> bool:
@@ -52,7 +53,7 @@ def splits(config: Config) -> bool:
     return config.schedule.micro_batches != 1
 
 
-def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tuple[int, str]:
+def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tuple[int, str, str]:
     """Equal for configurations of which a probe would measure the same.
 
     Args:
@@ -64,4 +65,5 @@ def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tup
         DynbenchError: as `resolve`.
     """
     resolved = resolve(config, this_machine(), store)
-    return resolved.workers, config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)
+    digest = config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)
+    return resolved.workers, resolved.config.sync.name, digest

@@ -22,8 +22,12 @@ class StrategyEntry(Entry):
         compresses: gradients go over the wire in a way that a compressor can take part in.
         exact: after every step the parameters are those of one process that trained on the whole batch.
         trains: False where ranks send nothing to each other, so that no model is trained.
-        copies: of the parameters, what a rank holds at most between steps: weights, AdamW's two moments, gradients, and
-            what the strategy keeps besides.
+        whole: copies of the parameters that a rank holds between steps if it trains, weights and gradients among them,
+            but for what the optimizer keeps.
+        divided: further ones that it holds an equal part of, as all ranks that train do.
+        moments: where the optimizer keeps what it keeps: whole on every rank, a part on each, or on the server.
+        in_step: copies that such a rank makes besides within a step.
+        served: copies that a rank that serves holds within a step, but for what the optimizer keeps.
     """
 
     base: ClassVar[str] = "dynbench.sync.base:Strategy"
@@ -33,7 +37,11 @@ class StrategyEntry(Entry):
     compresses: bool = True
     exact: bool = True
     trains: bool = True
-    copies: int = 4
+    whole: int = 2
+    divided: int = 0
+    moments: Literal["whole", "divided", "served"] = "whole"
+    in_step: int = 0
+    served: int = 0
 
 
 class BucketOptions(Section):
@@ -124,6 +132,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "flat",
             "one all-reduce of all gradients together, behind the backward pass",
             "dynbench.sync.replicated:Flat",
+            in_step=1,
         ),
         StrategyEntry(
             "overlap",
@@ -142,18 +151,24 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.sharded:Zero1",
             Zero1Options,
             across_steps=True,
+            divided=1,
+            moments="divided",
         ),
         StrategyEntry(
             "zero1_torch",
             "ddp with torch's ZeroRedundancyOptimizer, whose own broadcasts are not counted",
             "dynbench.sync.zero_torch:Zero1Torch",
             DdpOptions,
+            moments="divided",
         ),
         StrategyEntry(
             "fsdp",
             "torch's fully_shard (FSDP2): a block's parameters gathered while it runs, its gradients reduce-scattered",
             "dynbench.sync.fsdp:Fsdp",
             FsdpOptions,
+            whole=0,
+            divided=2,
+            moments="divided",
         ),
         StrategyEntry(
             "ps",
@@ -161,6 +176,9 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.parameter_server:PerTensor",
             servers=1,
             compresses=False,
+            moments="served",
+            in_step=1,
+            served=3,
         ),
         StrategyEntry(
             "ps_flat",
@@ -168,6 +186,9 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.parameter_server:InOne",
             servers=1,
             compresses=False,
+            moments="served",
+            in_step=2,
+            served=4,
         ),
         StrategyEntry(
             "local_sgd",
@@ -175,7 +196,8 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_steps:LocalSgd",
             LocalOptions,
             exact=False,
-            copies=5,
+            whole=3,
+            in_step=2,
         ),
         StrategyEntry(
             "local_sgd_torch",
@@ -183,7 +205,8 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_torch:LocalSgdTorch",
             LocalOptions,
             exact=False,
-            copies=5,
+            whole=3,
+            in_step=2,
         ),
         StrategyEntry(
             "diloco",
@@ -191,7 +214,8 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_steps:Diloco",
             DilocoOptions,
             exact=False,
-            copies=7,
+            whole=4,
+            in_step=2,
         ),
     ),
 )

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from dynbench.config.schema import Probe
-from dynbench.errors import WorkerFailed
+from dynbench.errors import NothingFits, WorkerFailed
 from dynbench.probe.children import Children, Reply
 from dynbench.probe.search import CapacitySearch, monotone, with_margin
-from dynbench.runs.probe_record import CapacityRow, TrialRow
+from dynbench.runs.probe_record import CapacityRow, ProbeRecord, TrialRow
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _search_length(
                 asked = [search.next_trial() or 0 for search in searches]
                 report(f"{length} tokens: trying {_counts(asked)} samples")
                 replies = children.ask([{"op": "trial", "n": n, "length": length} for n in asked])
-                if not _reduced(children, replies):
+                if not _met(children, replies):
                     indeterminate += 1
                     _give_up_after(tries, indeterminate, length, asked)
                     break
@@ -106,11 +106,11 @@ def _search_length(
                         search.record(n, trials[-1].fits)
 
 
-def _reduced(children: Children, replies: Sequence[Reply | None]) -> bool:
-    """Whether every rank answered, and then met in an all-reduce with its buckets still in place."""
+def _met(children: Children, replies: Sequence[Reply | None]) -> bool:
+    """Whether every rank answered, and then met the others, with what its strategy holds still in place."""
     if any(reply is None for reply in replies):
         return False
-    return all(reply is not None for reply in children.ask_all({"op": "reduce", "repeats": 1}, together=True))
+    return all(reply is not None for reply in children.ask_all({"op": "meet"}, together=True))
 
 
 def _give_up_after(tries: int, indeterminate: int, length: int, asked: Sequence[int]) -> None:
@@ -131,3 +131,19 @@ def _give_up_after(tries: int, indeterminate: int, length: int, asked: Sequence[
 
 def _counts(asked: Sequence[int]) -> str:
     return str(asked[0]) if len(set(asked)) == 1 else "/".join(map(str, asked))
+
+
+def refuse_if_nothing_fits(record: ProbeRecord) -> None:
+    """Not one sample fitting is an answer, but no run can use it.
+
+    Raises:
+        NothingFits: names the rank, the length, and the longest length that fits.
+    """
+    for row in record.capacity:
+        if row.max_batch == 0:
+            fitting = [other.length for other in record.capacity if other.rank == row.rank and other.max_batch]
+            shorter = f"{max(fitting)} tokens fit" if fitting else "no probed length fits"
+            raise NothingFits(
+                f"probe: not one sample of {row.length} tokens fits on rank {row.rank}; {shorter}",
+                "Lower workload.max_length, take a smaller model, or raise the memory limit.",
+            )

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +25,7 @@ from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.plugins import WORKLOADS
 from dynbench.probe.limits import limit_process, resident_bytes
+from dynbench.probe.rehearsal import rehearsed, silent_group
 from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
@@ -52,7 +54,7 @@ def main() -> None:
 def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     """Build the step, then answer until the input closes."""
     torch.set_num_threads(spec["threads"])
-    device = torch.device(f"cuda:{spec['first_gpu'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
+    device = torch.device(f"cuda:{spec['servers'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
     workload = build_workload(config)
     for module in WORKLOADS[config.workload.name].imports if config.workload.name in WORKLOADS else ():
         import_module(module)  # else at its first use, under the limit, where an import fails in ways of its own
@@ -71,10 +73,13 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
             shape = request["n"], request["length"], request["repeats"]
             _send(replies, {"ms": split_price_ms(config, workload, device, shape)})
         return
+    build = None
+    if config.launch.launcher != "virtual":
+        build = partial(rehearsed, config, spec["rank"], spec["world_size"], silent_group())
     step, message = None, ""
     try:
         _limit(spec, device)
-        step = TrialStep(config, workload, device, spec["memory_limit_bytes"])
+        step = TrialStep(config, workload, device, spec["memory_limit_bytes"], build)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -82,7 +87,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     if step is None:
         _send(replies, {"ready": False, "message": message})
     else:
-        _send(replies, {"ready": True, "gradient_bytes": step.buckets.numel() * step.buckets.element_size()})
+        _send(replies, {"ready": True, "gradient_bytes": 4 * step.gradient_numel})
         for line in sys.stdin:
             _send(replies, _answer(step, json.loads(line)))
 
@@ -104,6 +109,9 @@ def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
         return {"ms": step.timed(request["n"], request["length"], request["repeats"])}
     if kind == "reduce":
         return {"ms": step.reduce(request["repeats"])}
+    if kind == "meet":
+        step.meet()
+        return {}
     return _soak(step, request["micro_batches"])
 
 

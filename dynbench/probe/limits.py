@@ -5,8 +5,10 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+from dynbench.config.held import copies_served
+from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Resolved
-from dynbench.errors import UsageError
+from dynbench.errors import NothingFits, UsageError
 from dynbench.runs.cgroup import ROOT
 from dynbench.runs.provenance import memory_mb
 from dynbench.units import BYTES_PER_MB, parse_bytes
@@ -47,6 +49,27 @@ def default_cpu_limit_bytes(world_size: int, root: Path = ROOT) -> int:
     available = memory_mb(root)["available"]
     assert available is not None
     return int(available * BYTES_PER_MB * (1 - RESERVE) / world_size)
+
+
+def served_mb(config: Config, parameters_mb: float, limit_mb: float | None) -> float | None:
+    """Memory that a rank that serves needs, by the size of the parameters that are trained; None where none does.
+
+    Args:
+        config: its strategy and optimizer.
+        parameters_mb: of one copy, MB.
+        limit_mb: what a process may use; None where that is not known.
+
+    Raises:
+        NothingFits: it is more than that.
+    """
+    needed = copies_served(config) * parameters_mb
+    if limit_mb is not None and needed > limit_mb:
+        raise NothingFits(
+            f"probe: a server of sync.name {config.sync.name!r} holds {needed:,.0f} MB of parameters, gradients and "
+            f"optimizer state, more than the {limit_mb:,.0f} MB of a process",
+            "Raise the memory limit (--memory-limit), or take a smaller model or another strategy.",
+        )
+    return needed or None
 
 
 def resident_bytes() -> int:

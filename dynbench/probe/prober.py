@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Unpack
 
 from dynbench.config.change import changed
+from dynbench.config.held import copies_held, held_said
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
@@ -17,11 +18,11 @@ from dynbench.engine.comm_model import build_comm_model, charged_ms
 from dynbench.engine.launching.asked import situation
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import UsageError
 from dynbench.padding import padded_lengths
-from dynbench.probe.capacity import ProbedCapacities, Report, find_capacities
+from dynbench.probe.capacity import ProbedCapacities, Report, find_capacities, refuse_if_nothing_fits
 from dynbench.probe.children import Children
-from dynbench.probe.limits import memory_limit_bytes
+from dynbench.probe.limits import memory_limit_bytes, served_mb
 from dynbench.probe.memory_model import fit_memory
 from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
 from dynbench.probe.search import length_grid
@@ -168,6 +169,7 @@ class Prober:
             slowdown,
             share=config.train.global_batch // workers,
         )
+        server_mb = served_mb(config, timings.allreduce.megabytes, self.memory_limit_mb)
         overhead_ms = self._overhead_ms(timings.allreduce, run.path.parent)
         speeds = rank_speeds(timings.points, workers, slowdown)
         classes = distinct_speeds(speeds)
@@ -199,6 +201,10 @@ class Prober:
             positions=workload.positions,
             workload=measured_settings(config.workload),
             layout=config.workload.layout,
+            sync=config.sync.name,
+            copies_held=copies_held(config, ranks, in_step=True),
+            assumes=held_said(config, ranks),
+            server_mb=server_mb,
             slowdown=dict(config.launch.slowdown),
             capacity=found.rows,
             tables=capacity_tables(found.rows, memory, self.processes),
@@ -231,7 +237,7 @@ class Prober:
             "device": config.launch.device,
             "memory_fraction": config.probe.memory_fraction,
             "memory_limit_bytes": self.memory_limit_bytes if limited else None,
-            "first_gpu": self.resolved.world_size - self.resolved.workers,
+            "servers": self.resolved.world_size - self.resolved.workers,
             "timeout_s": config.launch.timeout_s,
             "splits": splits,
         }
@@ -284,19 +290,3 @@ def _length_grid(config: Config) -> tuple[int, ...]:
             f"Use lengths up to {longest}, or raise workload.max_length.",
         )
     return lengths
-
-
-def refuse_if_nothing_fits(record: ProbeRecord) -> None:
-    """Not one sample fitting is an answer, but no run can use it.
-
-    Raises:
-        NothingFits: names the rank, the length, and the longest length that fits.
-    """
-    for row in record.capacity:
-        if row.max_batch == 0:
-            fitting = [other.length for other in record.capacity if other.rank == row.rank and other.max_batch]
-            shorter = f"{max(fitting)} tokens fit" if fitting else "no probed length fits"
-            raise NothingFits(
-                f"probe: not one sample of {row.length} tokens fits on rank {row.rank}; {shorter}",
-                "Lower workload.max_length, take a smaller model, or raise the memory limit.",
-            )

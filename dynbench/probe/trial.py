@@ -5,17 +5,22 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory
 from dynbench.engine.rank.memory import memory_meter
-from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.replica import build_optimizer
+from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.timers import StepTimer
 from dynbench.probe.limits import limit_process
 from dynbench.probe.shapes import shaped_batch
+from dynbench.sync.base import Strategy
+from dynbench.sync.local import Local
 from dynbench.units import mb
 from dynbench.workloads.base import Workload
 
@@ -24,7 +29,7 @@ STEPS_PER_TRIAL = 2
 
 
 class TrialStep:
-    """Model, optimizer, gradient buckets and a way to run one step of any shape.
+    """A rank's model under its strategy, which sends nothing, and a way to run one step of any shape.
 
     Args:
         config: resolved settings.
@@ -32,32 +37,40 @@ class TrialStep:
         device: where to run.
         limit_bytes: most memory of this process that may be resident in a trial; None where the device has a limit of
             its own, or nothing is tried.
+        build: makes the strategy; None is that of virtual ranks.
     """
 
     def __init__(
-        self, config: Config, workload: Workload, device: torch.device, limit_bytes: int | None = None
+        self,
+        config: Config,
+        workload: Workload,
+        device: torch.device,
+        limit_bytes: int | None = None,
+        build: Callable[[], Strategy] | None = None,
     ) -> None:
         self.device = device
+        self._config = config
         self._limit_bytes = limit_bytes
         self._workload = workload
-        self._model = workload.build_model(config.train.seed).to(device).train()
-        self._optimizer = build_optimizer(self._model.parameters(), config.train)
-        self._precision = Precision(config.train.precision, device)
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        # DistributedDataParallel keeps one flat copy of the gradients in its buckets.
-        self.buckets = torch.zeros(sum(p.numel() for p in parameters), device=device)
+        self._build: Callable[[], Strategy] = build or Local
+        self._replica = self._built()
+        parameters = self._replica.strategy.model.parameters()
+        self.gradient_numel = sum(each.numel() for each in parameters if each.requires_grad)
         self.memory = memory_meter(device)
+
+    def _built(self, model: nn.Module | None = None) -> Replica:
+        self._timer = StepTimer(self.device)
+        return Replica(self._config, self._workload, self.device, self._timer, self._build(), model=model)
 
     def step(self, n: int, length: int, most: bool = False) -> None:
         """Forward, backward and optimizer step of one micro-batch (see `shaped`); ends with the device idle."""
         batch = shaped_batch(self._workload, n, length, self.device, most)
-        with self._precision.autocast():
-            loss = self._workload.loss(self._model, batch.inputs)
-        self._precision.backward(loss / batch.weight)
-        self._precision.step(self._optimizer)
-        self._optimizer.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self._replica.compute([batch], lambda: 1 / batch.weight)
+        self._replica.update()
+        self._replica.strategy.drain()
+        self._timer.clock.synchronise()
+        self._timer.take_phases()
+        self._replica.strategy.wire.take()
 
     def fits(self, n: int, length: int) -> tuple[bool, float | None]:
         """Whether two steps pass within the limit, and their peak in MB where they were not stopped.
@@ -82,11 +95,21 @@ class TrialStep:
         return self._limit_bytes is None or peak <= mb(self._limit_bytes), peak
 
     def recover(self) -> None:
-        """Drop what a failed step left behind."""
-        self._optimizer.zero_grad(set_to_none=True)
+        """Drop what a failed step left behind: a strategy that it stopped half way, gradients, optimizer state.
+
+        The model is taken up again, unless the strategy has cut its parameters.
+        """
+        model, strategy = self._replica.strategy.model, self._replica.strategy
+        del self._replica
+        strategy.close()
+        cut = any(isinstance(each, DTensor) for each in model.parameters())
+        model.zero_grad(set_to_none=True)
+        kept = None if cut else model
+        del model, strategy
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        self._replica = self._built(kept)
 
     def timed(self, n: int, length: int, repeats: int) -> list[float]:
         """Milliseconds of `repeats` steps after one to warm up."""
@@ -99,13 +122,18 @@ class TrialStep:
         return (time.perf_counter() - start) * 1e3
 
     def reduce(self, repeats: int) -> float:
-        """Median milliseconds of an all-reduce of the gradient buckets."""
-        times = []
-        for _ in range(repeats):
-            dist.barrier()
-            start = time.perf_counter()
-            dist.all_reduce(self.buckets)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            times.append((time.perf_counter() - start) * 1e3)
-        return statistics.median(times)
+        """Median milliseconds of an all-reduce of the gradient, in one message."""
+        gradient = torch.zeros(self.gradient_numel, device=self.device)
+        return statistics.median([self._reduced_ms(gradient) for _ in range(repeats)])
+
+    def meet(self) -> None:
+        """Return when every rank has called this."""
+        self._reduced_ms(torch.zeros(1, device=self.device))
+
+    def _reduced_ms(self, tensor: torch.Tensor) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_reduce(tensor)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return (time.perf_counter() - start) * 1e3

@@ -173,6 +173,16 @@ class ProbeRecord(Record):
     layout: Layout = "padded"
     """Of the micro-batches that it measured: padded, or packed, rows of samples of equal length; records that did not
     say are of padded ones."""
+    sync: str = "ddp"
+    """Strategy that trials ran under, each rank without the others; records that did not say it are of ddp."""
+    copies_held: float | None = None
+    """Copies of the parameters that a rank that trains holds under it in a step, with its gradients and the optimizer's
+    state; null in records that did not say."""
+    assumes: str | None = None
+    """What peaks and capacities are of, in words; null in records that did not say."""
+    server_mb: float | None = None
+    """Memory that a rank that serves needs for parameters, gradients and optimizer state, by their number; null where
+    none does."""
     capacity: list[CapacityRow]
     """What fits, by rank and length."""
     tables: list[list[tuple[int, int | None]]]

@@ -21,10 +21,11 @@ def fillable(module: nn.Module) -> bool:
 def share_what_is_trained(module: nn.Module, wire: Wire) -> None:
     """Let a module without values train what the first rank's trains, which may have tried it; a collective."""
     parameters = list(module.parameters())
-    trained = [[parameter.requires_grad for parameter in parameters]]
-    dist.broadcast_object_list(trained, group_src=0, group=wire.group)
-    if len(trained[0]) == len(parameters):
-        for parameter, wanted in zip(parameters, trained[0], strict=True):
+    mine = [parameter.requires_grad for parameter in parameters]
+    everyone = [mine] * dist.get_world_size(wire.group)
+    dist.all_gather_object(everyone, mine, group=wire.group)
+    if len(everyone[0]) == len(parameters):
+        for parameter, wanted in zip(parameters, everyone[0], strict=True):
             if parameter.is_meta:
                 parameter.requires_grad_(wanted)
 

@@ -16,9 +16,9 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem
 from dynbench.errors import NothingFits, UsageError, WorkerFailed
-from dynbench.probe.capacity import ProbedCapacities, find_capacities
+from dynbench.probe.capacity import ProbedCapacities, find_capacities, refuse_if_nothing_fits
 from dynbench.probe.children import Children, Reply
-from dynbench.probe.prober import refuse_if_nothing_fits, run_probe
+from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

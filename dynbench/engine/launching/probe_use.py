@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dynbench.config.change import changed
+from dynbench.config.held import copies_held
 from dynbench.config.rank_rules import buffer_size
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config, Workload
 from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
@@ -136,9 +139,22 @@ def _mismatches(
     if capacity and launch.device == "cpu" and training > len(probe.tables):
         number = "launch.nproc" if training == launch.nproc else "workers of launch.nproc"
         pairs[number] = (training, len(probe.tables))
+    if capacity and _holds_more(config, probe, workers):
+        one, theirs = ("sync.name", probe.sync) if config.sync.name != probe.sync else ("workers", probe.world_size)
+        pairs[one] = (config.sync.name if one == "sync.name" else workers, theirs)
     if speeds and not same_slowdown(config, probe):
         pairs["launch.slowdown"] = (dict(launch.slowdown), probe.slowdown)
     yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
+
+
+def _holds_more(config: Config, probe: ProbeRecord, workers: int) -> bool:
+    """Whether ranks of a run hold more of the parameters, by their strategy, than those did whose room was probed."""
+    servers = ranks_of(config, 0).servers
+    ours = copies_held(config, Ranks(workers + servers, servers), in_step=True)
+    theirs = probe.copies_held
+    if theirs is None:  # of records of ddp that did not say
+        theirs = copies_held(changed(config, {"sync.name": probe.sync}), Ranks(probe.world_size), in_step=True)
+    return ours > theirs * (1 + 1e-9)
 
 
 def probe_warnings(config: Config, workers: int, root: Path, *, attached: bool = False) -> list[str]:

@@ -23,6 +23,7 @@ from dynbench.runs.columns import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.sync.empty import fillable
+from dynbench.wire.null import NullWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch, total_correct
 from dynbench.workloads.registry import BuildsEmpty, Grades
@@ -38,6 +39,7 @@ class Replica:
         timer: collects the phases.
         strategy: a new one; the replica's caller closes it.
         slowdown: this rank's compute is stretched by this factor.
+        model: of the workload; None builds it.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Replica:
         timer: StepTimer,
         strategy: Strategy,
         slowdown: float = 1.0,
+        model: nn.Module | None = None,
     ) -> None:
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
         self._workload = workload
@@ -58,7 +61,7 @@ class Replica:
         self._slowdown = slowdown
         self._pad_to_multiple_of = config.workload.pad_to_multiple_of
         self._backward_start: object = None
-        self.model = _model_for(strategy, workload, config).train()
+        self.model = (_model_for(strategy, workload, config) if model is None else model).train()
         self.strategy = strategy
         strategy.waiting = timer.waiting
         module = strategy.wrap(self.model, device, self._on_ready)
@@ -67,7 +70,7 @@ class Replica:
         self.precision = Precision(
             config.train.precision,
             device,
-            None if strategy.equal_gradients or strategy.steps_apart else max_over_ranks,
+            max_over_ranks if _has_to_agree(strategy) else None,
             None if self.clipper is None else self.clipper.clip,
         )
         self.optimizer = strategy.build_optimizer(
@@ -164,9 +167,15 @@ class Replica:
         self._timer.note_ready()
 
 
+def _has_to_agree(strategy: Strategy) -> bool:
+    """Whether ranks ask each other if gradients overflowed: not where nothing is sent, or each steps by itself."""
+    alone = strategy.steps_apart or isinstance(strategy.wire, NullWire)
+    return not (strategy.equal_gradients or alone)
+
+
 def _model_for(strategy: Strategy, workload: Workload, config: Config) -> nn.Module:
     """The model, without values where the strategy gives this rank those of the first and nothing else lacks any."""
-    filled = strategy.fills_models and config.sync.communicate and strategy.wire.rank > 0
+    filled = strategy.fills_models and not isinstance(strategy.wire, NullWire) and strategy.wire.rank > 0
     if filled and isinstance(workload, BuildsEmpty) and fillable(model := workload.build_empty_model()):
         return model
     return workload.build_model(config.train.seed)

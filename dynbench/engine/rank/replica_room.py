@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dynbench.config.held import copies_held, copies_served
+from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.planning import load_probe
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.errors import ReplicasTooLarge
-from dynbench.plugins import STRATEGIES
 from dynbench.runs.provenance import UnknownFactError, memory_mb
 from dynbench.units import mb
 
@@ -36,7 +37,9 @@ def check_room(config: Config, model: nn.Module, device: torch.device, arms: int
     """
     if arms == 1:
         return
-    copies = STRATEGIES.find(config.sync.name).copies
+    assert isinstance(config.launch.nproc, int), "resolved"
+    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
+    copies = max(copies_held(config, ranks), copies_served(config))
     replica_mb = copies * mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
     share = SHARE_PROBED if _probed_limits(config, root) else SHARE
     room_mb = min(gather_objects(_room_mb(config, device)))

@@ -88,7 +88,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     ]
     record = SimpleNamespace(
         capacity=capacity, device="cpu", precision="fp32", memory_limit_mb=2000.0, memory_model=None, soak=None,
-        cost_model=None, predicted_speedup={}, speeds=[1.0],
+        cost_model=None, predicted_speedup={}, speeds=[1.0], assumes=None, server_mb=None,
     )  # fmt: skip
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: record)

@@ -219,6 +219,16 @@ def test_arms_with_unlike_numbers_of_workers_share_no_probe(store: RunStore, mon
     assert (alone[0], served[0]) == (3, 2) and alone != served
 
 
+def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "this_machine", lambda: MACHINES["cpu"])
+    fixed = ["launch.launcher=torchrun", "launch.nproc=2", "launch.device=cpu"]
+    found = {
+        probing.probe_identity(load_config(None, [*fixed, *settings]), store, with_splits=False)
+        for settings in (["sync.name=zero1"], ["sync.name=zero1", "sync.bucket_mb=5.0"], ["sync.name=ddp"])
+    }
+    assert len(found) == 2
+
+
 def test_a_probe_that_was_made_before_another_failed_is_kept(
     store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: Training
 ) -> None:

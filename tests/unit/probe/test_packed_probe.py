@@ -26,11 +26,12 @@ from dynbench.workloads.micro_batch import CPU
 from dynbench.workloads.registry import build_workload
 
 PACKED = ("workload.layout=packed", "workload.max_length=64", "workload.subset=200", "train.global_batch=16")
+RESOLVED = ("workload.pad_to_multiple_of=1",)
 MACHINE = Machine(cores=2, gpus=0, bf16=False)
 
 
 def test_a_trial_is_a_row_of_equal_samples_without_padding() -> None:
-    config = load_config(None, [*PACKED, "train.learning_rate=1e-4", "train.precision=fp32"])
+    config = load_config(None, [*PACKED, "train.learning_rate=1e-4", "train.precision=fp32", *RESOLVED])
     workload = build_workload(config)
     batch = shaped_batch(workload, 3, 40, CPU)
     assert batch.inputs["boundaries"].lengths == (40, 40, 40) and batch.tokens == 120
@@ -54,7 +55,7 @@ def test_no_row_of_as_many_tokens_and_as_long_a_sample_is_padded_to_more_than_th
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_what_is_tried_for_memory_is_the_row_that_needs_most_and_what_is_timed_is_equal(layout, monkeypatch) -> None:
     """GPUs' choice, forced on a CPU: 8 samples of 40 tokens are tried as 16, the longest of them 40."""
-    changed = [*PACKED, f"workload.layout={layout}", "train.learning_rate=1e-4", "train.precision=fp32"]
+    changed = [*PACKED, f"workload.layout={layout}", "train.learning_rate=1e-4", "train.precision=fp32", *RESOLVED]
     config = load_config(None, changed)
     workload, seen = build_workload(config), []
     monkeypatch.setattr(shapes, "most_demanding", lambda n, length, _: most_demanding(n, length, torch.device("cuda")))

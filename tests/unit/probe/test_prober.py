@@ -58,6 +58,8 @@ class Answering:
     def _answer(self, request: Mapping[str, Any]) -> dict[str, object]:
         if request["op"] == "trial":
             return {"fits": True, "peak_mem_mb": 1.0}
+        if request["op"] == "meet":
+            return {}
         if request["op"] == "reduce":
             return {"ms": REDUCE_MS}
         ms = ALPHA + BETA * request["n"] * request["length"]
@@ -134,8 +136,8 @@ def test_communication_hides_the_predicted_gain_of_virtual_ranks(store: RunStore
 def test_a_prediction_charges_the_gradient_that_the_run_sends() -> None:
     config = resolve(load_config(None, VIRTUAL), Machine(2, 0, False), RunStore(Path("nowhere"))).config
     workload = build_workload(config)
-    buckets = TrialStep(config, workload, torch.device("cpu")).buckets
-    assert mb(buckets.numel() * buckets.element_size()) == gradient_megabytes(workload.build_model(0))
+    gradient_bytes = 4 * TrialStep(config, workload, torch.device("cpu")).gradient_numel
+    assert mb(gradient_bytes) == gradient_megabytes(workload.build_model(0))
 
 
 def test_a_model_that_cannot_be_read_ends_the_probe_before_it_begins(store: RunStore) -> None:

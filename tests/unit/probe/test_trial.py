@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from dynbench.config.load import load_config
-from dynbench.errors import UsageError
+from dynbench.errors import NothingFits, UsageError
 from dynbench.probe import trial
+from dynbench.probe.limits import served_mb
 from dynbench.probe.prober import _length_grid
 from dynbench.probe.trial import TrialStep
 from dynbench.workloads.registry import build_workload
@@ -84,3 +85,12 @@ def test_the_limit_is_of_resident_memory_libraries_included() -> None:
     limit, peak, kept = map(int, done.stdout.split())
     assert 0.9 * limit < peak <= 1.02 * limit
     assert kept > 60_000_000
+
+
+def test_a_server_without_room_for_what_it_holds_ends_the_probe() -> None:
+    config = load_config(None, ["sync.name=ps"])
+    assert served_mb(config, 100.0, 500.0) == 500.0
+    assert served_mb(config, 100.0, None) == 500.0
+    assert served_mb(load_config(None, []), 100.0, 1.0) is None
+    with pytest.raises(NothingFits, match=r"a server of sync.name 'ps' holds 500 MB .* more than the 499 MB"):
+        served_mb(config, 100.0, 499.0)

@@ -126,6 +126,32 @@ def test_capacities_hold_for_as_many_workers_as_were_probed(
             decide(store, machine, *settings, f"launch.nproc={nproc}", f"schedule.capacity={probe.id}")
 
 
+@pytest.mark.parametrize(
+    ("probed", "asked", "ranks", "refused"),
+    [
+        ({}, "ddp", 2, None),
+        ({}, "bucketed", 2, None),
+        ({}, "fsdp", 2, None),
+        ({}, "flat", 2, "sync.name: 'flat', but .* was made with 'ddp'"),
+        ({}, "diloco", 2, "sync.name: 'diloco', but .* was made with 'ddp'"),
+        ({"sync": "fsdp", "copies_held": 1.0}, "ddp", 2, "sync.name: 'ddp', but .* was made with 'fsdp'"),
+        ({"sync": "fsdp", "copies_held": 2.0}, "fsdp", 2, None),
+        ({"sync": "fsdp", "copies_held": 1.0}, "fsdp", 2, "workers: 2, but .* was made with 4"),
+    ],
+)
+def test_capacities_hold_where_ranks_hold_no_more_under_their_strategy(
+    store: RunStore, probed: dict[str, object], asked: str, ranks: int, refused: str | None
+) -> None:
+    world = 4 if refused and "workers" in refused else ranks
+    probe = make_probe(store, ranks=world, **probed)
+    settings = (*CPU, "schedule.mode=dynamic", "probe.run=probed", f"launch.nproc={ranks}", f"sync.name={asked}")
+    if refused is None:
+        assert decide(store, LAUNCHERS["torchrun"][0], *settings).config.schedule.capacity == probe.id
+    else:
+        with pytest.raises(ConfigError, match=refused):
+            decide(store, LAUNCHERS["torchrun"][0], *settings)
+
+
 class Depth(Section):
     """Of a workload from outside."""
 

@@ -1,0 +1,138 @@
+"""A trial is a step under the strategy of the run, and holds what a rank of so many holds, without any other rank."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dynbench.config.held import copies_held
+from dynbench.config.load import load_config
+from dynbench.config.ranks import ranks_under
+from dynbench.config.schema import Config
+from dynbench.plugins import STRATEGIES
+from dynbench.probe.rehearsal import rehearsed
+from dynbench.probe.trial import TrialStep
+from dynbench.workloads.base import Workload
+from dynbench.workloads.registry import build_workload
+
+CPU = torch.device("cpu")
+WORKERS = 4
+SETTINGS = (
+    "train.precision=fp32",
+    "train.learning_rate=5e-4",
+    "workload.pad_to_multiple_of=1",
+    "workload.name=causal_lm",
+    "workload.size=tiny",
+    "workload.dropout=0.0",
+    "workload.subset=64",
+    "train.global_batch=8",
+)
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """One of four processes, of which the others are not there."""
+    import torch.testing._internal.distributed.fake_pg as fake
+
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=1, world_size=WORKERS)
+    found = dist.group.WORLD
+    assert found is not None
+    yield found
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return build_workload(config_of("ddp"))
+
+
+def config_of(name: str) -> Config:
+    return load_config(None, [*SETTINGS, f"sync.name={name}"])
+
+
+def trial_of(name: str, workload: Workload, group: dist.ProcessGroup) -> TrialStep:
+    config = config_of(name)
+    return TrialStep(config, workload, CPU, None, partial(rehearsed, config, 1, WORKERS, group))
+
+
+def held_bytes() -> int:
+    """Bytes of all tensors of this process that anything can be asked for, each storage once."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if isinstance(each, Tensor) and each.device.type == "cpu"]
+    found += [each.grad for each in found if each.is_leaf and each.grad is not None]
+    storages = [(each.to_local() if isinstance(each, DTensor) else each).untyped_storage() for each in found]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_trial_holds_what_the_registry_says_of_so_many_ranks(
+    name: str, workload: Workload, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = held_bytes()
+    trial = trial_of(name, workload, group)
+    seen: list[int] = []
+
+    def watched() -> None:
+        """After the step, with the gradients still there."""
+        replica = trial._replica
+        replica.strategy.step(replica.optimizer, replica.precision)
+        replica.strategy.drain()
+        seen.append(held_bytes() - before)
+        replica.optimizer.zero_grad()
+
+    trial.step(2, 16)
+    monkeypatch.setattr(trial._replica, "update", watched)
+    trial.step(2, 16)
+    servers = STRATEGIES[name].servers
+    wanted = copies_held(config_of(name), ranks_under(name, WORKERS + servers)) * 4 * trial.gradient_numel
+    assert seen[0] == pytest.approx(wanted, rel=0.12), f"{seen[0] / (4 * trial.gradient_numel):.2f} copies"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_trial_goes_on_after_one_that_ran_out_of_memory(
+    name: str, workload: Workload, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a backward pass, with some gradients there and others not."""
+    trial = trial_of(name, workload, group)
+    assert trial.fits(2, 16)[0]
+    left = [1]
+
+    class Full(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            if left:
+                left.pop()
+                raise MemoryError("out of memory, on purpose")
+            return gradient
+
+    model = trial._replica.strategy.model
+    blocks = [module for module in model.modules() if type(module).__name__.endswith("GPT2Block")]
+    hook = blocks[0].register_forward_hook(
+        lambda _, __, output: (Full.apply(output[0]), *output[1:]) if isinstance(output, tuple) else Full.apply(output)
+    )
+    assert trial.fits(2, 16) == (False, None)
+    hook.remove()
+    assert not left
+    assert trial.fits(2, 16)[0]
+    assert trial.fits(2, 16)[0]
+
+
+def test_no_rank_agrees_with_others_on_overflow(group: dist.ProcessGroup, workload: Workload) -> None:
+    """Which would be a collective in the middle of a trial."""
+    for name, entry in STRATEGIES.items():
+        if not entry.servers and not entry.load().equal_gradients:
+            assert trial_of(name, workload, group)._replica.precision._agree is None, name
