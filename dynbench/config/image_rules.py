@@ -76,7 +76,13 @@ def image_warnings(config: Config) -> list[str]:
     entry, policy = known_entry(config), config.schedule.policy_name
     if entry is None or not entry.batch_norm or policy == "static":
         return []
-    return [
-        f"schedule.policy: under {policy!r} ranks may run unequal numbers of samples, and {entry.name} normalises over "
-        "those that run together, on each rank by itself: the losses are not those of static, and are not compared"
-    ]
+    return [unequal_batch_norm(policy, entry.name)]
+
+
+def unequal_batch_norm(policy: str, workload: str) -> str:
+    """What is warned of where a model with batch norm is trained under a policy that deals unequal numbers."""
+    return (
+        f"schedule.policy: under {policy!r} ranks may run unequal numbers of samples, and {workload} normalises over "
+        "those that run together, on each rank by itself (batch norm), so that only equal numbers train the same: "
+        "the losses are not those of static, and are not compared; set schedule.policy to static to have these"
+    )

@@ -12,7 +12,7 @@ from dynbench.config.batch import batch_is_open, batch_problem, with_global_batc
 from dynbench.config.data_rules import DATA_RULES
 from dynbench.config.image_rules import IMAGE_RULES, image_warnings
 from dynbench.config.rank_rules import buffer_size, rank_problems
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.config.unread import unread
@@ -38,7 +38,8 @@ def check_rules(config: Config, world_size: int | None, *, trains: bool = True) 
     """
     problems = [problem for rule in RULES if trains or rule is not _subset_holds_a_batch for problem in rule(config)]
     if trains and world_size is not None:
-        ranks = ranks_of(config, world_size)
+        played = config.launch.launcher == "virtual"  # which no strategy with servers is, as said above
+        ranks = Ranks(world_size) if played else ranks_of(config, world_size)
         problems += filter(None, [batch_problem(config.train, ranks.workers)])
         problems += rank_problems(with_global_batch(config, ranks.workers), ranks)
     return problems

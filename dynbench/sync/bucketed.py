@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -66,7 +67,7 @@ class BucketedDDP(InOrder):
         on_ready: as there.
 
     Raises:
-        UsageError: a size that is not above 0; or as there.
+        UsageError: a size that is no number above 0; or as there.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class BucketedDDP(InOrder):
         wire: Wire | None = None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        if bucket_size_mb is not None and not bucket_size_mb > 0:
-            raise UsageError(f"bucket_size_mb: {bucket_size_mb} MiB, expected more than 0", "25 is usual.")
+        if bucket_size_mb is not None and not 0 < bucket_size_mb < math.inf:
+            raise UsageError(
+                f"bucket_size_mb: {bucket_size_mb} MiB, expected a number above 0", "25 is usual; None is one bucket."
+            )
         self._limit = None if bucket_size_mb is None else bytes_of_mib(bucket_size_mb)
         super().__init__(module, wire, on_ready)
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dynbench.plugins import options_of
 from dynbench.plugins.strategies import DdpOptions
 from dynbench.sync.base import Strategy
+from dynbench.sync.one_model import check_same_model
 from dynbench.wire.base import new_future
 from dynbench.wire.segment import lay_out
 
@@ -37,6 +38,7 @@ class Ddp(Strategy):
     equal_gradients: ClassVar[bool] = True
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
+        check_same_model(model, self.wire)  # DDP does not look at types, and names no parameter
         device = next(model.parameters()).device
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         options = options_of(self.settings, DdpOptions)

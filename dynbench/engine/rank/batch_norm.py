@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from dynbench.config.image_rules import unequal_batch_norm
+from dynbench.config.schema import Config
+
+_log = logging.getLogger(__name__)
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
@@ -43,6 +49,13 @@ def average_statistics(
     with torch.no_grad():
         for statistic, part in zip(statistics, parts, strict=True):
             statistic.copy_(part.view_as(statistic))
+
+
+def warn_of_unequal_numbers(config: Config, model: nn.Module) -> None:
+    """Warn of a model of the user's own code that normalises over unequal numbers; of ours the configuration tells."""
+    policy = config.schedule.policy_name
+    if config.workload.runs_own_code and policy != "static" and any(isinstance(m, _BatchNorm) for m in model.modules()):
+        _log.warning("%s", unequal_batch_norm(policy, f"the model of {config.workload.name}"))
 
 
 class PlayedStatistics:

@@ -79,7 +79,7 @@ def test_gradients_are_views_into_buckets_also_after_they_were_cleared() -> None
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("size", [0, -1.0])
 def test_a_bucket_holds_more_than_nothing(size: float) -> None:
-    with pytest.raises(UsageError, match=f"bucket_size_mb: {size} MiB, expected more than 0"):
+    with pytest.raises(UsageError, match=f"bucket_size_mb: {size} MiB, expected a number above 0"):
         BucketedDDP(layers(4), size)
 
 
