@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -31,17 +31,23 @@ def command(settings: Settings, kind: str | None) -> None:
 
 def show_kinds(settings: Settings, command: str, kinds: Sequence[str]) -> None:
     """Show the plug-ins of some kinds as what a command found."""
-    found = [line for kind in kinds for line in _listed(kind)]
+    found = [line for kind in kinds for line in listed(kind)]
     if not answered(settings, command, {"plugins": found}, [line["name"] for line in found]):
         cells = [
             (line["kind"], line["name"], line["summary"], ", ".join(option["key"] for option in line["options"]))
             for line in found
         ]
-        flat = [{**line, "options": " ".join(option["key"] for option in line["options"])} for line in found]
+        flat = [flat_options(line) for line in found]
         print_result(("kind", "name", "what it is", "options (--set)"), cells, flat, keys=2)
 
 
-def _listed(kind: str) -> list[dict[str, Any]]:
+def flat_options(line: Mapping[str, Any]) -> dict[str, object]:
+    """A line of `listed` for CSV: the keys of its options in one cell."""
+    return {**line, "options": " ".join(option["key"] for option in line["options"])}
+
+
+def listed(kind: str) -> list[dict[str, Any]]:
+    """The plug-ins of a kind, as `--json` prints them."""
     from dynbench.config.describe import describe
     from dynbench.plugins import KINDS
     from dynbench.runs.atomic import jsonable

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from multiproc.launches import TINY, command, environment, rows_of, start, wait_until
 
+from dynbench.config.ranks import ranks_under
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.plugins import STRATEGIES
@@ -72,7 +73,10 @@ def test_kill_9_of_a_rank(tmp_path: Path, sync: str) -> None:
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 3, stderr
     error = json.loads(stdout)["error"]
-    assert error["kind"] == "worker" and f"rank {ranks - 1} was killed by SIGKILL" in error["message"]
+    assert (
+        error["kind"] == "worker"
+        and f"{ranks_under(sync, ranks).title(ranks - 1)} was killed by SIGKILL" in error["message"]
+    )
     assert f"rank_{ranks - 1}.log" in error["message"]
     _check_partial(run, Status.FAILED, 3)
     failure = run.record().failure

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from pathlib import Path
 
+from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.engine.rank.toy_check import Case, Difference, OptimizerName, check_strategy, config_of
 from dynbench.errors import WorkerFailed
 from dynbench.plugins import STRATEGIES
 
 OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "adamw")
 PATIENCE = timedelta(seconds=60)
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Checked:
     """Whether it keeps that promise; one that does not promise it passes."""
 
 
-def check_strategies(names: Sequence[str], ranks: int) -> Iterator[Checked]:
+def check_strategies(names: Sequence[str], ranks: int) -> Generator[Checked, None, None]:
     """Train the toy with each strategy on so many ranks that train, and one process beside them.
 
     Args:
@@ -55,22 +60,47 @@ def check_strategies(names: Sequence[str], ranks: int) -> Iterator[Checked]:
 
 
 def _on_processes(names: Sequence[str], world_size: int) -> Iterator[tuple[str, str, Difference]]:
+    """What the ranks find, as they find it; none of them is left, whatever ends this."""
     from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
     with tempfile.TemporaryDirectory(prefix="dynbench-check-") as folder:
-        try:
-            start_processes(  # type: ignore[no-untyped-call]  # torch's is untyped
-                _rank, (list(names), world_size, folder), nprocs=world_size, start_method="spawn"
+        found, told = Path(folder) / "found.jsonl", 0
+        found.touch()
+        with _deaf_to_ctrl_c():
+            context = start_processes(  # type: ignore[no-untyped-call]  # torch's is untyped
+                _rank, (list(names), world_size, folder), world_size, join=False, start_method="spawn"
             )
+        try:
+            ended = False
+            while not ended:
+                ended = context.join(timeout=POLL_S)
+                lines = found.read_text(encoding="utf-8").splitlines(keepends=True)
+                complete = [line for line in lines if line.endswith("\n")]
+                for line in complete[told:]:
+                    name, optimizer, difference = json.loads(line)
+                    yield name, optimizer, Difference(**difference)
+                told = len(complete)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise WorkerFailed(
                 f"sync check: rank {error.error_index} of {world_size}: {str(error).strip().splitlines()[-1]}",
                 f"Check one strategy at a time: dynbench sync check {names[0]}.",
                 rank=error.error_index,
             ) from error
-        for line in (Path(folder) / "found.jsonl").read_text(encoding="utf-8").splitlines():
-            name, optimizer, found = json.loads(line)
-            yield name, optimizer, Difference(**found)
+        finally:
+            for process in context.processes:
+                process.kill()
+                process.join()
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes that are started in it never hear SIGINT: it is meant for this one, which hears it afterwards."""
+    resource_tracker.ensure_running()  # which unblocks it when it is started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _rank(rank: int, names: Sequence[str], world_size: int, folder: str) -> None:
@@ -78,6 +108,7 @@ def _rank(rank: int, names: Sequence[str], world_size: int, folder: str) -> None
     import torch
     import torch.distributed as dist
 
+    die_with_parent()
     torch.set_num_threads(1)
     meet = (Path(folder) / "meet").as_uri()
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=PATIENCE)
