@@ -104,6 +104,20 @@ def for_question(template: Template, question: str, chapters: Sequence[str]) -> 
     return replace(template, labels={**template.labels, **own}, body=body)
 
 
+def of_samples(template: Template) -> Template:
+    """The template where samples have no lengths: what it says of real tokens is said of samples."""
+    keys = [f"of_samples.{each}" for each in ("heading", "many", "one")]
+    words = [(template.label(f"{key}.said"), template.label(f"{key}.instead")) for key in keys]
+
+    def said(text: str) -> str:
+        for tokens, samples in words:
+            text = re.sub(tokens, samples, text)
+        return text
+
+    labels = {key: said(text) for key, text in template.labels.items()}
+    return replace(template, labels=labels, body=said(template.body))
+
+
 def record_labels(language: str) -> Mapping[str, str]:
     """How a language says what stands in records, by dotted key; empty for the records' own.
 

@@ -15,10 +15,10 @@ from dynbench.analysis.metrics import improvements
 from dynbench.analysis.pairing import Pair, Pairing, pair_launches
 from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.questions import find_question, not_comparable
-from dynbench.analysis.questions.base import Differences, Question, Unit
+from dynbench.analysis.questions.base import SAMPLES, Differences, Question, Unit
 from dynbench.analysis.record import ComparisonRecord, Level
 from dynbench.analysis.recovery import Recovery, recovery
-from dynbench.analysis.speedup import speedup_of
+from dynbench.analysis.speedup import speedup_of, unit_of
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.summary import Summary, summary_of
 from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
@@ -159,6 +159,8 @@ def terms_of(
     """
     differences = [all_differences(arms[0].runs[0], arm.runs[0]) for arm in arms[1:]]
     asked = find_question(differences, question)
+    if all(unit_of(run) is SAMPLES for arm in arms for run in arm.runs):
+        asked = asked.of_samples()
     measured = [_noise(one, other, settings.confidence, asked.unit, first) for one, other in combinations(arms, 2)]
     noise = max([settings.noise_threshold, *measured])
     if summaries is None:

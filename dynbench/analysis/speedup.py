@@ -8,8 +8,14 @@ import numpy as np
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pairing import Pair
-from dynbench.analysis.questions.base import TOKENS, Unit
+from dynbench.analysis.questions.base import SAMPLES, TOKENS, Unit
 from dynbench.analysis.stats import Ratio, paired_ratio
+from dynbench.config.image_rules import has_lengths
+
+
+def unit_of(merged: MergedRun) -> Unit:
+    """What the work of a run is counted in."""
+    return TOKENS if has_lengths(merged.facts.config) else SAMPLES
 
 
 def seconds_per_unit(merged: MergedRun, unit: Unit = TOKENS) -> float:

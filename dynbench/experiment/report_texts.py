@@ -16,7 +16,7 @@ from dynbench.experiment.subject import Json, Subject, whole
 from dynbench.report import Template, TemplateError
 from dynbench.runs.phrase import Texts
 
-EARLIER = {"rate": TOKENS.rate.record()}
+EARLIER = {"rate": TOKENS.rate.record(), "unit": TOKENS.name.record()}
 """Values that records of earlier versions lack, as they had but one."""
 
 

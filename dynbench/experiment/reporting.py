@@ -10,7 +10,7 @@ from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_values import Sources, report_values
 from dynbench.experiment.subject import Subject
-from dynbench.report import LANGUAGES, fill, for_question, load_template
+from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
@@ -40,6 +40,8 @@ def render_report(subject: Subject, language: str, form: Format, folder: Path, t
     """
     question = subject.question
     loaded = for_question(load_template(language, template, question.template), question.name, question.chapters)
+    if not subject.has_lengths:
+        loaded = of_samples(loaded)
     markdown = fill(loaded, report_values(Sources(subject, read_solved(subject.run.path), loaded, folder)))
     markdown = _GAPS.sub("\n\n", markdown)
     return markdown if form == "md" else to_html(markdown, folder, language)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dynbench.analysis.figures.regimes import CELLS_FILE
@@ -20,6 +20,7 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
+from dynbench.plugins import WORKLOADS
 from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
@@ -115,6 +116,12 @@ class Subject:
         alike = [item for item in self.comparisons if item.same_work and item.verdict is Verdict.FASTER]
         return max(alike, key=_merit, default=None)
 
+    @property
+    def has_lengths(self) -> bool:
+        """Whether samples of a run differ in length, as far as is known."""
+        names = (str((member.config or {}).get("workload.name")) for member in self.members)
+        return any(name not in WORKLOADS or WORKLOADS[name].lengths is not None for name in names)
+
     def same_ranks(self, comparison: ComparisonRecord) -> bool:
         """Whether both arms ran on as many ranks, those that serve included, as far as that was recorded."""
         arms = (self.arms.get(name, ()) for name in (comparison.baseline, comparison.candidate))
@@ -171,8 +178,11 @@ def read_subject(store: RunStore, run: Run) -> Subject:
     Raises:
         RecordError: it holds neither.
     """
-    if not (run.path / COMPARISON_FILE).is_file():
-        return _single(run)
+    subject = _compared(store, run) if (run.path / COMPARISON_FILE).is_file() else _single(run)
+    return subject if subject.has_lengths else replace(subject, question=subject.question.of_samples())
+
+
+def _compared(store: RunStore, run: Run) -> Subject:
     record, kept = read_analysis(run.path), _kept(run)
     members = {item.id: _member(store, run, item, kept) for item in record.runs}
     arms = {arm.name: [members[run_id] for run_id in arm.runs if run_id in members] for arm in record.arms}

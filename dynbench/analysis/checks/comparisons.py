@@ -14,7 +14,7 @@ from dynbench.analysis.pairing import Pair
 from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
 from dynbench.analysis.predecessor import effects
 from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.speedup import log_ratios, seconds_per_unit
+from dynbench.analysis.speedup import log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.stats import coefficient_of_variation
 from dynbench.analysis.two_stage import CONTRADICTION, later_spread
 from dynbench.analysis.verdict import Verdict
@@ -117,12 +117,13 @@ def predecessor(evidence: Evidence) -> Iterator[Seen]:
 
 
 def launch_spread(evidence: Evidence) -> Iterator[Seen]:
-    """Arms whose seconds per real token vary by `SPREAD_LIMIT` or more; launches of one seed are compared."""
+    """Arms whose seconds per unit of work vary by `SPREAD_LIMIT` or more; launches of one seed are compared."""
     for arm in evidence.arms:
         times = [seconds_per_unit(run) for run in arm.runs if run.measured.height and not run.partial]
         spread = coefficient_of_variation(times) if len(times) > 1 else 0.0
         if spread >= SPREAD_LIMIT:
-            yield Seen("warn", {"arm": arm.label, "spread": spread, "launches": len(times), "limit": SPREAD_LIMIT})
+            values = {"arm": arm.label, "spread": spread, "launches": len(times), "limit": SPREAD_LIMIT}
+            yield Seen("warn", {**values, "unit": unit_of(arm.runs[0]).name})
 
 
 def first_stage(evidence: Evidence) -> Iterator[Seen]:
@@ -184,7 +185,7 @@ def different_samples(evidence: Evidence) -> Iterator[Seen]:
             continue
         pairs = comparison.pairing.pairs
         if not all(windows_agree(*pair) for pair in pairs):
-            yield Seen("info", _arms(comparison), "samples")
+            yield Seen("info", {**_arms(comparison), "unit": comparison.question.unit.name}, "samples")
             continue
         facts = max((run.facts for pair in pairs for run in pair), key=lambda facts: facts.window)
         given = {name: getattr(facts.config.train, name) for name in ("warmup_steps", "steps")}

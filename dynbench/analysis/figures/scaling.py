@@ -11,14 +11,14 @@ from matplotlib.ticker import MaxNLocator
 
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
-from dynbench.analysis.speedup import seconds_per_unit
+from dynbench.analysis.speedup import seconds_per_unit, unit_of
 
 HEADROOM = 1.1
 """The axes end this much above what they must show."""
 
 
 def scaling(arms: Sequence[ArmView]) -> style.Drawing | None:
-    """Real tokens per second on the left, efficiency on the right, against the arm with the fewest ranks.
+    """Work per second on the left, efficiency on the right, against the arm with the fewest ranks.
 
     Returns:
         None where all arms have the same number of ranks.
@@ -45,7 +45,7 @@ def scaling(arms: Sequence[ArmView]) -> style.Drawing | None:
         for axes, unit in ((left, 1.0), (right, full)):
             axes.plot([ranks[index]] * len(each), np.array(each) / unit, **look, markersize=4, alpha=0.3)
             axes.plot([ranks[index]], [rates[index] / unit], **look, markersize=8, label=arm.label)
-    for axes, label in ((left, "real tokens per second"), (right, "efficiency of the ranks (%)")):
+    for axes, label in ((left, unit_of(arms[0].runs[0]).rate), (right, "efficiency of the ranks (%)")):
         style.label_axes(axes, "ranks", label)
         axes.set_xlim(0, end)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

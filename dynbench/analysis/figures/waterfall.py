@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.analysis.speedup import unit_of
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken, waste_of
 
 MOST_PANELS = 4
@@ -37,7 +38,7 @@ Times = Mapping[str, float]
 
 
 def waterfall(arms: Sequence[ArmView]) -> style.Drawing | None:
-    """A panel per candidate, of the fastest first, at most `MOST_PANELS`; times per 1,000 real tokens.
+    """A panel per candidate, of the fastest first, at most `MOST_PANELS`; times per 1,000 units of work.
 
     Returns:
         None with a single arm, or where no ideal can be stated for the baseline or any candidate.
@@ -70,7 +71,7 @@ def waterfall(arms: Sequence[ArmView]) -> style.Drawing | None:
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
     for panel in panels[max(0, len(shown) - columns) : len(shown)]:
-        panel.set_xlabel("time per 1,000 real tokens (ms)")
+        panel.set_xlabel(f"time per 1,000 {unit_of(arms[0].runs[0]).name}s (ms)")
         panel.xaxis.set_tick_params(labelbottom=True)
     style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, pl.DataFrame(list(_rows(base, {arms[0].label: base, **shown}))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynbench.config.ranks import Ranks
 from dynbench.runs.phrase import Phrase
@@ -41,18 +41,18 @@ class Unit:
     """What is counted as work.
 
     Attributes:
-        name: one of it, as records say it.
+        name: one of it, as records and texts say it.
         column: column of the step table that counts it.
         rate: so many of it in a second, in words.
     """
 
-    name: str
+    name: Phrase
     column: str
     rate: Phrase
 
 
-TOKENS = Unit("real token", "real_tokens", Phrase.of("rate.tokens"))
-SAMPLES = Unit("sample", "global_batch", Phrase.of("rate.samples"))
+TOKENS = Unit(Phrase.of("unit.tokens"), "real_tokens", Phrase.of("rate.tokens"))
+SAMPLES = Unit(Phrase.of("unit.samples"), "global_batch", Phrase.of("rate.samples"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,14 @@ class Question:
     columns: tuple[str, ...] = ("saved",)
     template: str = "arms"
     chapters: tuple[str, ...] = ("time",)
+
+    def of_samples(self) -> Question:
+        """What is asked where samples have no lengths: work is counted in samples."""
+        metrics, overview = (
+            tuple(dict.fromkeys(key.replace("_tokens_per_s", "_samples_per_s") for key in keys))
+            for keys in (self.metrics, self.overview)
+        )
+        return replace(self, unit=SAMPLES, metrics=metrics, overview=overview)
 
     def raised_by(self, keys: Iterable[str]) -> bool:
         """Whether one of the keys is what it asks about."""

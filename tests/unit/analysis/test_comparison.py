@@ -3,6 +3,7 @@ import pytest
 from dynbench.analysis.arms import group_runs, named_arms
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.questions.base import SAMPLES
 from dynbench.analysis.speedup import seconds_per_unit
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
@@ -63,6 +64,21 @@ def test_the_threshold_is_raised_by_what_two_stages_say_of_equal_arms(launch):
     runs = launch(6, one=STATIC, two=STATIC, partition={})
     noise = compare({name: runs[name] for name in ("one", "two")}, first=4)[0].speedup.noise
     assert compare(runs, Analysis(noise_threshold=1e-6), first=4)[1].noise == pytest.approx(noise)
+
+
+def test_work_is_counted_in_samples_where_they_have_no_lengths(launch):
+    digits = {"policy": "static", "overrides": ("workload.name=mlp",)}
+    flat = {"policy": "static", "overrides": (*digits["overrides"], "sync.name=flat")}
+    runs = launch(1, ddp=digits, flat=flat)
+    (found,) = compare(runs)
+    one, other = (seconds_per_unit(arm[0], SAMPLES) for arm in runs.values())
+    assert found.speedup.estimate == pytest.approx(one / other)
+    assert (found.question.name, found.record().unit) == ("sync", "sample")
+    assert "in samples per second" in found.reason and "token" not in found.reason
+    shown = {*found.question.metrics, *found.question.overview}
+    assert "throughput_samples_per_s.mean" in shown and "throughput_tokens_per_s.mean" not in shown
+    (texts,) = compare(launch(1, ddp=STATIC, flat={**STATIC, "overrides": ("sync.name=flat",)}))
+    assert texts.record().unit == "real token" and "in real tokens per second" in texts.reason
 
 
 def test_prefix_compares_at_level_stream_without_loss_parity(launch):

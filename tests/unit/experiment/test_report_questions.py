@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from languages import english_sentences
@@ -13,7 +14,7 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.errors import UsageError
 from dynbench.experiment.reporting import FORMATS, render_report
 from dynbench.experiment.subject import find_subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, load_template, of_samples
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -146,3 +147,29 @@ def test_no_hours_are_claimed_of_arms_on_unequal_numbers_of_ranks(
 
     assert told(2) == (True, False)
     assert told(4) == (False, verdict is not Verdict.INCOMPARABLE)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("question", ["sync", None])
+def test_samples_without_lengths_are_not_called_tokens(
+    store: RunStore, make_comparison: MakeComparison, question: str | None, language: str
+) -> None:
+    rates: dict[str, object] = {"throughput_tokens_per_s": {"mean": None}, "padding_ratio": None}
+    rates["throughput_samples_per_s"] = {"mean": 320.0}
+    of_samples = {"en": "samples", "zh": "样本"}[language]
+    for workload, tokens in (("mlp", False), ("text_classification", True)):
+        flags = {arm: {"workload.name": workload} for arm in ("static", "arm")}
+        make_comparison(ARM, summary=MEASURED | rates, flags=flags, question=question)
+        text = report(store, language)
+        said = re.findall(r".*real\s+token.*|.*真实 token.*", text, re.I)
+        assert bool(said) == tokens, said
+        assert of_samples in text
+
+
+def test_of_samples_finds_words_over_line_ends_and_in_headings() -> None:
+    template = load_template("en")
+    said = of_samples(replace(template, body="For 1,000 real\ntokens; per real token.", labels={
+        **template.labels, "headings.tokens_per_s": "Real tokens per second",
+    }))  # fmt: skip
+    assert said.body == "For 1,000 samples; per sample."
+    assert said.labels["headings.tokens_per_s"] == "Samples per second"
