@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from dynbench.config.schema import Workload
@@ -19,17 +20,36 @@ def image_side(settings: Workload) -> tuple[int, str]:
     """Its side in pixels, and why where `workload.image_size` leaves that open; else no reason.
 
     Raises:
-        DataError: a pretrained model's folder says something else than a size.
+        DataError: a pretrained model says something else than a size.
     """
     asked = options_of(settings, ImageOptions).image_size
     if asked != "auto":
         return asked, ""
-    file = Path(settings.model).expanduser() / PREPROCESSOR
-    if settings.weights == "pretrained" and file.is_file():
+    file = _said_by_the_model(settings)
+    if file is not None:
         return _stored(file), f"what {file} says"
     if DATASETS[settings.dataset].generated:
         return GENERATED, "generated images"
-    return PHOTOGRAPHS, "what ResNets are trained with on photographs"
+    reason = "what ResNets are trained with on photographs"
+    if settings.weights == "pretrained":
+        reason += f"; {settings.model} has no {PREPROCESSOR} here that says more"
+    return PHOTOGRAPHS, reason
+
+
+def _said_by_the_model(settings: Workload) -> Path | None:
+    """Where a pretrained model says it: in its folder, or in the hub's cache; None where it does not."""
+    if settings.weights != "pretrained":
+        return None
+    folder = Path(settings.model).expanduser()
+    if folder.exists():
+        return folder / PREPROCESSOR if (folder / PREPROCESSOR).is_file() else None
+    from huggingface_hub import try_to_load_from_cache  # takes a third of a second, and few runs ask
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):  # which whoever loads the model tells of
+        found = try_to_load_from_cache(settings.model, PREPROCESSOR)
+        return Path(found) if isinstance(found, str) else None
+    return None
 
 
 def _stored(file: Path) -> int:

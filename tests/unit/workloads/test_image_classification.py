@@ -146,3 +146,16 @@ def test_other_models_say_it_in_other_words(tmp_path: Path, said: str, side: int
             image_side(settings)
     else:
         assert image_side(settings)[0] == side
+
+
+def test_a_model_of_the_hub_says_it_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ("weights=pretrained", "model=someone/resnet", "dataset=image_folder", f"data_path={tmp_path}")
+    settings = configured(*named).workload
+    said = tmp_path / "preprocessor_config.json"
+    said.write_text('{"size": 96}')
+    for found, side, reason in (
+        (str(said), 96, str(said)),
+        (None, 224, "someone/resnet has no preprocessor_config.json here"),
+    ):
+        monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, found=found: found)
+        assert image_side(settings)[0] == side and reason in image_side(settings)[1]
