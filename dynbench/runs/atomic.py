@@ -1,4 +1,4 @@
-"""Small files replaced whole: a reader sees the old text or the new one, never a part."""
+"""Files and folders replaced whole: a reader sees the old content or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -80,3 +81,31 @@ def jsonable(value: object) -> object:
     if callable(to_plain):
         return jsonable(to_plain())
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path` that takes its name where all of it was written; until then the old one stays."""
+    partial, old = _beside(path)
+    settle_folder(path)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if path.exists():
+            path.rename(old)
+        partial.rename(path)
+    finally:
+        settle_folder(path)
+
+
+def settle_folder(path: Path) -> None:
+    """Remove what a writer of `replacing_folder`, killed perhaps, left; a folder that it took away comes back."""
+    partial, old = _beside(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    if old.exists() and not path.exists():
+        old.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError
+from dynbench.runs.atomic import replacing_folder
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.digits import CLASSES, SIDE
@@ -63,13 +63,10 @@ class DigitClassification:
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the weights and what they are of; what was there stays until the new ones are whole."""
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        (partial / CONFIG).write_text(json.dumps({"architectures": [ARCHITECTURE], "widths": WIDTHS}), encoding="utf-8")
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial / WEIGHTS)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
+        said = json.dumps({"architectures": [ARCHITECTURE], "widths": WIDTHS})
+        with replacing_folder(folder) as partial:
+            (partial / CONFIG).write_text(said, encoding="utf-8")
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial / WEIGHTS)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Tensor]:
         """`pixels` of the samples `ids`, between 0 and 255, uint8 [n, 784], and `labels`, int64 [n]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from dynbench.runs.atomic import replacing_folder
 from dynbench.workloads.image_side import PREPROCESSOR
 from dynbench.workloads.model_config import Kind, make_model
 from dynbench.workloads.model_source import ModelSource
@@ -40,19 +40,16 @@ def save_model(
         RuntimeError: the state is that of another model.
         OSError: the disk is full.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     with torch.device("meta"):
         model: Any = make_model(source.config, folder.name, "", kind)
     model.load_state_dict(dict(state), assign=True)
     model.tie_weights()
-    model.save_pretrained(partial)
-    if tokenizer is not None:
-        _with_names(tokenizer).save_pretrained(partial)
-    if images is not None:
-        (partial / PREPROCESSOR).write_text(json.dumps(images, indent=2) + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
+    with replacing_folder(folder) as partial:
+        model.save_pretrained(partial)
+        if tokenizer is not None:
+            _with_names(tokenizer).save_pretrained(partial)
+        if images is not None:
+            (partial / PREPROCESSOR).write_text(json.dumps(images, indent=2) + "\n", encoding="utf-8")
 
 
 def _with_names(tokenizer: TextTokenizer) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dynbench.config.schema import Config
+from dynbench.runs.atomic import settle_folder
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import Saves
@@ -79,3 +80,9 @@ def _worth(found: Mapping[str, float | None]) -> float:
     if accuracy is not None:
         return accuracy
     return -math.inf if loss is None else -loss
+
+
+def settle_kept(run_path: Path) -> None:
+    """After the ranks of a run have ended: whole models or none, where one was killed while it saved."""
+    for name in (BEST, LAST):
+        settle_folder(run_path / FOLDER / name)

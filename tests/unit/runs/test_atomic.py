@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.runs.atomic import jsonable, write_json, write_text
+from dynbench.runs.atomic import jsonable, replacing_folder, settle_folder, write_json, write_text
 
 
 class Colour(StrEnum):
@@ -91,3 +91,41 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
         assert len(json.loads(path.read_text())["pad"]) == 100_000
         reads += 1
     writer.join()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("error", [SystemExit, OSError])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path, there: bool, error: type[BaseException]) -> None:
+    folder = tmp_path / "kept"
+    if there:
+        write_text_in(folder, "a", "old")
+    before = contents(tmp_path)
+    with pytest.raises(error), replacing_folder(folder) as partial:
+        (partial / "a").write_text("new")
+        raise error
+    assert contents(tmp_path) == before
+    with replacing_folder(folder) as partial:
+        (partial / "b").write_text("new")
+        assert contents(folder) == ({"a": "old"} if there else {})
+    assert contents(tmp_path) == {"kept/b": "new"}
+
+
+def test_a_writer_that_was_killed_is_tidied_up_after(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    write_text_in(tmp_path / ".kept.partial", "a", "half")
+    settle_folder(folder)
+    assert contents(tmp_path) == {}
+    for left, kept in (((".kept.old",), "old"), ((".kept.old", "kept"), "new")):
+        for name in (*left, ".kept.partial"):
+            write_text_in(tmp_path / name, "a", {".kept.old": "old", "kept": "new"}.get(name, "half"))
+        settle_folder(folder)
+        assert contents(tmp_path) == {"kept/a": kept}
+
+
+def write_text_in(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)

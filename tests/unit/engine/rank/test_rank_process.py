@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,3 +102,24 @@ def test_texts_are_tokenised_by_the_threads_of_all_ranks_of_a_node(launch: str, 
     environment = {key: value for key, value in os.environ.items() if key != "RAYON_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) == workers
+
+
+@pytest.mark.slow
+def test_a_second_signal_while_a_model_is_saved_leaves_what_was_there(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from dynbench.engine.rank.rank_process import StopFlag\n"
+        "from dynbench.runs.atomic import replacing_folder\n"
+        "stop, folder = StopFlag(), Path(sys.argv[1]) / 'last'\n"
+        "with stop.defer():\n"
+        "    with replacing_folder(folder) as partial:\n"
+        "        (partial / 'model').write_text('first')\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    with replacing_folder(folder) as partial:\n"
+        "        (partial / 'model').write_text('half')\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert ended.returncode == 130
+    assert {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"model": "first"}
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]
