@@ -10,13 +10,13 @@ from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable
 from dynbench.analysis.questions.base import Question
 from dynbench.config.recipes import Recipe
 from dynbench.config.schema import Config
-from dynbench.engine.launching.attach import started_as_rank
+from dynbench.engine.launching.ranks_given import started_as_rank
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.plan_check import check_plan
 from dynbench.errors import ConfigError, NothingFits, UsageError, did_you_mean
 from dynbench.experiment.meeting import Meeting, decide_meeting
 from dynbench.runs.store import RunStore
-from dynbench.workloads.inputs import check_batch
+from dynbench.workloads.inputs import check_batch, check_inputs
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def check_startable(recipe: Recipe, store: RunStore) -> Startable:
             "Give a number: --launches N; the check `resolution` says how many would decide.",
         )
     meeting = decide_meeting(recipe.launches, resolved, recipe.baseline)
-    check_batch(recipe.arms[recipe.baseline])
+    splits = check_inputs(recipe.arms[recipe.baseline])
+    for config in resolved.values():
+        check_batch(config, splits)
     return Startable(question, meeting)
 
 

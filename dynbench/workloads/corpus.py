@@ -9,24 +9,21 @@ when all are, so that a subset of them is drawn then.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.runs.atomic import write_json
 from dynbench.workloads.cache import cache_folder
+from dynbench.workloads.contents import contents_of, stem
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.base import CorpusSplit, TextSplit
 from dynbench.workloads.held_out import HELD_OUT_SEED, held_out_ids, subset_ids
-from dynbench.workloads.pace import Pace
 from dynbench.workloads.stored_tokens import StoredTokens
 from dynbench.workloads.token_shards import Shards, Texts, load_or_tokenise
 from dynbench.workloads.tokenizer import TextTokenizer
@@ -45,21 +42,6 @@ class CorpusSamples:
     train: TokenisedData
     eval: TokenisedData | None
     decisions: dict[str, object]
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a pass over the texts tells.
-
-    Args:
-        texts: their number.
-        characters: of all together.
-        digest: of all, in their order.
-    """
-
-    texts: int
-    characters: int
-    digest: str
 
 
 def corpus_of(split: TextSplit) -> CorpusSplit:
@@ -84,9 +66,9 @@ def corpus_samples(
         DataError: what reading the texts raises; a text without tokens, or too few for a block.
     """
     tokenise = _Tokenise(settings, tokenizer)
-    number = tokenise.contents(train).texts
+    number = contents_of(tokenise.folder, train).texts
     if evaluation is not None:
-        kept, held_out = np.arange(number), np.arange(tokenise.contents(evaluation).texts)
+        kept, held_out = np.arange(number), np.arange(contents_of(tokenise.folder, evaluation).texts)
     else:
         held_out, kept = held_out_ids(number)
         reason = f"no evaluation file; drawn from the texts with seed {HELD_OUT_SEED} and left out of training"
@@ -109,7 +91,7 @@ class _Tokenise:
     def __init__(self, settings: Workload, tokenizer: TextTokenizer) -> None:
         self._settings, self._tokenizer = settings, tokenizer
         self.decisions: dict[str, object] = {}
-        self._folder = cache_folder(settings)
+        self.folder = cache_folder(settings)
         self._length = None if settings.blocks else settings.max_length
         self._encode = tokenizer.encoder(self._length)
 
@@ -127,30 +109,6 @@ class _Tokenise:
         self.decide("workload.subset", wanted, f"drawn from {available} {unit} with seed {seed}")
         return subset_ids(available, wanted, seed)
 
-    def contents(self, split: CorpusSplit) -> Contents:
-        """What a pass over the texts tells, as kept while the source stays as it is.
-
-        Raises:
-            DataError: what reading the texts raises.
-        """
-        path, state = self._folder / f"{_stem(split)}.contents.json", list(split.state)
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["state"] == state:
-                return Contents(**kept["contents"])
-            logger.info("%s has changed since it was last read; reading it again", split.source)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read (%s); reading %s again", path, error, split.source)
-        found = _read_through(split)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"state": state, "contents": asdict(found)})
-        except OSError as error:
-            logger.debug("%s: %s", path, error)  # the shards cannot be written either, which is warned about
-        return found
-
     def __call__(self, split: CorpusSplit, ids: IntArray, role: str, part: str = "") -> TokenisedData:
         """The samples of the texts `ids`, ascending, shape [n].
 
@@ -160,7 +118,7 @@ class _Tokenise:
             role: what they are for, in the folder's name.
             part: which of them they are, in the folder's name.
         """
-        contents = self.contents(split)
+        contents = contents_of(self.folder, split)
         small = self._tokenizer.vocab_size <= LARGEST_SMALL_ID
         everything = len(ids) == contents.texts
         texts = Texts(
@@ -172,7 +130,7 @@ class _Tokenise:
             self._length is None,
         )
         cut = "blocks" if self._length is None else str(self._length)
-        folder = self._folder / f"{_stem(split)}-{role}{part}-{cut}-{self._tokenizer.digest[:8]}"
+        folder = self.folder / f"{stem(split)}-{role}{part}-{cut}-{self._tokenizer.digest[:8]}"
         facts = {
             "layout": LAYOUT,
             "texts": contents.digest,
@@ -207,27 +165,6 @@ class _Tokenise:
         self.decide(f"workload.blocks.{role}", number, reason)
         starts = np.arange(number, dtype=np.int64) * length
         return TokenisedData.from_stored(tokens, starts, np.full(number, length, dtype=np.int64), shards.digest)
-
-
-def _stem(split: CorpusSplit) -> str:
-    """A name for the source: the readable part of it, and a digest of the whole."""
-    name = re.sub(r"[^A-Za-z0-9_.]+", "_", Path(split.source).stem)[:40]
-    return f"{name}-{hashlib.blake2b(str(split.state[0]).encode(), digest_size=4).hexdigest()}"
-
-
-def _read_through(split: CorpusSplit) -> Contents:
-    digest = hashlib.blake2b(digest_size=16)
-    number = characters = 0
-    pace = Pace(f"reading {split.source}", None, "characters")
-    for text in split.read():
-        content = text.encode("utf-8", "surrogatepass")
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
-        number += 1
-        characters += len(text)
-        pace.add(len(text))
-    pace.end()
-    return Contents(number, characters, digest.hexdigest())
 
 
 def _chosen(texts: Iterator[str], ids: Sequence[int] | IntArray) -> Iterator[str]:

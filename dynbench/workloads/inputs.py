@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from dynbench.config.batch import batch_is_open
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, path_problems
 from dynbench.config.schema import Config, Workload
 from dynbench.errors import ConfigError, UsageError
 from dynbench.kernels.packed_models import unknown_architecture
-from dynbench.plugins import WORKLOADS, options_of
+from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.byte_level import read_byte_level
-from dynbench.workloads.datasets.base import CorpusSplit, Splits
+from dynbench.workloads.cache import cache_folder
+from dynbench.workloads.contents import kept_contents
+from dynbench.workloads.datasets.base import CorpusSplit, Split, Splits
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import held_out_of
 from dynbench.workloads.vocabulary import read_vocabulary
@@ -21,6 +23,8 @@ from dynbench.workloads.vocabulary import read_vocabulary
 PADDED = "Take another model, or keep the padded layout (workload.layout=padded)."
 _CHECKED_MB = 64
 """Data files above this together would delay the start noticeably; what is in them is left to the ranks."""
+FEWEST_GENERATED = 4096
+"""No data set that we generate has fewer training samples."""
 
 
 def check_inputs(config: Config) -> Splits | None:
@@ -50,10 +54,15 @@ def check_inputs(config: Config) -> Splits | None:
     if not paths or sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
         return None
     splits = load_dataset(workload)
-    for split in (splits.train, splits.eval):
-        if isinstance(split, CorpusSplit):
-            len(split)  # reads it to its end, where a mistake may be
-    return splits
+    return Splits(_read(splits.train, workload), None if splits.eval is None else _read(splits.eval, workload))
+
+
+def _read(split: Split, workload: Workload) -> Split:
+    """Texts that are read as a stream are read to their end, where a mistake may be, unless an earlier run has."""
+    if not isinstance(split, CorpusSplit):
+        return split
+    kept = kept_contents(cache_folder(workload), split)
+    return replace(split, texts=len(split) if kept is None else kept.texts)
 
 
 def _check_architecture(workload: Workload) -> None:
@@ -71,24 +80,31 @@ def _check_architecture(workload: Workload) -> None:
         raise UsageError(f"workload.layout: packed, and workload.model {workload.model}: {problem}", PADDED)
 
 
-def check_batch(config: Config) -> None:
-    """As `check_inputs`, and that a global batch can be taken from what is left to train on.
+def check_batch(config: Config, splits: Splits | None) -> None:
+    """Refuse a global batch that cannot be taken from what is left to train on.
+
+    Args:
+        config: its batch decided.
+        splits: as `check_inputs` gave them; where there are none, generated samples are counted, others by the ranks.
 
     Raises:
-        ConfigError, DataError: as `check_inputs`.
         UsageError: the batch is larger than that.
     """
-    splits = check_inputs(config)
+    dataset, batch = DATASETS[config.workload.dataset], config.train.global_batch
+    if dataset.generated and not dataset.of_files and not config.workload.runs_own_code and batch > FEWEST_GENERATED:
+        splits = load_dataset(config.workload)
     if splits is None or (config.workload.blocks and isinstance(splits.train, CorpusSplit)):
         return  # how many blocks the texts make, their tokens tell
-    if batch_is_open(config.train):
-        return  # the number of workers, which is not known here, decides it
-    batch, rows = config.train.global_batch, len(splits.train)
+    rows, worker = len(splits.train), config.train.batch_per_worker
     held_out = 0 if splits.eval is not None else held_out_of(rows)
-    if batch > rows - held_out:
-        kept = f", {held_out:,} of which are held out for evaluation" if held_out else ""
-        raise UsageError(
-            f"train.global_batch: {batch} is more than there is to train on: {splits.train.source} has {rows:,} "
-            f"samples{kept}",
-            f"Use at most {rows - held_out}" + (" or name an evaluation file (--eval-path)." if held_out else "."),
-        )
+    left = min(rows - held_out, config.workload.subset or rows)
+    if batch <= left:
+        return
+    kept = f", {held_out:,} of which are held out for evaluation" if held_out else ""
+    chosen = f", workload.subset {config.workload.subset} of which are chosen" if left < rows - held_out else ""
+    each = "" if worker is None else f" (train.batch_per_worker {worker})"
+    raise UsageError(
+        f"train.global_batch: {batch}{each} is more than there is to train on: {splits.train.source} has "
+        f"{rows:,} samples{kept}{chosen}",
+        f"Use at most {left} over all workers" + (" or name an evaluation file (--eval-path)." if held_out else "."),
+    )

@@ -18,6 +18,7 @@ from dynbench.engine.launching.progress import OnProgress, ProgressReader
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve, this_machine
 from dynbench.engine.launching.torchrun import thread_environment, torchrun_argv
 from dynbench.engine.plan_check import check_plan
+from dynbench.engine.rank.keeping import settle_kept
 from dynbench.engine.rank.nodes import settle
 from dynbench.engine.rank.rank_facts import merge_facts
 from dynbench.engine.rank.rank_warnings import read_warnings
@@ -28,7 +29,7 @@ from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled
-from dynbench.workloads.inputs import check_batch
+from dynbench.workloads.inputs import check_batch, check_inputs
 
 _log = logging.getLogger(__name__)
 WORKER_MODULE = "dynbench.engine.rank.worker"
@@ -65,8 +66,9 @@ def plan_launch(
     """
     if config.launch.node_rank == 0:
         store.check_name(naming.get("name"), naming.get("replace", False))
-    check_batch(config)
+    splits = check_inputs(config)
     resolved = resolve(config, machine or this_machine(), store)
+    check_batch(resolved.config, splits)
     check_plan(resolved.config, resolved.workers, store.root)
     run_path = store.root / f"<UTC time>-{resolved.config.plan_name.replace(' ', '-')}-<random>"
     launch = resolved.config.launch
@@ -181,7 +183,7 @@ def _blame(failure: DynbenchError, name: str, recordings: Sequence[Recording], a
 
 
 def gather_said(recording: Recording, first: Run) -> None:
-    """Put what only the ranks know into the run's own files: their facts, and what rank 0 warned of.
+    """Put into the run's own files what only the ranks know: their facts, and rank 0's warnings; tidy up after them.
 
     Args:
         recording: the run.
@@ -189,6 +191,7 @@ def gather_said(recording: Recording, first: Run) -> None:
     """
     if recording.ours:
         release(recording.run.path)
+        settle_kept(recording.run.path)
         merge_facts(recording.run)
         recording.warnings += read_warnings(first)
 

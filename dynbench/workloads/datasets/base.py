@@ -83,18 +83,20 @@ class CorpusSplit:
         read: the texts from the first one on, in the order of their source; raises what is wrong with it on the way.
         source: where they come from, for messages and records.
         state: what changes whenever the source does, at hand without reading it; ready for JSON.
+        texts: their number, where that is known; else they are read to be counted.
     """
 
     read: Callable[[], Iterator[str]]
     source: str
     state: Sequence[int | str]
+    texts: int | None = None
 
     @cached_property
     def _counted(self) -> int:
         return sum(1 for _ in self.read())
 
     def __len__(self) -> int:
-        return self._counted
+        return self._counted if self.texts is None else self.texts
 
 
 @dataclass(frozen=True)

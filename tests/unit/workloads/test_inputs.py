@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from dynbench.config.batch import with_global_batch
 from dynbench.config.load import load_config
 from dynbench.errors import DataError, UsageError
-from dynbench.workloads.inputs import check_batch
+from dynbench.workloads.contents import contents_of
+from dynbench.workloads.datasets.base import CorpusSplit
+from dynbench.workloads.datasets.registry import load_dataset
+from dynbench.workloads.inputs import check_batch, check_inputs
 
 
 def check(path: Path, *overrides: str) -> None:
     named = ["workload.name=causal_lm", "workload.dataset=json", f"workload.data_path={path}"]
-    check_batch(load_config(None, [*named, *overrides]))
+    config = load_config(None, [*named, *overrides])
+    check_batch(with_global_batch(config, 2), check_inputs(config))
 
 
 def written(path: Path, number: int) -> Path:
@@ -39,8 +44,44 @@ def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path: 
     check(path, "train.global_batch=19", "workload.blocks=true")
 
 
-def test_a_batch_for_each_worker_is_no_batch_yet(tmp_path: Path) -> None:
+def test_a_batch_for_each_worker_is_one_of_all_of_them(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", 20)
-    check(path, "train.batch_per_worker=4")
-    with pytest.raises(UsageError, match=r"train.global_batch: 64 is more than there is"):
+    check(path, "train.batch_per_worker=9")
+    with pytest.raises(
+        UsageError, match=r"train.global_batch: 20 \(train.batch_per_worker 10\) is more than"
+    ) as refused:
+        check(path, "train.batch_per_worker=10")
+    assert refused.value.hint.startswith("Use at most 18 over all workers")
+    check(path, "train.batch_per_worker=5", "workload.subset=10")
+    with pytest.raises(UsageError, match=r"2 of which are held out for evaluation, workload\.subset 10 of which are"):
+        check(path, "train.batch_per_worker=6", "workload.subset=10")
+
+
+@pytest.mark.parametrize(("workload", "samples"), [("mlp", 8192), ("image_classification", 4096), ("causal_lm", 8192)])
+def test_generated_samples_are_counted_too(workload: str, samples: int) -> None:
+    def batch(number: int) -> None:
+        config = load_config(None, [f"workload.name={workload}", f"train.global_batch={number}"])
+        check_batch(config, check_inputs(config))
+
+    batch(samples)
+    with pytest.raises(UsageError, match=f"has {samples:,} samples"):
+        batch(samples + 1)
+
+
+def test_what_an_earlier_run_has_read_is_not_read_again_while_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    path = written(tmp_path / "a.json", 200)
+    settings = load_config(None, ["workload.name=causal_lm", "workload.dataset=json", f"workload.data_path={path}"])
+    split = load_dataset(settings.workload).train
+    assert isinstance(split, CorpusSplit)
+    contents_of(tmp_path / "cache", split)
+    with monkeypatch.context() as patch:
+        patch.setattr("dynbench.workloads.datasets.json.ijson.items", lambda *_, **__: pytest.fail("read again"))
+        check(path)
+        with pytest.raises(UsageError, match="has 200 samples"):
+            check(path, "train.global_batch=201")
+    path.write_text(path.read_text()[:-1])
+    with pytest.raises(DataError, match="premature EOF"):
         check(path)
