@@ -9,7 +9,7 @@ from pathlib import Path
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.plugins import WORKLOADS, options_of
-from dynbench.plugins.datasets import FileOptions
+from dynbench.plugins.datasets import FileOptions, TextFileOptions
 from dynbench.workloads.datasets.base import CorpusSplit, Splits
 from dynbench.workloads.datasets.lines import is_unicode
 
@@ -55,7 +55,10 @@ def stream_file(path: Path, key: str, settings: Workload, read: Read) -> CorpusS
         found = path.stat()
     except OSError as error:
         raise DataError(f"{key}: {path}: {error.strerror}") from error
-    state = (str(path.resolve()), found.st_size, found.st_mtime_ns)
+    column = options_of(settings, TextFileOptions).text_column
+    default = TextFileOptions.model_fields["text_column"].default
+    place = f"{path.resolve()}{'' if column == default else f' {column}'}"
+    state = (place, found.st_size, found.st_mtime_ns)
     return CorpusSplit(partial(_texts, path, key, settings, read), str(path), state)
 
 

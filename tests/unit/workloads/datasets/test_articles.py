@@ -13,6 +13,7 @@ import pytest
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
+from dynbench.workloads.contents import Contents, contents_of, stem
 from dynbench.workloads.datasets.base import CorpusSplit
 from dynbench.workloads.datasets.json import CHUNK
 from dynbench.workloads.datasets.registry import load_dataset
@@ -231,3 +232,13 @@ def test_a_file_is_never_in_memory_whole(tmp_path, dataset) -> None:
     _, before, characters, after = map(int, done.stdout.split())
     assert characters == 5300 * 9002
     assert after - before < characters * (0.6 if dataset == "parquet" else 1 / 6)
+
+
+@pytest.mark.parametrize("dataset", ["jsonl", "parquet"])
+def test_another_column_of_a_file_is_another_source(tmp_path, dataset) -> None:
+    path = written(tmp_path / "a", dataset, [{"one": "a word", "two": "another"}])
+    one, two = (corpus(path, dataset, text_column=column) for column in ("one", "two"))
+    assert [*one.read()] != [*two.read()]
+    assert contents_of(tmp_path, one) != contents_of(tmp_path, two)
+    assert contents_of(tmp_path, one) == Contents(1, 6, contents_of(tmp_path, one).digest)
+    assert stem(one) != stem(two), "neither writes over what is kept of the other"
