@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.summary import summarise, write_summary
 from dynbench.config.schema import Config
-from dynbench.engine.launching.attach import join_training, started_as_rank
 from dynbench.engine.launching.progress import OnProgress
+from dynbench.engine.launching.ranks_given import started_as_rank
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, UsageError
@@ -23,6 +21,9 @@ from dynbench.experiment.probing import wants_probe, with_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore, results_option
+
+if TYPE_CHECKING:
+    from dynbench.analysis.merge import MergedRun
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ def run_training(
     if not attached:
         (result,) = run_arms([(config, naming)], store, on_progress=on_progress, asked=asked, figures=figures)
         return result
+    from dynbench.engine.launching.attach import join_training
+
     with _partial_summarised():
         run = join_training(config, store, asked=asked, **naming)
     return None if run is None else _result(run, figures)
@@ -137,6 +140,9 @@ def _result(run: Run, figures: bool) -> TrainingResult:
 def _finished(run: Run, figures: bool) -> TrainingResult:
     try:
         with named(run):
+            from dynbench.analysis.merge import merge_run  # and polars, for which no rank has to wait
+            from dynbench.analysis.summary import write_summary
+
             merged = merge_run(run)
             return TrainingResult(run, write_summary(merged), _drawn(merged) if figures else ())
     except Interrupted as stopped:
@@ -161,6 +167,8 @@ def _drawn(merged: MergedRun) -> Sequence[Path]:
 
 def summarise_partial(run: Run) -> None:
     """Summarise what a run recorded before it ended, and warn that it is not all; the run's own error comes after."""
+    from dynbench.analysis.summary import summarise
+
     asked = run.config().train.steps
     try:
         summary = summarise(run)

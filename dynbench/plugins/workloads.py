@@ -23,10 +23,12 @@ class Size:
     Args:
         summary: what it is.
         positions: longest padded sample that it takes, tokens; None where only a configuration tells.
+        imports: what making its model imports, where that is less than what the workload does.
     """
 
     summary: str
     positions: int | None
+    imports: tuple[str, ...] = ()
 
 
 OF_MODEL = "model"
@@ -66,13 +68,19 @@ class WorkloadEntry(Entry):
     batch_norm: bool = False
     layouts: tuple[Layout, ...] = ("padded",)
 
+    def imports_of(self, shape: str) -> tuple[str, ...]:
+        """What making a model of a shape with random weights imports."""
+        size = self.sizes.get(shape)
+        return self.imports if size is None else size.imports or self.imports
+
 
 class ImageOptions(Section):
     """Of the workload that classifies images."""
 
     image_size: Annotated[int, Field(ge=16)] | Auto = "auto"
     """Side of the square that the model sees, pixels: the shorter side is resized to 8/7 of it, and its centre cut
-    out. auto is what a pretrained model's folder says of itself, else 224, of generated images 32."""
+    out. auto is what a pretrained model says of itself, in its folder or the hub's cache, else 224, of generated
+    images 32."""
     workers: NonNegativeInt = 0
     """Threads of a rank that decode the images of its next step while it trains; 0 decodes within the step."""
     max_unreadable: Annotated[float, Field(ge=0, lt=1)] = 0.05
@@ -81,12 +89,16 @@ class ImageOptions(Section):
 
 _CONFIGURED = Size("that of the configuration of workload.model", None)
 _GPT2_POSITIONS, _ROPE_POSITIONS = 1024, 2048
+_AUTO = "transformers.models.auto.modeling_auto"
+_GPT2, _LLAMA = (_AUTO, "transformers.models.gpt2.modeling_gpt2"), (_AUTO, "transformers.models.llama.modeling_llama")
 _NO_LENGTHS = 1
 
 
 def _rope(parameters: str, shape: str) -> Size:
     return Size(
-        f"RMSNorm, RoPE and SwiGLU, {parameters} parameters: {shape} (width/inner/layers/heads)", _ROPE_POSITIONS
+        f"RMSNorm, RoPE and SwiGLU, {parameters} parameters: {shape} (width/inner/layers/heads)",
+        _ROPE_POSITIONS,
+        _LLAMA,
     )
 
 
@@ -116,8 +128,10 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             "the next token of a text, cross entropy over its target tokens",
             "causal_lm:CausalLanguageModel",
             {
-                "tiny": Size("GPT-2's architecture with about 1 M parameters, for a CPU", _GPT2_POSITIONS),
-                "gpt2-62m": Size("GPT-2's architecture with 62.4 M parameters; tiny is for a CPU", _GPT2_POSITIONS),
+                "tiny": Size("GPT-2's architecture with about 1 M parameters, for a CPU", _GPT2_POSITIONS, _GPT2),
+                "gpt2-62m": Size(
+                    "GPT-2's architecture with 62.4 M parameters; tiny is for a CPU", _GPT2_POSITIONS, _GPT2
+                ),
                 "small": _rope("0.129 B", "768/3072/12/12"),
                 "medium": _rope("0.423 B", "1024/4096/24/16"),
                 "large": _rope("0.969 B", "1280/5120/36/20"),
@@ -132,7 +146,7 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
             names_model="gpt2",
             classes=False,
             layouts=LAYOUTS,
-            imports=("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama"),
+            imports=tuple(dict.fromkeys(_GPT2 + _LLAMA)),
         ),
         _ours(
             "image_classification",

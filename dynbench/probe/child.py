@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,14 +22,13 @@ import torch.distributed as dist
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
-from dynbench.plugins import WORKLOADS
 from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.rehearsal import rehearsed, silent_group
 from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
 from dynbench.runs.run import Run
 from dynbench.units import mb
-from dynbench.workloads.registry import build_workload
+from dynbench.workloads.registry import build_workload, import_model_code
 
 
 def main() -> None:
@@ -56,8 +54,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
     torch.set_num_threads(spec["threads"])
     device = torch.device(f"cuda:{spec['servers'] + spec['rank']}" if spec["device"] == "cuda" else "cpu")
     workload = build_workload(config)
-    for module in WORKLOADS[config.workload.name].imports if config.workload.name in WORKLOADS else ():
-        import_module(module)  # else at its first use, under the limit, where an import fails in ways of its own
+    import_model_code(config.workload)  # else under the limit, where an import fails in ways of its own
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=spec["rendezvous"],

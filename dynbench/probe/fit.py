@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
-from scipy.stats import spearmanr
 
 from dynbench.runs.probe_record import AccuracyRow
 from dynbench.schedule.cost import CostModel
@@ -40,6 +38,8 @@ def nonnegative_least_squares(design: FloatArray, target: FloatArray, weights: F
     scaled = design * root[:, None]
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1.0
+    from scipy.optimize import nnls  # half a second, which commands that fit nothing do not wait for
+
     solution, _ = nnls(scaled / size, target * root)
     return np.asarray(solution / size, dtype=np.float64)
 
@@ -122,6 +122,8 @@ def accuracy(predict: Predictor, held_out: Sequence[GridPoint]) -> AccuracyRow |
     mape = float(np.mean(np.abs(predicted - ms) / ms))
     if np.ptp(predicted) == 0 or np.ptp(ms) == 0:
         return None
+    from scipy.stats import spearmanr
+
     return AccuracyRow(mape=mape, rank_correlation=float(spearmanr(predicted, ms).statistic))
 
 

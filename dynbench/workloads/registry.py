@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from dynbench.config import schema
 from dynbench.config.schema import Config
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.base import Workload
@@ -46,6 +48,13 @@ class BuildsEmpty(Protocol):
 
     def build_empty_model(self) -> nn.Module:
         """As `build_model`, on the meta device: nothing is drawn, read or tried, and all may seem to be trained."""
+
+
+def import_model_code(settings: schema.Workload) -> None:
+    """Import what making the model imports, which takes seconds, as far as its workload says it."""
+    entry = None if settings.runs_own_code else WORKLOADS[settings.name]
+    for module in () if entry is None else entry.imports_of(settings.shape):
+        import_module(module)
 
 
 def build_workload(config: Config) -> Workload:

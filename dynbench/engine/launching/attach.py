@@ -32,15 +32,6 @@ _BASE_PORT = 29500
 _PORTS = 10_000
 
 
-def started_as_rank(config: Config) -> bool:
-    """Whether torchrun or srun has started this process as one of several ranks.
-
-    Rendezvous settings mean that srun starts one launcher per node instead.
-    """
-    wants_launcher = config.launch.nnodes > 1 or config.launch.rdzv_endpoint is not None
-    return ranks_from_environment() is not None and ("RANK" in os.environ or not wants_launcher)
-
-
 def join_training(
     config: Config, store: RunStore, *, asked: Config | None = None, **naming: Unpack[Naming]
 ) -> Run | None:

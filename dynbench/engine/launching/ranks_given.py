@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from dynbench.config.schema import Config
+
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """(ranks on this node, ranks in all) set by torchrun or srun; None where dynbench has to launch them itself."""
@@ -16,3 +18,12 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> tuple
         nodes = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
         return max(1, tasks // nodes), tasks
     return None
+
+
+def started_as_rank(config: Config) -> bool:
+    """Whether torchrun or srun has started this process as one of several ranks.
+
+    Rendezvous settings mean that srun starts one launcher per node instead.
+    """
+    wants_launcher = config.launch.nnodes > 1 or config.launch.rdzv_endpoint is not None
+    return ranks_from_environment() is not None and ("RANK" in os.environ or not wants_launcher)

@@ -26,7 +26,7 @@ from dynbench.engine.turn_order import Turns, read_turns
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
 from dynbench.workloads.packed import check_rows, packs
-from dynbench.workloads.registry import build_workload
+from dynbench.workloads.registry import build_workload, import_model_code
 from dynbench.workloads.token_shards import already_checked
 
 _log = logging.getLogger(__name__)
@@ -83,17 +83,25 @@ def _build(
 def load_workload(config: Config, context: RankContext) -> Workload:
     """The workload; each node's first rank fills the cache before the others read it.
 
-    However long that takes, here or on another node, nobody gives up after `launch.timeout_s`.
+    However long that takes, here or on another node, nobody gives up after `launch.timeout_s`. Whoever waits imports
+    meanwhile what a model of a size of ours is made by.
     """
     if context.local_rank != 0:
+        _import_model_code(config)
         wait_patiently()
         with already_checked():
             workload = build_workload(config)
     else:
         workload = build_workload(config)
         wait_patiently()
+        _import_model_code(config)
     wait_patiently()
     return workload
+
+
+def _import_model_code(config: Config) -> None:
+    if not config.workload.reads_model:
+        import_model_code(config.workload)
 
 
 if __name__ == "__main__":
