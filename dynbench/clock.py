@@ -7,6 +7,7 @@ waits for it, and intervals are read when that work is done.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -29,6 +30,9 @@ class Clock(Protocol):
     def elapsed_ms(self, start: object, end: object) -> float:
         """Milliseconds between two marks that have been waited for."""
 
+    def to_host_ns(self) -> Callable[[object], int]:
+        """What turns marks that have been waited for into nanoseconds of the host's clock."""
+
 
 class HostClock:
     """The monotonic clock; nothing is queued, so there is nothing to wait for."""
@@ -47,6 +51,10 @@ class HostClock:
         """Milliseconds between two marks."""
         assert isinstance(start, int) and isinstance(end, int)
         return (end - start) / NS_PER_MS
+
+    def to_host_ns(self) -> Callable[[object], int]:
+        """They are such."""
+        return _nanoseconds
 
 
 class CudaClock:
@@ -74,6 +82,18 @@ class CudaClock:
         """Milliseconds between two events that have both happened."""
         assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
         return float(start.elapsed_time(end))
+
+    def to_host_ns(self) -> Callable[[object], int]:
+        """By the time between them and now; waits for the current stream."""
+        now = self.mark()
+        now.synchronize()
+        host = time.perf_counter_ns()
+        return lambda mark: host - round(self.elapsed_ms(mark, now) * NS_PER_MS)
+
+
+def _nanoseconds(mark: object) -> int:
+    assert isinstance(mark, int)
+    return mark
 
 
 def clock_for(device: torch.device) -> Clock:

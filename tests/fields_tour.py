@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -28,8 +28,11 @@ from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches, training
 from dynbench.probe import prober
-from dynbench.runs.atomic import write_text
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
+from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.workloads import hub
 from dynbench.workloads.datasets.language import VOCAB_SIZE
@@ -62,7 +65,10 @@ PROBED: dict[str, object] = {
     "break_even_tried": [4, 8],
 }  # fmt: skip
 CELLS = "cells:\n  - {train.seed: 0}\n  - {train.seed: 9}\n"
-STRATEGY = {"comm_ms": 1.5, "bytes_raw": 100, "bytes_wire": 50}
+STRATEGY = {
+    "comm_ms": 1.5, "comm_sum_ms": 2.0, "hidden_comm_ms": 0.5, "collectives": 1, "bytes_raw": 100, "bytes_wire": 50,
+    "sync_forward_ms": 0.0, "sync_backward_ms": 0.0, "sync_optimizer_ms": 0.0, "bytes_sent": 51,
+}  # fmt: skip
 
 
 @dataclass
@@ -125,6 +131,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
         tour.run("tensorboard", "t", document="tensorboard --json")
     made = build_run(store, Fake(extra=STRATEGY, status="failed", steps_written=30), "strategy")
     write_columns(made.ranks_dir, COMM_COLUMNS)
+    _measured_beside_null(store, made)
     said = {"say": "comm_model.none", "text": "none", "values": {}}
     chosen = {"decisions": {"launch.comm_model": {"value": "none", "reason": "launch.comm_model", "said": said}}}
     build_run(store, Fake(overrides=("launch.launcher=virtual", "launch.world_size=2"), env=chosen), "virtual")
@@ -150,6 +157,22 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
         mock.patch.multiple(hub, _why_unreachable=lambda endpoint: "", constants=mock.Mock(HF_HUB_OFFLINE=False)),
     ):
         tour.run("data", "wikipedia", "-o", str(tour.root.parent / "w.json"), document="data wikipedia --json")
+
+
+def _measured_beside_null(store: RunStore, run: Run) -> None:
+    """The run kept its calls and a profile, and shared its launch with one without communication."""
+    null = build_run(store, Fake(overrides=("sync.communicate=false",)))
+    clocks = {"offsets_ns": [0, 0], "uncertainty_ns": 0, "source": "same"}
+    turns = {"id": run.id, "runs": [run.id, null.id], "arms": ["with", "null"], "block": 1, "seed": 0, "launch": 0}
+    write_json(run.env_file, {**run.env(), "clocks": clocks, "together": turns})
+    rows = [ProfileRow("backward", "all_reduce", 1.0, 2.0, 0.2), ProfileRow("backward", "communication", 1.0, 2.0, 0.2)]
+    run.profiler_dir.mkdir()
+    for rank in range(2):
+        with CallWriter(run.calls_file(rank)) as writer:
+            for step in range(30):
+                writer.write(step, [Call("all_reduce", -1, step, 50, 10**7 * step + rank, 10**7 * step + 9)])
+        found = asdict(RankProfile(rank, 8, 2, 10.0, rows))
+        write_json(run.profile_file(rank), {"schema_version": PROFILE_SCHEMA_VERSION, **found})
 
 
 def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
@@ -196,6 +219,8 @@ def written(root: Path) -> Iterator[tuple[str, Path]]:
             name = path.name
             if path.parent.name == "ranks" and path.stem.rpartition("_")[2].isdigit():
                 name = f"ranks/{path.stem.rpartition('_')[0]}_N{path.suffix}"
+            elif path.parent.name == "profiler":
+                name = "profile_N.json"
             elif path.parent.name == "figures":
                 name = f"figures/{name}"
             elif name == "summary.json" and (path.parent / "bench.json").is_file():

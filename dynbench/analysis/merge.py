@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from dynbench.analysis.blocks import block_times, number_blocks
+from dynbench.analysis.calls import TRANSFER, WAIT, read_calls, waiting_and_transfer
 from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_file
 from dynbench.analysis.run_facts import RunFacts, read_facts, status_phrase
 from dynbench.analysis.steps import MERGED_COLUMNS, step_table
@@ -48,6 +49,7 @@ class MergedRun:
         torn_lines: lines of rank files that were dropped.
         notes: what was wrong with which file.
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
+        calls: when the collectives of every rank were under way, see `calls.read_calls`; None where that was not kept.
     """
 
     run: Run
@@ -61,6 +63,7 @@ class MergedRun:
     torn_lines: int = 0
     notes: tuple[Phrase, ...] = ()
     evaluations: pl.DataFrame = field(default_factory=pl.DataFrame)
+    calls: pl.DataFrame | None = None
 
     @cached_property
     def measured(self) -> pl.DataFrame:
@@ -127,7 +130,8 @@ class MergedRun:
 def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = None) -> MergedRun:
     """Reads what a run's ranks wrote and writes `merged_metrics.parquet` (and .csv) into its folder.
 
-    Rows stand rank by rank, each in order of step. To the ranks' columns the merge adds `exposed_comm_ms` (least
+    Rows stand rank by rank, each in order of step. To the ranks' columns the merge adds `comm_wait_ms` and
+    `comm_transfer_ms` (what of a rank's `comm_ms` was waiting for the others, and transfer), `exposed_comm_ms` (least
     `sync_ms` of the step: what even the last worker to arrive spends), `wait_ms` (a worker's `sync_ms` less that),
     `global_batch`, `step_time_max_ms`, `loss_global` (mean over the step's samples by their weight), and the
     throughputs of the step in samples and real tokens per second. Ranks that train nothing have rows, and no part in
@@ -142,6 +146,17 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
         RecordError: not a single row of a worker can be read (the message names what was found instead), or the run's
             record or configuration cannot.
     """
+    merged, rows = read_merged(run, elsewhere)
+    _write_merged(run, rows, merged.steps, merged.facts.servers, rows.height <= CSV_ROWS if csv is None else csv)
+    return merged
+
+
+def read_merged(run: Run, elsewhere: Sequence[Run] = ()) -> tuple[MergedRun, pl.DataFrame]:
+    """What `merge_run` finds, and the rows that it writes with what it adds; nothing is written.
+
+    Raises:
+        RecordError: as `merge_run`.
+    """
     facts = read_facts(run)
     files = [read_rank_file(rank, path) for rank, path in rank_files([run, *elsewhere]).items()]
     usable = {file.rank: file.rows for file in files if file.rows is not None}
@@ -149,11 +164,21 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
     if not workers:
         raise _no_row(run, facts, files)
     rows = pl.concat(usable.values(), how="diagonal_relaxed", rechunk=False)
+    folders = [run, *elsewhere]
+    calls = (
+        None if facts.virtual else read_calls(folders, range(facts.world_size or len(usable)), facts.clocks_ahead_ns)
+    )
+    if calls is not None:
+        told = waiting_and_transfer(calls)
+        rows = rows.join(told, on=["rank", "step"], how="left", maintain_order="left")
+        silent = pl.col("collectives") == 0
+        rows = rows.with_columns(
+            pl.when(silent).then(0.0).otherwise(pl.col(name)).alias(name) for name in (WAIT, TRANSFER)
+        )
     steps, incomplete = step_table(rows.filter(pl.col("rank") >= facts.servers), len(workers))
-    evaluations = _read_evaluations([run, *elsewhere])
+    evaluations = _read_evaluations(folders)
     steps = number_blocks(steps, _steps_of(evaluations))
-    _write_merged(run, rows, steps, facts.servers, rows.height <= CSV_ROWS if csv is None else csv)
-    return MergedRun(
+    merged = MergedRun(
         run=run,
         facts=facts,
         steps=steps,
@@ -165,7 +190,9 @@ def merge_run(run: Run, elsewhere: Sequence[Run] = (), *, csv: bool | None = Non
         torn_lines=sum(file.torn_lines for file in files),
         notes=tuple(file.note for file in files if file.note),
         evaluations=evaluations,
+        calls=calls,
     )
+    return merged, rows
 
 
 def rank_files(folders: Sequence[Run]) -> dict[int, Path]:

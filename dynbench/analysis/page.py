@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from dynbench.analysis import ranking, tables
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
+from dynbench.analysis.operations_table import operations_table
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
+from dynbench.analysis.profile import profile_table
 from dynbench.analysis.timed import timed_table
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste_table import waste_table
@@ -41,10 +43,18 @@ def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True
     return by_arm(_values(report), gains, _shown(report))
 
 
-def time_tables(report: Report) -> list[Table]:
-    """Where the step time of every arm goes beyond its ideal, and what is timed of communication; as far as known."""
+def further_tables(report: Report) -> list[Table]:
+    """Where each arm's step time goes beyond its ideal, what its communication is, and its profile, as far as known."""
     launches = {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms}
-    return [table for table in (waste_table(launches), timed_table(launches)) if table]
+    several = len(report.arms) > 1
+    profiles = (
+        profile_table(summaries[0]["profile"], label if several else "") for label, summaries in launches.items()
+    )
+    return [
+        table
+        for table in (waste_table(launches), timed_table(launches), operations_table(launches), *profiles)
+        if table
+    ]
 
 
 def arm_records(report: Report) -> list[dict[str, object]]:
@@ -94,7 +104,7 @@ def summary_markdown(report: Report) -> str:
             f"# {' against '.join(arm.label for arm in report.arms)}",
             *([first.markdown()] if first else []),
             *verdicts,
-            *(table.markdown() for table in (*metric_tables(report), *time_tables(report))),
+            *(table.markdown() for table in (*metric_tables(report), *further_tables(report))),
             f"Means over launches. {tables.LEGEND}",
             *([note] if (note := virtual_note(report)) else []),
             *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),

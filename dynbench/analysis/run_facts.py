@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynbench.config.ranks import ranks_of
@@ -79,6 +79,13 @@ class RunFacts:
         if value is None:
             return Phrase("none", "comm_model.none")
         return Phrase.read(said) if isinstance(said, Mapping) else Phrase(str(value))
+
+    @property
+    def clocks_ahead_ns(self) -> Sequence[int]:
+        """By rank, what its clock is ahead of rank 0's; empty where nothing says it."""
+        clocks = self.env.get("clocks")
+        offsets = clocks.get("offsets_ns") if isinstance(clocks, Mapping) else None
+        return offsets if isinstance(offsets, list) else []
 
     @property
     def seed(self) -> int:

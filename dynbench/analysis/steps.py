@@ -20,7 +20,10 @@ MERGED_COLUMNS = (
 )
 """Columns of the step table that the merged rows carry too."""
 
-OPTIONAL_MEANS = ("comm_ms", "bytes_raw", "bytes_wire")
+OPTIONAL_MEANS = (
+    *("comm_ms", "comm_sum_ms", "comm_wait_ms", "comm_transfer_ms", "hidden_comm_ms", "collectives"),
+    *("sync_forward_ms", "sync_backward_ms", "sync_optimizer_ms", "bytes_raw", "bytes_wire", "bytes_sent"),
+)
 """Columns that only some runs have."""
 
 

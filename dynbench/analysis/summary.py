@@ -16,14 +16,17 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis import tables
+from dynbench.analysis.communication import communication_of
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.epochs import epochs_of
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.operations_table import operations_table
+from dynbench.analysis.profile import profile_of, profile_table
 from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.slowest import slowest_ranks
-from dynbench.analysis.steps import OPTIONAL_MEANS, PHASES, SPREAD_COLUMNS
+from dynbench.analysis.steps import PHASES, SPREAD_COLUMNS
 from dynbench.analysis.timed import served_mem_mb, timed_ms, timed_table
 from dynbench.analysis.waste import waste_of
 from dynbench.analysis.waste_table import waste_table
@@ -69,12 +72,17 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     folder = merged.run.path
     table = tables.markdown(tables.summary_rows({merged.label: summary}))
     launches = {merged.label: [summary]}
-    beyond = [found.markdown() for found in (waste_table(launches), timed_table(launches)) if found]
+    shown = (
+        waste_table(launches),
+        timed_table(launches),
+        operations_table(launches),
+        profile_table(summary["profile"]),
+    )
     data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
     parts = [
         f"# {merged.label}",
         table,
-        *beyond,
+        *(each.markdown() for each in shown if each),
         _footnote(summary),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
     ]
@@ -127,8 +135,9 @@ def summary_of(merged: MergedRun) -> Summary:
         "samples": int(steps["global_batch"].sum()),
         "real_tokens": int(steps["real_tokens"].sum()),
         "epochs": epochs_of(merged),
+        "profile": profile_of(merged),
         "timed_ms": timed_ms(merged),
-        **_transport(steps),
+        **communication_of(merged),
     }
     return found if has_lengths(facts.config) else found | _WITHOUT_LENGTHS
 
@@ -163,14 +172,6 @@ def _throughput(steps: pl.DataFrame, total_ms: float | None, amount: str, per_st
     """Ratio of totals, and the 95th percentile of the steps' own throughputs."""
     seconds = (total_ms or 0.0) / 1000
     return {"mean": _ratio(_total(steps, amount), seconds), "p95": _distribution(steps, per_step, 95)["p95"]}
-
-
-def _transport(steps: pl.DataFrame) -> Summary:
-    """What gradient synchronisation moved, for runs that record it; means per rank and step."""
-    found: Summary = {name: {"mean": _mean(steps, name)} for name in OPTIONAL_MEANS if name in steps.columns}
-    if {"bytes_raw", "bytes_wire"} <= set(steps.columns):
-        found["compression_ratio"] = _ratio(_total(steps, "bytes_raw"), _total(steps, "bytes_wire"))
-    return found
 
 
 def _evaluation(evaluations: pl.DataFrame, unigram: object) -> dict[str, object] | None:

@@ -16,7 +16,7 @@ from dynbench.table_text import MARKDOWN_WIDTH, Table
 SIDES = ("workers", "servers")
 TITLE = "what is timed of communication, means over ranks and steps, ms"
 OF_EVERY_RUN = frozenset(column.name for column in COMM_COLUMNS)
-OPTIMIZER = "optimizer_ms"
+OPTIMIZER, COMMUNICATION = "optimizer_ms", "comm_ms"
 
 Times = dict[str, float | None]
 Launches = Mapping[str, Sequence[Mapping[str, object]]]
@@ -24,10 +24,11 @@ Launches = Mapping[str, Sequence[Mapping[str, object]]]
 
 
 def timed_columns(merged: MergedRun) -> list[str]:
-    """The columns beyond those of every row that hold milliseconds."""
+    """The columns that hold milliseconds of a strategy or compressor, and how long it communicated at all."""
     written = pl.read_parquet_schema(merged.run.path / PARQUET)
     declared = read_columns(merged.run.ranks_dir)
-    return [name for name, column in declared.items() if column.unit == "ms" and name in written]
+    chosen = [name for name in declared if name == COMMUNICATION or name not in OF_EVERY_RUN]
+    return [name for name in chosen if declared[name].unit == "ms" and name in written]
 
 
 def rows_of_side(merged: MergedRun, side: str) -> pl.LazyFrame:

@@ -21,7 +21,7 @@ micro-batch, the needed compute is the measured one, fit or not. The parts, as s
     other         the rest: time in no phase, ranks that end a block before the last one does, launching the
                   micro-batches beyond one per rank, and the residual of the fit, because of which it may fall below 0
 
-They add up to 1 - 1/S. What a strategy sends within forward and backward counts as compute.
+They add up to 1 - 1/S. What a pass waits for other ranks is sync; what runs beside one on a GPU is in it.
 """
 
 from __future__ import annotations

@@ -149,10 +149,16 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         documents: reports already written from it.
     """
     from dynbench.analysis import ranking
-    from dynbench.analysis.page import arm_records, metric_tables, overview_table, time_tables, virtual_note
+    from dynbench.analysis.page import (
+        arm_records,
+        further_tables,
+        metric_tables,
+        overview_table,
+        virtual_note,
+    )
 
     first = overview_table(report)
-    tables = [*([first] if first else []), *metric_tables(report, fits), *time_tables(report)]
+    tables = [*([first] if first else []), *metric_tables(report, fits), *further_tables(report)]
     print_results(tables, arm_records(report))
     if note := virtual_note(report):
         print_line(f"\n{note}")

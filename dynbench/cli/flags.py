@@ -21,6 +21,7 @@ class Flag:
         help: one line; `{names}` stands for the plug-ins that the key takes.
         metavar: what stands for the value in the help; empty for the choices.
         choices: all values, where they are few and fixed.
+        aliases: other spellings.
     """
 
     option: str
@@ -28,6 +29,7 @@ class Flag:
     help: str
     metavar: str
     choices: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
     @property
     def parameter(self) -> str:
@@ -44,8 +46,9 @@ def _read() -> tuple[Flag, ...]:
     with Path(__file__).with_name("flags.csv").open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
     return tuple(
-        Flag(option, key, text, metavar, tuple(filter(None, choices.split("|"))))
-        for option, key, metavar, choices, text in rows
+        Flag(option, key, text, metavar, tuple(filter(None, choices.split("|"))), tuple(filter(None, [alias])))
+        for options, key, metavar, choices, text in rows
+        for option, _, alias in [options.partition("|")]
     )
 
 

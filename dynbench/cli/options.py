@@ -219,6 +219,7 @@ def _option(flag: Flag, shows_default: bool) -> Decorator:
 
     return click.option(
         flag.option,
+        *flag.aliases,
         flag.parameter,
         cls=_FieldOption,
         flag=flag,

@@ -31,6 +31,9 @@ _SECTIONS = ("workload", "schedule", "sync", "compress", "train", "launch", "pro
 @click.option("--dry-run", is_flag=True, help="Print settings, torchrun line and run folder; do nothing.")
 @click.option("--save-model", is_flag=True, help="Keep the best and the last model, with the tokenizer, in the run.")
 @click.option("--tensorboard", is_flag=True, help="Write scalars too; `dynbench tensorboard` shows them.")
+@click.option(
+    "--exposed", is_flag=True, help="Train in turns with the same without communication, which tells what that costs."
+)
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @config_options(*_SECTIONS)
 @common_options
@@ -42,6 +45,7 @@ def command(
     no_figures: bool,
     save_model: bool,
     tensorboard: bool,
+    exposed: bool,
 ) -> None:
     """Train a model on several ranks and record where every step's time goes."""
     for asked, key in ((save_model, "train.save_model"), (tensorboard, "train.tensorboard")):
@@ -59,7 +63,7 @@ def command(
 
     with progress_display(settings.shows_progress) as on_progress:
         result = run_training(
-            config, store, name=name, replace=replace, on_progress=on_progress, figures=not no_figures
+            config, store, name=name, replace=replace, on_progress=on_progress, figures=not no_figures, exposed=exposed
         )
     if result is not None:
         _show_result(result, store, settings)

@@ -200,6 +200,7 @@ _COMMON: dict[str, Effect] = {
     "train.steps": Effect("train"),
     "train.epochs": Effect("train"),
     "train.warmup_steps": Effect("train"),
+    "train.profile_steps": Effect("train"),
     "train.global_batch": Effect("train probe"),
     "train.batch_per_worker": Effect("train probe"),
     "train.seed": Effect("train probe solve"),

@@ -15,6 +15,7 @@ from dynbench.config.rank_rules import buffer_size, rank_problems
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
+from dynbench.config.train_rules import TRAIN_RULES
 from dynbench.config.unread import unread
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
@@ -277,27 +278,6 @@ def _nodes_agree(config: Config) -> Iterator[str]:
             yield f"launch.world_size: {launch.world_size} is not nproc x nnodes = {ranks}; leave it out with torchrun"
 
 
-def _learning_rate_gets_up(config: Config) -> Iterator[str]:
-    train = config.train
-    if train.epochs is not None and train.steps == type(train).model_fields["steps"].default:
-        return  # how many steps there are is decided later
-    most = train.warmup_steps + train.steps
-    if train.lr_warmup_steps > most:
-        yield (
-            f"train.lr_warmup_steps: {train.lr_warmup_steps} steps, but there are {most} (train.warmup_steps + "
-            f"train.steps), so that the learning rate never gets to its full value; greatest that works: {most}"
-        )
-
-
-def _a_model_can_be_saved(config: Config) -> Iterator[str]:
-    if not config.train.save_model:
-        return
-    if config.workload.runs_own_code:
-        yield f"train.save_model: true, but code of your own makes the model of {config.workload.name}; save it there"
-    if not config.sync.trains:
-        yield f"train.save_model: true, but with {config.sync.silent} no model is trained; change either"
-
-
 def _memory_limit_is_a_size(config: Config) -> Iterator[str]:
     limit = config.probe.memory_limit
     if limit is None:
@@ -327,7 +307,6 @@ RULES: tuple[Rule, ...] = (
     _measured_cost_has_a_source,
     _cost_tells_plans_apart,
     _nodes_agree,
-    _learning_rate_gets_up,
-    _a_model_can_be_saved,
+    *TRAIN_RULES,
     _memory_limit_is_a_size,
 )

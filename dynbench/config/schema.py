@@ -207,6 +207,9 @@ class Train(Section):
     """Passes over the training samples, the warm-up's steps among them, in place of `steps`; each is evaluated."""
     warmup_steps: NonNegativeInt = 10
     """Optimizer steps before measuring; recorded, marked, and left out of every statistic."""
+    profile_steps: NonNegativeInt = 0
+    """Steps under torch.profiler, the last ones of `warmup_steps`, so that they are never measured; 0 for none. The
+    ranks' traces, for TensorBoard and Perfetto, are in `profiler/`."""
     global_batch: PositiveInt = 64
     """Samples per optimizer step over all ranks (B)."""
     batch_per_worker: PositiveInt | None = None

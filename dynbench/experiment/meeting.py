@@ -85,12 +85,12 @@ def decide_meeting(launches: Launches, arms: Mapping[str, Config], baseline: str
     """
     if launches.mode == "apart":
         return apart(list(arms), "launches.mode is apart")
-    obstacles = list(dict.fromkeys(_obstacles(launches, arms, baseline)))
-    if obstacles and launches.mode == "interleaved":
+    found = list(dict.fromkeys(obstacles(launches, arms, baseline)))
+    if found and launches.mode == "interleaved":
         hint = "Make them equal, or launch the arms apart: launches.mode=apart (--launch-mode apart)."
-        raise ConfigError([f"launches.mode: interleaved, but {obstacle}" for obstacle in obstacles], hint)
-    if obstacles:
-        return apart(list(arms), "; ".join(obstacles))
+        raise ConfigError([f"launches.mode: interleaved, but {obstacle}" for obstacle in found], hint)
+    if found:
+        return apart(list(arms), "; ".join(found))
     asked = "launches.mode is interleaved" if launches.mode == "interleaved" else "the arms can share their processes"
     if len(arms) > MOST_TOGETHER:
         reason = f"{asked}; {len(arms)} arms are more than {MOST_TOGETHER}, so each meets the baseline"
@@ -102,7 +102,7 @@ def _pairs(arms: Sequence[str], baseline: str) -> Groups:
     return tuple((baseline, arm) for arm in arms if arm != baseline)
 
 
-def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) -> Iterator[str]:
+def obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) -> Iterator[str]:
     """Why arms cannot share their processes."""
     first = arms[baseline]
     for name, config in arms.items():
@@ -114,6 +114,11 @@ def _obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) ->
         if 0 < every < OFTEN and config.train.eval_samples:
             key = "train.eval_every" if every == config.train.eval_every else "an epoch"
             yield f"{key} of arm {name} is {every} steps, and the step after each evaluation does not count"
+        if config.train.profile_steps:
+            yield (
+                f"train.profile_steps of arm {name} is {config.train.profile_steps}, and a profiler is "
+                "of the whole process, where it slows every arm"
+            )
         if workers := ahead(config):
             yield (
                 f"workload.workers of arm {name} is {workers}: they decode its next images, which would be in the time "

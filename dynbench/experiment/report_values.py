@@ -13,7 +13,14 @@ from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
-from dynbench.experiment import answers, cost_answers, layout_answers, memory_safety, waste_answers
+from dynbench.experiment import (
+    answers,
+    communication_answers,
+    cost_answers,
+    layout_answers,
+    memory_safety,
+    waste_answers,
+)
 from dynbench.experiment import report_tables as tables
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
@@ -59,7 +66,14 @@ def report_values(sources: Sources) -> Values:
         **number_figures(sources.subject, sources.template, sources.folder),
     }
     values |= dict.fromkeys(
-        (*answers.OWN, *layout_answers.OWN, *memory_safety.OWN, *waste_answers.OWN, "figure.number")
+        (
+            *answers.OWN,
+            *layout_answers.OWN,
+            *memory_safety.OWN,
+            *waste_answers.OWN,
+            *communication_answers.OWN,
+            "figure.number",
+        )
     )
     speaker = Speaker(sources.subject, sources.template, values)
     values |= {**_sentences(sources, values), **_answers(speaker, sources.solved)}
@@ -120,6 +134,7 @@ def _tables(sources: Sources) -> Values:
         "table.metrics": metrics_table(subject, template),
         "table.waste": waste_answers.wasted(subject.arms, template),
         "table.timed": communication_table(subject, template),
+        "table.operations": communication_answers.operations(subject, template),
         "table.checks": tables.checks_table(subject.checks or (), template),
         "table.arms": arms_table(subject, template),
         "table.common": common_table(subject, template),
@@ -153,6 +168,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     return {
         **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
         "say.waste": waste_answers.waste_sentences(speaker),
+        "say.exposed": communication_answers.exposures(speaker),
         "say.waterfall": waste_answers.waterfall_sentence(speaker),
         "say.layouts": layout_answers.layout_sentences(speaker),
         "say.losses": answers.losses(speaker),

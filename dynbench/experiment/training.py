@@ -17,7 +17,7 @@ from dynbench.engine.launching.ranks_given import started_as_rank
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, UsageError
-from dynbench.experiment.probing import wants_probe, with_probe
+from dynbench.experiment.probing import using_probe, wants_probe, with_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore, results_option
@@ -46,6 +46,7 @@ def run_training(
     on_progress: OnProgress | None = None,
     warn_unread: bool = True,
     figures: bool = False,
+    exposed: bool = False,
     **naming: Unpack[Naming],
 ) -> TrainingResult | None:
     """Probe where the configuration asks for it, train, merge, summarise and draw.
@@ -61,21 +62,32 @@ def run_training(
         warn_unread: warn of what the settings leave open and of those that nothing reads; a comparison does so once,
             for all its arms.
         figures: draw the run's figures; where that fails, a warning says why, and the run is complete all the same.
+        exposed: train the same without communication in turns with it, as a run beside it.
         naming: what the run is called.
 
     Returns:
         The result; None on ranks other than 0 that torchrun or srun started.
 
     Raises:
-        DynbenchError: as `launch_training`.
+        DynbenchError: as `launch_training`, and `with_null`.
     """
     attached, asked = started_as_rank(config), config if warn_unread else None
+    if attached and exposed:
+        raise UsageError(
+            "--exposed launches two arms, and was started as a rank of one", "Start it outside of torchrun and srun."
+        )
+    arms: Sequence[tuple[Config, Naming]] = [(config, naming)]
+    turns = None
+    if exposed:
+        from dynbench.experiment.without_communication import with_null
+
+        arms, turns = with_null(config, naming, store)
     if not attached and wants_probe(config):
         plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
         config = with_probe(config, store)
+        arms = [(using_probe(one, config.probe.run), named) for one, named in arms]
     if not attached:
-        (result,) = run_arms([(config, naming)], store, on_progress=on_progress, asked=asked, figures=figures)
-        return result
+        return run_arms(arms, store, turns=turns, on_progress=on_progress, asked=asked, figures=figures)[0]
     from dynbench.engine.launching.attach import join_training
 
     with _partial_summarised():

@@ -49,10 +49,28 @@ COMM_COLUMNS: tuple[Column, ...] = (
         "Time of the step in which at least one collective of the strategy was under way, from its call on this rank "
         "to its completion, waiting for other ranks included.",
     ),
+    Column("comm_sum_ms", "number", "ms", "Sum over collectives of the same; those that overlap count each."),
+    Column(
+        "hidden_comm_ms", "number", "ms", "What of comm_ms went on beside other work, not in the time to synchronise."
+    ),
+    Column("collectives", "integer", "", "Collectives, sends and receives of the strategy that were completed."),
+    Column("sync_forward_ms", "number", "ms", "What of sync_ms the forward passes waited, which do not have it."),
+    Column("sync_backward_ms", "number", "ms", "What of sync_ms the backward passes waited, which do not have it."),
+    Column("sync_optimizer_ms", "number", "ms", "What of sync_ms the optimizer's step waited, which does not have it."),
     Column("bytes_raw", "integer", "B", "What the strategy gave this rank's wire, before anything was compressed."),
     Column("bytes_wire", "integer", "B", "What this rank sent, from the sizes sent and each collective's formula."),
+    Column(
+        "bytes_sent",
+        "integer",
+        "B",
+        "What this process sent over its TCP connections, as the kernel counts it; empty where that is not known.",
+    ),
 )
 """Of every run on real ranks."""
+
+COUNTED_FROM_MB = 10.0
+"""Sent by a rank in a step, from which on what is sent beside a strategy's gradients is little; of gradients
+that are smaller altogether, `bytes_sent` is left out."""
 
 REPEATED = Column(
     "repeated_micro_batches",

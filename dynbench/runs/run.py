@@ -71,6 +71,19 @@ class Run:
         """The rows of one rank."""
         return self.ranks_dir / f"rank_{rank}.csv"
 
+    def calls_file(self, rank: int) -> Path:
+        """When the collectives of one rank were under way."""
+        return self.ranks_dir / f"calls_{rank}.csv"
+
+    @property
+    def profiler_dir(self) -> Path:
+        """Traces of profiled steps, and what their time went to."""
+        return self.path / "profiler"
+
+    def profile_file(self, rank: int) -> Path:
+        """What the time of one rank's profiled steps went to."""
+        return self.profiler_dir / f"profile_{rank}.json"
+
     def record(self) -> RunRecord:
         """The record as it is on disk now.
 

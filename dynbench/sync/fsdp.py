@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,10 @@ from dynbench.sync.fully_sharded import FullyShardedDDP
 
 
 class Fsdp(Strategy):
-    """`FullyShardedDDP`; the time of its gathers is in that of the forward and backward passes that wait for them."""
+    """`FullyShardedDDP`; passes that wait for a gather or a reduce-scatter synchronise meanwhile.
+
+    On a GPU nobody waits: they run beside the passes, on streams of their own, and what is not hidden is in these.
+    """
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
@@ -37,6 +40,7 @@ class Fsdp(Strategy):
             device=device,
             wire=self.wire,
             on_ready=on_ready,
+            waiting=nullcontext if device.type == "cuda" else self.waiting,
             reshard=options.reshard,
         )
         self.model = model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import chain, pairwise
@@ -26,6 +26,8 @@ from dynbench.sync.one_model import check_same_model, share_tensors, unused_ever
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import lay_out
 
+Waiting = Callable[[], AbstractContextManager[None]]
+
 
 class FullyShardedDDP(nn.Module):
     """`fully_shard` of each block of a module and of the rest, with its gathers and reduce-scatters on a wire.
@@ -41,6 +43,7 @@ class FullyShardedDDP(nn.Module):
         device: where it shall be; None where it is, which is not the meta device.
         wire: how it talks to the other ranks; None for the default process group.
         on_ready: called once a step when this rank's last gradients are complete and before they are sent.
+        waiting: entered while a pass waits for what other ranks send.
         reshard: free a block after its forward pass and gather it anew for its backward pass.
 
     Raises:
@@ -57,6 +60,7 @@ class FullyShardedDDP(nn.Module):
         device: torch.device | None = None,
         wire: Wire | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        waiting: Waiting = nullcontext,
         reshard: bool = True,
     ) -> None:
         super().__init__()
@@ -82,8 +86,9 @@ class FullyShardedDDP(nn.Module):
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self._under_way: list[Future[Tensor]] = []
         for each in self._sharded:
-            each.set_custom_all_gather(_Gather(self._wire))
-            each.set_custom_reduce_scatter(_Scatter(self._wire, self._sending, _parameters_of(each), self._under_way))
+            each.set_custom_all_gather(_Gather(self._wire, waiting))
+            scatter = _Scatter(self._wire, waiting, self._sending, _parameters_of(each), self._under_way)
+            each.set_custom_reduce_scatter(scatter)
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
             if hasattr(each, "set_reduce_scatter_unused_params"):
@@ -201,28 +206,29 @@ def _parameters_of(part: FSDPModule) -> list[Any]:
 class _UnderWay(dist.Work):
     """A gather on the wire, as torch waits for one."""
 
-    def __init__(self, future: Future[Tensor]) -> None:
+    def __init__(self, future: Future[Tensor], waiting: Waiting) -> None:
         super().__init__()
-        self._future = future
+        self._future, self._waiting = future, waiting
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return when it is done; a wire has a limit of its own."""
-        self._future.wait()
+        with self._waiting():
+            self._future.wait()
         return True
 
 
 class _Gather(DefaultAllocMixin, AllGather):
     """On the wire, in place; on a CPU under way when it returns."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, waiting: Waiting) -> None:
+        self._wire, self._waiting = wire, waiting
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         future = self._wire.gather(output_tensor, input_tensor)
         if output_tensor.device.type == "cpu":
-            return _UnderWay(future)
+            return _UnderWay(future, self._waiting)
         future.wait()
         return None
 
@@ -232,15 +238,22 @@ class _Scatter(DefaultAllocMixin, ReduceScatter):
 
     Args:
         wire: the wire.
+        waiting: entered while it is waited for.
         sending: called before.
         parameters: whose gradients it is called with.
         under_way: what is to be waited for.
     """
 
     def __init__(
-        self, wire: Wire, sending: Callable[[], None], parameters: Sequence[Any], under_way: list[Future[Tensor]]
+        self,
+        wire: Wire,
+        waiting: Waiting,
+        sending: Callable[[], None],
+        parameters: Sequence[Any],
+        under_way: list[Future[Tensor]],
     ) -> None:
-        self._wire, self._sending, self._parameters, self._under_way = wire, sending, parameters, under_way
+        self._wire, self._waiting, self._sending = wire, waiting, sending
+        self._parameters, self._under_way = parameters, under_way
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -251,7 +264,8 @@ class _Scatter(DefaultAllocMixin, ReduceScatter):
         if output_tensor.device.type == "cpu" and not any(self._read(each, output_tensor) for each in self._parameters):
             self._under_way.append(future)
         else:
-            future.wait()
+            with self._waiting():
+                future.wait()
 
     @staticmethod
     def _read(parameter: Any, output: Tensor) -> bool:

@@ -18,6 +18,8 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from dynbench.clock import clock_for
+from dynbench.runs.calls import EVERYONE
+from dynbench.wire.ranges import named_range
 from dynbench.wire.traffic import Ledger
 
 _SENT_AS_THEY_ARE = (
@@ -148,13 +150,17 @@ class Channel:
     def send(self, tensor: Tensor, to: int) -> Future[Tensor]:
         """The tensor to rank `to`, which receives it."""
         return self._run(
-            "send", tensor, tensor, lambda: dist.isend(self._movable(tensor), group_dst=to, group=self.group)
+            "send", tensor, tensor, lambda: dist.isend(self._movable(tensor), group_dst=to, group=self.group), peer=to
         )
 
     def receive(self, tensor: Tensor, source: int) -> Future[Tensor]:
         """What rank `source` sends, into `tensor`."""
         return self._run(
-            "receive", tensor, tensor, lambda: dist.irecv(self._movable(tensor), group_src=source, group=self.group)
+            "receive",
+            tensor,
+            tensor,
+            lambda: dist.irecv(self._movable(tensor), group_src=source, group=self.group),
+            peer=source,
         )
 
     def close(self) -> None:
@@ -175,9 +181,10 @@ class Channel:
         result: Tensor,
         begin: Callable[[], dist.Work | Future[Any] | None],
         finish: Callable[[], object] | None = None,
+        peer: int = EVERYONE,
     ) -> Future[Tensor]:
-        entry = self.ledger.begin(operation, nbytes(handed_in), self.world_size)
-        with torch.profiler.record_function(f"dynbench::{operation}"):
+        entry = self.ledger.begin(operation, nbytes(handed_in), self.world_size, peer)
+        with named_range(operation, self.device):
             work = begin()
             assert work is not None, "this rank is in the group"
         ledger = self.ledger

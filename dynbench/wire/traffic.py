@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dynbench.clock import Clock
+from dynbench.clock import NS_PER_MS, Clock
+from dynbench.runs.calls import EVERYONE, Call
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda size, ranks: 2 * (ranks - 1) * size // ranks,
@@ -47,11 +49,18 @@ class Traffic:
     """Time in which at least one operation was under way."""
     bytes_raw: int
     """What the strategy handed to the wire, before anything was compressed."""
+    calls: Sequence[Call] = ()
+    """All calls, in their order."""
 
     @property
     def bytes_wire(self) -> int:
         """What this rank sent."""
         return sum(tally.bytes_wire for tally in self.operations.values())
+
+    @property
+    def sum_ms(self) -> float:
+        """Sum over calls of the time each was under way."""
+        return sum(tally.ms for tally in self.operations.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +68,8 @@ class Entry:
     """One call of an operation."""
 
     operation: str
+    peer: int
+    number: int
     bytes_in: int
     bytes_wire: int
     start: object
@@ -76,6 +87,7 @@ class Ledger:
     clock: Clock
     _entries: list[Entry] = field(default_factory=list)
     _bytes_raw: int = 0
+    _numbers: Counter[tuple[str, int]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hand_in(self, size: int) -> None:
@@ -83,10 +95,12 @@ class Ledger:
         with self._lock:
             self._bytes_raw += size
 
-    def begin(self, operation: str, size: int, ranks: int) -> Entry:
-        """An operation is called with so many bytes."""
-        entry = Entry(operation, size, SENT[operation](size, ranks), self.clock.mark())
+    def begin(self, operation: str, size: int, ranks: int, peer: int = EVERYONE) -> Entry:
+        """An operation is called with so many bytes, of a send or receive with the other rank."""
+        among = "everyone" if peer == EVERYONE else operation, peer
         with self._lock:
+            entry = Entry(operation, peer, self._numbers[among], size, SENT[operation](size, ranks), self.clock.mark())
+            self._numbers[among] += 1
             self._entries.append(entry)
         return entry
 
@@ -106,26 +120,27 @@ class Ledger:
             done = [entry for entry in self._entries if entry.end is not None]
             self._entries = [entry for entry in self._entries if entry.end is None]
             raw, self._bytes_raw = self._bytes_raw, 0
-        spans = [
-            (self.clock.elapsed_ms(done[0].start, entry.start), self.clock.elapsed_ms(done[0].start, entry.end))
+        to_ns = self.clock.to_host_ns()
+        calls = [
+            Call(entry.operation, entry.peer, entry.number, entry.bytes_wire, to_ns(entry.start), to_ns(entry.end))
             for entry in done
         ]
         operations: dict[str, Tally] = {}
-        for entry, (start, end) in zip(done, spans, strict=True):
+        for entry, call in zip(done, calls, strict=True):
             before = operations.get(entry.operation, Tally(0, 0, 0, 0.0))
             operations[entry.operation] = Tally(
                 before.calls + 1,
                 before.bytes_in + entry.bytes_in,
                 before.bytes_wire + entry.bytes_wire,
-                before.ms + end - start,
+                before.ms + (call.end_ns - call.start_ns) / NS_PER_MS,
             )
-        return Traffic(operations, union_ms(spans), raw)
+        return Traffic(operations, union_ms([(call.start_ns, call.end_ns) for call in calls]), raw, calls)
 
 
-def union_ms(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of intervals (start, end)."""
+def union_ms(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end) in nanoseconds."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return total
+    return total / NS_PER_MS

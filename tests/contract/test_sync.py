@@ -231,13 +231,13 @@ def test_the_server_sends_and_receives_a_message_per_tensor_or_one(three: WarmRa
         assert server == [2 * (pushed + pulled)] * 2
 
 
-WAIT_AFTER_THE_GRADIENTS = ["zero1", "zero1_torch", "ps", "ps_flat", "local_sgd", "local_sgd_torch", "diloco"]
+WAIT_BESIDE_THE_GRADIENTS = ["fsdp", "zero1", "zero1_torch", "ps", "ps_flat", "local_sgd", "local_sgd_torch", "diloco"]
 
 
 @pytest.mark.parametrize("sync", STRATEGIES)
-def test_what_is_waited_for_after_the_gradients_is_told(ranks: WarmRanks, sync: str) -> None:
+def test_what_is_waited_for_within_passes_and_the_optimizers_step_is_told(ranks: WarmRanks, sync: str) -> None:
     """So that it is in the time to synchronise and in no other."""
-    assert ranks(waits_noted, sync) == [sync in WAIT_AFTER_THE_GRADIENTS] * 2
+    assert ranks(waits_noted, sync) == [sync in WAIT_BESIDE_THE_GRADIENTS] * 2
 
 
 def test_the_workers_buffers_are_weighted_by_their_rows(three: WarmRanks) -> None:

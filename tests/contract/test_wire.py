@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from warm import WarmRanks
 from wire_jobs import after_a_failure, closed_with_work_left, every_operation, every_verb, groups_left, large_gather
+from wire_measured_jobs import clocks_apart, clocks_as_they_are, counted_over_calculated
 
 from dynbench.wire.traffic import SENT
 
@@ -84,3 +85,20 @@ def test_a_group_of_its_own_ends_with_the_wire(ranks: WarmRanks) -> None:
 
 def test_a_large_gather_is_one_all_gather_to_who_counts(ranks: WarmRanks) -> None:
     assert ranks(large_gather) == [True, True]
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_the_kernel_counts_the_bytes_of_the_formulas(ranks: WarmRanks, operation: str) -> None:
+    assert ranks(counted_over_calculated, operation, False) == pytest.approx([1.0] * 2, abs=0.02)
+
+
+def test_what_is_sent_past_the_wire_is_counted(ranks: WarmRanks) -> None:
+    assert ranks(counted_over_calculated, "all_reduce", True) == pytest.approx([2.0] * 2, abs=0.04)
+
+
+def test_clocks_are_compared_where_ranks_read_different_ones(ranks: WarmRanks) -> None:
+    found = ranks(clocks_apart, 5.0)[0]
+    first, second = found["offsets_ns"]
+    assert first == 0 and abs(second - 5e9) <= found["uncertainty_ns"] < 1e9
+    assert found["source"] == "measured"
+    assert ranks(clocks_as_they_are)[0] == {"offsets_ns": [0, 0], "uncertainty_ns": 0, "source": "same"}

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from dynbench.clock import CudaClock, HostClock
+from dynbench.clock import NS_PER_MS, CudaClock, HostClock
 from dynbench.engine.rank.timers import StepTimer
 
 pytestmark = pytest.mark.gpu
@@ -62,14 +62,13 @@ def test_phases_have_their_kernels_time_although_the_host_runs_ahead(device: tor
 
 
 def test_ready_is_a_moment_on_the_device(device: torch.device) -> None:
-    timer = StepTimer(device)
-    start = timer.clock.mark()
-    torch.cuda._sleep(CYCLES)
-    timer.note_ready()
-    torch.cuda._sleep(2 * CYCLES)
-    end = timer.clock.mark()
-    ready = timer.take_ready(default=end)
-    timer.add("backward", start, ready)
-    timer.add("sync", ready, end)
+    timer, before = StepTimer(device), time.perf_counter_ns()
+    with timer.backward():
+        torch.cuda._sleep(CYCLES)
+        timer.note_ready()
+        torch.cuda._sleep(2 * CYCLES)
     phases, _ = timer.end_step()
     assert phases["sync"] == pytest.approx(2 * phases["backward"], rel=0.05)
+    ((start, end),) = timer.synchronised.spans_ns
+    assert end - start == pytest.approx(phases["sync"] * NS_PER_MS, rel=0.01)
+    assert before < start < end < time.perf_counter_ns()

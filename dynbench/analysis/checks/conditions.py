@@ -27,7 +27,6 @@ DRIFT_LIMIT = 0.10
 """Change over one launch, as a part of its median step."""
 DRIFT_STANDARD_ERRORS = 4
 PLANNING_LIMIT = 0.01
-COMMUNICATION_LIMIT = 0.30
 CHEAPER_PLANS = ("prefix", "window")
 """Policies with a setting that makes planning cheaper."""
 
@@ -101,15 +100,6 @@ def planning_cost(evidence: Evidence) -> Iterator[Seen]:
         if share > PLANNING_LIMIT:
             values = {"arm": arm.label, "share": share, "limit": PLANNING_LIMIT}
             yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "other")
-
-
-def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
-    """The first arm with over `COMMUNICATION_LIMIT` of communication that even its last rank to arrive spends."""
-    for arm in evidence.arms:
-        share = share_of_time(arm.runs[0], "exposed_comm_ms")
-        if share > COMMUNICATION_LIMIT:
-            yield Seen("info", {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT})
-            return
 
 
 def null_wire(evidence: Evidence) -> Iterator[Seen]:

@@ -16,6 +16,7 @@ ALWAYS = (
     "analysis",
     "train.eval_every",
     "train.eval_samples",
+    "train.profile_steps",
     "launch.timeout_s",
     "launch.node_rank",
     "launch.rdzv_endpoint",

@@ -8,11 +8,14 @@ from dynbench.config.ranks import Ranks
 from dynbench.engine.planning import PlanSource
 from dynbench.engine.rank.arm_loop import ArmLoop
 from dynbench.engine.rank.exchange import GlobalBatch, PlannedBatch
+from dynbench.engine.rank.profile import Profile
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder, extra_values
+from dynbench.engine.rank.sent_bytes import SentBytes
 from dynbench.engine.rank.told import Told
 from dynbench.engine.rank.turns import Moment
+from dynbench.runs.calls import CallWriter
 from dynbench.runs.row_writer import RowWriter
 from dynbench.schedule.plan import Share
 from dynbench.workloads.micro_batch import evened_out
@@ -32,6 +35,9 @@ class Loop(ArmLoop):
     rows: RowBuilder
     writer: RowWriter
     told: Told
+    calls: CallWriter
+    sent: SentBytes
+    profile: Profile
     fixed_batch: bool
     """Every step has `train.global_batch` samples."""
 
@@ -39,10 +45,13 @@ class Loop(ArmLoop):
         """Begin the next step now, leaving out what was done and sent since the last one ended."""
         super().restart()
         self.replica.strategy.wire.take()
+        self.sent.restart()
 
     def step(self, moment: Moment) -> None:
         """One optimizer step, measured and written."""
         train, strategy, step = self.config.train, self.replica.strategy, moment.step
+        if self.profile.begin(step):
+            self.restart()
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
@@ -73,8 +82,19 @@ class Loop(ArmLoop):
             reserved_mem_mb=self.memory.reserved_mb(),
             skipped=self.replica.precision.take_skipped(),
         )
-        extra = extra_values(self.replica, moment, parts, len(batches) - len(share))
+        traffic = strategy.wire.take()
+        extra = extra_values(
+            self.replica,
+            moment,
+            parts,
+            len(batches) - len(share),
+            traffic,
+            self.timer.synchronised,
+            self.sent.take(),
+        )
         self.writer.write(row, extra)
+        self.calls.write(step, traffic.calls)
+        self.profile.end(step)
         self.epochs.add(row, extra)
         self.told.step(row)
 

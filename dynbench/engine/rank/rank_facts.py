@@ -14,6 +14,7 @@ from torch.cuda import nccl
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
+from dynbench.engine.rank.clocks import compare_clocks
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
@@ -53,6 +54,7 @@ def write_facts(
         packed_rows: what `check_packed_rows` saw; None where batches are padded.
     """
     devices = gather_objects(describe_device(context))
+    clocks = compare_clocks()
     if context.is_first:
         if config.workload.runs_own_code:
             write_lengths(run, workload.train.lengths, workload.positions)
@@ -62,6 +64,7 @@ def write_facts(
                 "devices": {"ranks": devices},
                 "ranks": describe_ranks(config, context),
                 "data": {**workload.facts, "lengths": describe_lengths(workload.train.lengths)},
+                "clocks": clocks,
                 "decisions": _decisions(run, config, context, memory),
                 **({} if together is None else {"together": together}),
                 **({} if packed_rows is None else {"packed_rows": packed_rows}),

@@ -13,15 +13,17 @@ from dynbench.engine.planning import NoPlans, PlansAhead, PlanSource, Replicated
 from dynbench.engine.rank.batch_norm import warn_of_unequal_numbers
 from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
-from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks
+from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks, wait_for_all
 from dynbench.engine.rank.gather import GatheredPlans
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter
+from dynbench.engine.rank.profile import Profile, profiled_steps
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.rank_warnings import epochs_file
-from dynbench.engine.rank.replica import Replica
+from dynbench.engine.rank.replica import Replica, gradient_megabytes
 from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.scalars import scalars_of
+from dynbench.engine.rank.sent_bytes import SentBytes, can_count
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.told import Told
 from dynbench.engine.rank.wiring import build_strategy, session
@@ -29,7 +31,8 @@ from dynbench.engine.run_check import total_steps
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
 from dynbench.plugins import options_of
 from dynbench.plugins.policies import PrefixOptions
-from dynbench.runs.columns import write_columns
+from dynbench.runs.calls import CallWriter
+from dynbench.runs.columns import COUNTED_FROM_MB, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Problem, policy_class
@@ -48,6 +51,7 @@ def real_loop(
     problem = build_problem(config, lengths, ranks.workers, multiple, run.path.parent, workload.positions)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device)
+    profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
     policy = config.schedule.policy_name
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
         replica = Replica(
@@ -71,6 +75,9 @@ def real_loop(
             memory=memory,
             rows=RowBuilder(context.rank, policy, config.workload.layout, lengths),
             writer=writer,
+            calls=files.enter_context(CallWriter(run.calls_file(context.rank))),
+            sent=SentBytes(counts_bytes(replica)),
+            profile=Profile(run, context.rank, context.device, profiled, wait_for_all),
             told=Told(total_steps(config), says=first_worker),
             epochs=Epochs(
                 config.train,
@@ -91,6 +98,11 @@ def real_loop(
             ),
             fixed_batch=policy_class(policy).fixed_batch,
         )
+
+
+def counts_bytes(replica: Replica) -> bool:
+    """Whether what goes over connections is counted: not on GPUs, and not where it is little beside all else."""
+    return replica.device.type == "cpu" and gradient_megabytes(replica.model) >= COUNTED_FROM_MB and can_count()
 
 
 def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:

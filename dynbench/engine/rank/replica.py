@@ -23,6 +23,7 @@ from dynbench.runs.columns import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.sync.empty import fillable
+from dynbench.units import mb
 from dynbench.wire.null import NullWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch, total_correct
@@ -60,7 +61,6 @@ class Replica:
         self._timer = timer
         self._slowdown = slowdown
         self._pad_to_multiple_of = config.workload.pad_to_multiple_of
-        self._backward_start: object = None
         self.model = (_model_for(strategy, workload, config) if model is None else model).train()
         self.strategy = strategy
         strategy.waiting = timer.waiting
@@ -93,7 +93,7 @@ class Replica:
         A micro-batch's loss, summed over its samples, is multiplied by `scale()`, which is asked for after the first
         forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0.
         """
-        parts, clock = [], self._timer.clock
+        parts = []
         if not batches:
             with self._timer.device("sync"), self._telling_why():
                 self.strategy.serve()
@@ -105,15 +105,10 @@ class Replica:
                 with self._timer.device("sync"):
                     factor = 0.0 if batch.repeats else scale()
                 scaled = loss * factor
-                self._backward_start = clock.mark()
-                with self._telling_why():
+                with self._timer.backward(), self._telling_why():
                     self.precision.backward(scaled)
                     if last:
                         self.strategy.finish()
-                end = clock.mark()
-            ready = self._timer.take_ready(default=end)
-            self._timer.add("backward", self._backward_start, ready)
-            self._timer.add("sync", ready, end)
             if not batch.repeats:
                 self._trained += batch.n
                 done = LossPart(batch.n, batch.weight, batch.width, batch.tokens, loss.detach(), correct)
@@ -163,7 +158,7 @@ class Replica:
 
     def _on_ready(self) -> None:
         if self._slowdown > 1:
-            time.sleep((self._slowdown - 1) * self._timer.compute_ms(self._backward_start) / 1e3)
+            time.sleep((self._slowdown - 1) * self._timer.compute_ms() / 1e3)
         self._timer.note_ready()
 
 
@@ -203,3 +198,9 @@ def seed_dropout(seed: int, rank: int, step: int, device: torch.device) -> None:
         torch.cuda.manual_seed(mixed)
     else:
         torch.default_generator.manual_seed(mixed)
+
+
+def gradient_megabytes(model: nn.Module) -> float:
+    """Size of all gradients in MB (1e6 bytes)."""
+    parameters = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return mb(sum(parameter.numel() * parameter.element_size() for parameter in parameters))

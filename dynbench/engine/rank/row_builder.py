@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynbench.engine.rank.replica import Replica
-from dynbench.engine.rank.timers import Phase
+from dynbench.engine.rank.timers import Phase, Synchronised
 from dynbench.engine.rank.turns import Moment
+from dynbench.runs.calls import Call
 from dynbench.runs.columns import COMM_COLUMNS, REPEATED, TURN, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
+from dynbench.wire.traffic import Traffic, union_ms
 from dynbench.workloads.micro_batch import LossPart, mean_loss
 
 
@@ -23,11 +25,39 @@ def extra_columns(replica: Replica) -> tuple[Column, ...]:
     return (TURN, *COMM_COLUMNS, *repeated, *replica.columns, *strategy.columns, *strategy.wire.columns)
 
 
-def extra_values(replica: Replica, moment: Moment, parts: Sequence[LossPart], repeated: int) -> dict[str, object]:
-    """Their values for the step that ended, in which the rank ran `parts`, and so many micro-batches again."""
+def extra_values(
+    replica: Replica,
+    moment: Moment,
+    parts: Sequence[LossPart],
+    repeated: int,
+    traffic: Traffic,
+    synchronised: Synchronised,
+    bytes_sent: int | None,
+) -> dict[str, object]:
+    """Their values for the step that ended.
+
+    Args:
+        replica: what was trained.
+        moment: the step.
+        parts: what the rank ran.
+        repeated: micro-batches that it ran again.
+        traffic: of its wire in the step.
+        synchronised: when it waited for the others.
+        bytes_sent: by the process; None where that is not known.
+    """
     strategy = replica.strategy
-    traffic = strategy.wire.take()
-    sent = {"comm_ms": traffic.busy_ms, "bytes_raw": traffic.bytes_raw, "bytes_wire": traffic.bytes_wire}
+    sent = {
+        "comm_ms": traffic.busy_ms,
+        "comm_sum_ms": traffic.sum_ms,
+        "hidden_comm_ms": hidden_ms(traffic.calls, synchronised.spans_ns),
+        "collectives": len(traffic.calls),
+        **{
+            f"sync_{phase}_ms": synchronised.within_ms.get(phase, 0.0) for phase in ("forward", "backward", "optimizer")
+        },
+        "bytes_raw": traffic.bytes_raw,
+        "bytes_wire": traffic.bytes_wire,
+        "bytes_sent": bytes_sent,
+    }
     return {
         TURN.name: moment.turn,
         **sent,
@@ -37,6 +67,12 @@ def extra_values(replica: Replica, moment: Moment, parts: Sequence[LossPart], re
         **strategy.row(),
         **strategy.wire.row(),
     }
+
+
+def hidden_ms(calls: Sequence[Call], synchronising: Sequence[tuple[int, int]]) -> float:
+    """How long calls were under way while the rank did not synchronise; spans are begin and end in nanoseconds."""
+    under_way = [(call.start_ns, call.end_ns) for call in calls]
+    return max(0.0, union_ms([*under_way, *synchronising]) - union_ms(synchronising))
 
 
 @dataclass(frozen=True, slots=True)

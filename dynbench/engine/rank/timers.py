@@ -7,16 +7,31 @@ use the host's clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from dynbench.clock import Clock, HostClock, clock_for
+from dynbench.wire.ranges import named_range
 
 Phase = Literal["plan", "data", "forward", "backward", "sync", "optimizer"]
 PHASES: tuple[Phase, ...] = ("plan", "data", "forward", "backward", "sync", "optimizer")
+WITHIN: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+"""Phases that may wait for other ranks, which is sync then."""
+Span = tuple[object, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronised:
+    """When a step synchronised."""
+
+    spans_ns: Sequence[tuple[int, int]] = ()
+    """Begin and end, on the host's clock."""
+    within_ms: Mapping[Phase, float] = field(default_factory=dict)
+    """How much of it lay within another phase, which does not have it."""
 
 
 class StepTimer:
@@ -27,11 +42,17 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.clock = clock_for(device)
         self._host = HostClock()
         self._intervals: list[tuple[Phase, Clock, object, object]] = []
-        self._ready: object | None = None
+        self._within: list[tuple[Phase, object, object]] = []
+        self._ready: tuple[object, int] | None = None
         self._open: tuple[Phase, object] | None = None
+        self._backward_start: object = None
+        self._waits: list[Span] | None = None
+        self.synchronised = Synchronised()
+        """Of the step that ended."""
         self._boundary = self._host.mark()
 
     def restart(self) -> None:
@@ -50,38 +71,59 @@ class StepTimer:
     def device(self, phase: Phase) -> Iterator[None]:
         """Time a block that queues work on the device, but for what of it is `waiting`."""
         self._open = (phase, self.clock.mark())
-        yield
+        with named_range(phase, self._device):
+            yield
         self.add(*self._open, self.clock.mark())
         self._open = None
 
     @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Time a backward pass up to `note_ready`, but for what of it is `waiting`; what follows is sync."""
+        start = self._backward_start = self.clock.mark()
+        self._ready, self._waits = None, []
+        with named_range("backward", self._device):
+            yield
+        end = self.clock.mark()
+        ready, before = self._ready or (end, len(self._waits))
+        for begin, stop in self._waits[:before]:
+            self.add("backward", start, begin)
+            self._add_within("backward", begin, stop)
+            start = stop
+        self.add("backward", start, ready)
+        self.add("sync", ready, end)
+        self._waits = None
+
+    @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What other ranks are waited for, within a block of the same thread or outside of all, is no part of it."""
+        """What other ranks are waited for, within a block or pass of the same thread or outside of all, is sync."""
+        begin = self.clock.mark()
         if self._open is None:
             yield
+            if self._waits is not None:
+                self._waits.append((begin, self.clock.mark()))
             return
-        (phase, start), begin = self._open, self.clock.mark()
+        phase, start = self._open
         self.add(phase, start, begin)
         yield
         end = self.clock.mark()
-        self.add("sync", begin, end)
+        self._add_within(phase, begin, end)
         self._open = (phase, end)
 
     def add(self, phase: Phase, start: object, end: object) -> None:
         """Add an interval between two marks of `clock`."""
         self._intervals.append((phase, self.clock, start, end))
 
+    def _add_within(self, phase: Phase, start: object, end: object) -> None:
+        self.add("sync", start, end)
+        if phase != "sync":
+            self._within.append((phase, start, end))
+
     def note_ready(self) -> None:
         """This rank's last gradient is ready; called by the communication hook, waits for nothing."""
-        self._ready = self.clock.mark()
+        self._ready = self.clock.mark(), len(self._waits or ())
 
-    def take_ready(self, default: object) -> object:
-        """The moment noted since the last call, or `default` where none was."""
-        ready, self._ready = self._ready, None
-        return default if ready is None else ready
-
-    def compute_ms(self, since: object) -> float:
-        """Finished forward and backward passes of this step, and the time since `since`; waits for that work."""
+    def compute_ms(self) -> float:
+        """Forward and backward passes of this step so far, the running one's; waits for that work."""
         now = self.clock.mark()
         self.clock.wait(now)
         done = sum(
@@ -89,7 +131,10 @@ class StepTimer:
             for phase, clock, start, end in self._intervals
             if phase in ("forward", "backward")
         )
-        return done + self.clock.elapsed_ms(since, now)
+        if self._waits is None:
+            return done
+        waited = sum(self.clock.elapsed_ms(start, end) for start, end in self._waits)
+        return done + self.clock.elapsed_ms(self._backward_start, now) - waited
 
     def end_step(self) -> tuple[dict[Phase, float], float]:
         """Milliseconds per phase, and of the whole step; the next step begins."""
@@ -104,5 +149,12 @@ class StepTimer:
         totals: dict[Phase, float] = defaultdict(float)
         for phase, clock, start, end in self._intervals:
             totals[phase] += clock.elapsed_ms(start, end)
+        within: dict[Phase, float] = defaultdict(float)
+        for phase, start, end in self._within:
+            within[phase] += self.clock.elapsed_ms(start, end)
+        to_ns = self.clock.to_host_ns()
+        spans = [(to_ns(start), to_ns(end)) for phase, _, start, end in self._intervals if phase == "sync"]
+        self.synchronised = Synchronised(spans, within)
         self._intervals.clear()
+        self._within.clear()
         return {phase: totals[phase] for phase in PHASES}

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import charged_ms
@@ -20,7 +19,7 @@ from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.rank_warnings import epochs_file
-from dynbench.engine.rank.replica import Replica, seed_dropout
+from dynbench.engine.rank.replica import Replica, gradient_megabytes, seed_dropout
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.scalars import Scalars, scalars_of
 from dynbench.engine.rank.timers import Phase, StepTimer
@@ -31,7 +30,6 @@ from dynbench.runs.columns import TURN, write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import FloatArray, Share
-from dynbench.units import mb
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart
 
@@ -186,9 +184,3 @@ def virtual_loop(
 def paces_in_order(paces: Mapping[int, float]) -> FloatArray:
     """The paces of all ranks, shape [G]; this process plays them all."""
     return np.array([paces[rank] for rank in sorted(paces)])
-
-
-def gradient_megabytes(model: nn.Module) -> float:
-    """Size of all gradients in MB (1e6 bytes)."""
-    parameters = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    return mb(sum(parameter.numel() * parameter.element_size() for parameter in parameters))

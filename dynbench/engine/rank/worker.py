@@ -51,7 +51,7 @@ def _build(
     runs: Sequence[Run], configs: Sequence[Config], turns: Turns | None, context: RankContext, open_loops: ExitStack
 ) -> list[Player]:
     """The arms' loops, in the order of the runs; built in the order that the turns say."""
-    together = None if turns is None else {"id": runs[0].id, **asdict(turns)}
+    together = None if turns is None else {"id": runs[0].id, "runs": [run.id for run in runs], **asdict(turns)}
     players: dict[int, Player] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     for arm in [0] if turns is None else turns.building():

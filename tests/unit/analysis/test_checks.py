@@ -13,6 +13,7 @@ from probes import make_probe
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import (
     CHECKS,
+    communication,
     comparisons,
     conditions,
     integrity,
@@ -54,13 +55,13 @@ def with_steps(run, **columns):
 def test_every_check_has_its_wordings_and_none_is_left_over():
     written = {
         name
-        for module in (comparisons, conditions, integrity, ranks, samples)
+        for module in (communication, comparisons, conditions, integrity, ranks, samples)
         for name, member in vars(module).items()
         if getattr(member, "__annotations__", {}).get("return") == "Iterator[Seen]"
     }
     assert set(CHECKS) == set(wordings()) == written
     assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
-    assert len(CHECKS) == 29
+    assert len(CHECKS) == 31
 
 
 def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():

@@ -113,6 +113,14 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
         overrides = (f"schedule.policy={policy}", f"schedule.window={window}")
         yield alone(scaled(merged(policy, overrides=overrides), plan_ms_mean=time * 0.03))
     yield alone(merged("static", transfer_ms=40.0))
+    for column in ("compute_ms_mean", "optimizer_ms_mean", "other_ms_mean"):
+        run, silent = make_run("static", transfer_ms=8.0), ("sync.communicate=false",)
+        null = make_run("static", transfer_ms=5.0, overrides=silent)
+        write_json(run.env_file, json.loads(run.env_file.read_text()) | {"together": {"id": "", "runs": [null.id]}})
+        more = {column: pl.col(column) + 9, "step_time_ms_mean": pl.col("step_time_ms_mean") + 9}
+        yield alone(scaled(merge_run(run), **more))
+    for sent in (40_000_000, 10_000_000):
+        yield alone(merged("static", extra={"bytes_wire": 20_000_000, "bytes_sent": sent}))
     for overrides in ((), ("launch.slowdown={1: 1.3}",), ("launch.launcher=virtual", "launch.world_size=2")):
         yield alone(merged("static", slow={1: 1.5}, steps=150, overrides=overrides))
     probed = make_probe(RunStore(make_run("static").path.parent), memory_limit_mb=405.0)

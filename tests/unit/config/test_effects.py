@@ -82,6 +82,7 @@ VALUES: dict[str, str] = {
     "train.steps": "7",
     "train.epochs": "2",
     "train.warmup_steps": "3",
+    "train.profile_steps": "1",
     "train.global_batch": "32",
     "train.batch_per_worker": "8",
     "train.seed": "5",

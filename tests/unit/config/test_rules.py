@@ -30,6 +30,8 @@ def config_of(text: str) -> Config:
         ("schedule: {micro_batches: 9}\ntrain: {global_batch: 32}", 4, "schedule.micro_batches: 9 on 4 ranks need 36"),
         ("schedule: {capacity: [8, 8]}", 4, "schedule.capacity: [8, 8] has 2 values for 4 ranks"),
         ("schedule: {speeds: [1.0]}", 2, "schedule.speeds: [1.0] has 1 values for 2 ranks"),
+        ("train: {profile_steps: 3, warmup_steps: 3}", 2, "train.profile_steps: 3 of 3 steps of the"),
+        ("train: {profile_steps: 3}\nlaunch: {launcher: virtual}", 2, "train.profile_steps: 3, but one process plays"),
         ("launch: {slowdown: {4: 2.0}}", 4, "launch.slowdown: there is no rank 4 among 4; greatest: 3"),
         ("workload: {dataset: tsv}", None, "workload.data_path: null"),
         ("workload: {dataset: jsonl}", None, "workload.data_path: null"),

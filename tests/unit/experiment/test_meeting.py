@@ -107,3 +107,11 @@ def test_short_epochs_leave_too_little_between_evaluations(steps: int, mode: str
     found = decide_meeting(Launches(), short, "static")
     assert found.mode == mode
     assert ("an epoch of arm static is 3 steps" in found.reason) == (mode == "apart")
+
+
+def test_a_profiled_arm_goes_apart() -> None:
+    two = arms(part=(*PARTITION, "train.profile_steps=2"))
+    found = decide_meeting(Launches(), two, "static")
+    assert found.mode == "apart" and "train.profile_steps of arm part is 2" in found.reason
+    with pytest.raises(ConfigError, match=r"train\.profile_steps of arm part"):
+        decide_meeting(Launches(mode="interleaved"), two, "static")

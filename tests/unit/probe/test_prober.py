@@ -16,7 +16,7 @@ from dynbench.config.load import load_config
 from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
-from dynbench.engine.rank.virtual import gradient_megabytes
+from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.prober import Prober, run_probe

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from dynbench.clock import NS_PER_MS
+from dynbench.runs.calls import Call
 from dynbench.wire.segment import Segment, lay_out
 from dynbench.wire.traffic import SENT, Ledger, Tally, union_ms
 
@@ -24,6 +28,9 @@ class Hands:
     def elapsed_ms(self, start: float, end: float) -> float:
         return end - start
 
+    def to_host_ns(self) -> Callable[[float], int]:
+        return lambda mark: round(mark * NS_PER_MS)
+
 
 @pytest.mark.parametrize(
     ("spans", "length"),
@@ -38,7 +45,7 @@ class Hands:
     ],
 )
 def test_the_union_of_intervals(spans: list[tuple[float, float]], length: float) -> None:
-    assert union_ms(spans) == length
+    assert union_ms([(start * NS_PER_MS, end * NS_PER_MS) for start, end in spans]) == length
 
 
 def test_overlapping_calls_count_each_and_once_together() -> None:
@@ -58,6 +65,7 @@ def test_overlapping_calls_count_each_and_once_together() -> None:
     traffic = ledger.take()
     assert traffic.operations == {"all_reduce": Tally(2, 400, 600, 6 + 3)}
     assert (traffic.busy_ms, traffic.bytes_raw, traffic.bytes_wire) == (6, 400, 600)
+    assert traffic.sum_ms == 9
     ledger.end(gather)
     assert ledger.idle
     traffic = ledger.take()
@@ -82,3 +90,26 @@ def test_segments_lie_one_after_the_other() -> None:
     assert segments[1].of(flat).item() == 6
     segments[2].of(flat).zero_()
     assert flat[7:].tolist() == [0, 0]
+
+
+def test_calls_are_numbered_by_who_takes_part() -> None:
+    """So that those of several ranks find each other, whatever a rank sent to a third one in between."""
+    clock = Hands()
+    ledger = Ledger(clock)
+    for operation, peer in (
+        ("send", 2),
+        ("all_reduce", -1),
+        ("receive", 2),
+        ("send", 1),
+        ("broadcast", -1),
+        ("send", 2),
+    ):
+        entry = ledger.begin(operation, 12, 4, peer)
+        clock.now += 1
+        ledger.end(entry)
+    numbers = [(call.operation, call.peer, call.number) for call in ledger.take().calls]
+    assert numbers == [
+        ("send", 2, 0), ("all_reduce", -1, 0), ("receive", 2, 0), ("send", 1, 0), ("broadcast", -1, 1), ("send", 2, 1),
+    ]  # fmt: skip
+    ledger.end(ledger.begin("all_gather", 12, 4))
+    assert ledger.take().calls == [Call("all_gather", -1, 2, 36, 6_000_000, 6_000_000)]

@@ -55,17 +55,14 @@ def test_what_lies_before_restart_is_left_out(hands: Hands) -> None:
 
 def test_ready_splits_backward_from_sync(hands: Hands) -> None:
     timer = StepTimer(torch.device("cpu"))
-    start = timer.clock.mark()
-    hands.pass_ms(2)
-    timer.note_ready()
-    hands.pass_ms(4)
-    end = timer.clock.mark()
-    ready = timer.take_ready(default=end)
-    timer.add("backward", start, ready)
-    timer.add("sync", ready, end)
+    with timer.backward():
+        hands.pass_ms(2)
+        timer.note_ready()
+        hands.pass_ms(4)
+    with timer.backward():
+        hands.pass_ms(8)
     phases, _ = timer.end_step()
-    assert (phases["backward"], phases["sync"]) == (2, 4)
-    assert timer.take_ready(default="none") == "none"
+    assert (phases["backward"], phases["sync"]) == (2 + 8, 4), "noted once, it is not that of the next pass"
 
 
 def test_compute_so_far_counts_finished_and_running_passes(hands: Hands) -> None:
@@ -74,9 +71,12 @@ def test_compute_so_far_counts_finished_and_running_passes(hands: Hands) -> None
         hands.pass_ms(2)
     with timer.device("sync"):
         hands.pass_ms(3)
-    running = timer.clock.mark()
-    hands.pass_ms(4)
-    assert timer.compute_ms(running) == 2 + 4
+    assert timer.compute_ms() == 2
+    with timer.backward():
+        hands.pass_ms(4)
+        with timer.waiting():
+            hands.pass_ms(9)
+        assert timer.compute_ms() == 2 + 4
 
 
 def test_compute_so_far_does_not_wait_for_collectives() -> None:
@@ -91,7 +91,8 @@ def test_compute_so_far_does_not_wait_for_collectives() -> None:
 
     timer = StepTimer(torch.device("cpu"))
     timer.clock = Clock()
-    timer.compute_ms(timer.clock.mark())
+    with timer.backward():
+        timer.compute_ms()
     assert len(waited) == 1
 
 
@@ -108,3 +109,26 @@ def test_what_is_waited_for_within_a_phase_is_sync(hands: Hands) -> None:
     with timer.device("sync"), timer.waiting():
         hands.pass_ms(3)
     assert timer.end_step()[0] == dict.fromkeys(PHASES, 0) | {"optimizer": 3, "sync": 13}
+    assert timer.synchronised.within_ms == {"optimizer": 10}
+    spans = [span for span in timer.synchronised.spans_ns if span[0] < span[1]]
+    assert spans == [(51_000_000, 55_000_000), (55_000_000, 61_000_000), (63_000_000, 66_000_000)]
+
+
+def test_a_backward_pass_that_waits_before_its_gradients_are_ready_is_no_compute(hands: Hands) -> None:
+    """What is waited for after that is sync all the same, and counted once."""
+    timer = StepTimer(torch.device("cpu"))
+    with timer.backward():
+        hands.pass_ms(1)
+        for ms in (10, 20):
+            with timer.waiting():
+                hands.pass_ms(ms)
+            hands.pass_ms(2)
+        timer.note_ready()
+        hands.pass_ms(5)
+        with timer.waiting():
+            hands.pass_ms(40)
+    phases, _ = timer.end_step()
+    assert (phases["backward"], phases["sync"]) == (1 + 2 + 2, 10 + 20 + 5 + 40)
+    assert timer.synchronised.within_ms == {"backward": 30}
+    timer.end_step()
+    assert (timer.synchronised.spans_ns, timer.synchronised.within_ms) == ([], {})

@@ -12,10 +12,11 @@ import torch
 from dynbench.config.schema import Train
 from dynbench.engine.rank.batch_norm import PlayedStatistics, running_statistics
 from dynbench.engine.rank.epochs import Epochs
+from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
-from dynbench.engine.rank.virtual import Played, VirtualLoop, gradient_megabytes
+from dynbench.engine.rank.virtual import Played, VirtualLoop
 from dynbench.runs.records import StepRow
 from dynbench.workloads.micro_batch import LossPart
 

@@ -1,0 +1,126 @@
+"""What of a rank's communication is waiting for the others and what is transfer, from when each call was under way.
+
+Nothing is transferred before the last of those that take part has called: up to then a call waits. Moments of several
+ranks are brought to rank 0's clock by the offsets in env.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from dynbench.runs.calls import EVERYONE, MOST_CALLS
+from dynbench.runs.run import Run
+
+WAIT, TRANSFER = "comm_wait_ms", "comm_transfer_ms"
+"""Columns that the merge adds to rows."""
+_NS = 1e6
+_SCHEMA = {
+    "step": pl.Int32,
+    "operation": pl.Categorical,
+    "peer": pl.Int32,
+    "number": pl.Int32,
+    "bytes_wire": pl.Int64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
+
+
+def read_calls(folders: Sequence[Run], ranks: Sequence[int], ahead_ns: Sequence[int] = ()) -> pl.DataFrame | None:
+    """All calls of a run, each with when the last of those that take part had called.
+
+    Args:
+        folders: of the run, on all its nodes.
+        ranks: of which all have to have called what everybody takes part in.
+        ahead_ns: by rank, what its clock is ahead of rank 0's; without it, all read one.
+
+    Returns:
+        The columns of the file, `rank`, and `entered_ns`, within `start_ns` and `end_ns`, all on one clock, null where
+        the call of some rank is not known; None of runs that keep no calls.
+    """
+    found = []
+    for rank in ranks:
+        path = next((path for folder in folders if (path := folder.calls_file(rank)).is_file()), None)
+        if path is None:
+            return None
+        ends = pl.col("start_ns", "end_ns") - (ahead_ns[rank] if rank < len(ahead_ns) else 0)
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]  # a killed rank may leave a torn line
+        calls = pl.read_csv(whole, schema=_SCHEMA, ignore_errors=True) if whole else pl.DataFrame(schema=_SCHEMA)
+        found.append(calls.drop_nulls().with_columns(ends, rank=pl.lit(rank, pl.Int32)))
+    if not found:
+        return None
+    everyone, sends = pl.col("peer") == EVERYONE, pl.col("operation") == "send"
+    this, peer = pl.col("rank"), pl.col("peer")
+    calls = pl.concat(found).with_columns(
+        source=pl.when(everyone).then(EVERYONE).when(sends).then(this).otherwise(peer),
+        target=pl.when(everyone).then(EVERYONE).when(sends).then(peer).otherwise(this),
+        wanted=pl.when(everyone).then(len(ranks)).otherwise(2),
+    )
+    same = ("source", "target", "number")
+    last = pl.when(pl.len().over(same) == pl.col("wanted")).then(pl.col("start_ns").max().over(same))
+    entered = pl.min_horizontal(pl.max_horizontal("start_ns", last), "end_ns")
+    return calls.with_columns(entered_ns=pl.when(last.is_not_null()).then(entered)).drop("source", "target", "wanted")
+
+
+def waiting_and_transfer(calls: pl.DataFrame) -> pl.DataFrame:
+    """By `rank` and `step`: the time in which something was transferred, and that in which all under way waited, ms.
+
+    Null where that of some call is not known.
+    """
+    by = ["rank", "step"]
+    whole = calls.group_by(by).agg(known=pl.col("entered_ns").is_not_null().all())
+    told = whole.join(_union_ms(calls, by, "start_ns", "busy"), on=by).join(
+        _union_ms(calls.drop_nulls("entered_ns"), by, "entered_ns", TRANSFER), on=by, how="left"
+    )
+    known = pl.when(pl.col("known"))
+    return told.select(
+        *by,
+        known.then(pl.col(TRANSFER)).cast(pl.Float32),
+        known.then(pl.col("busy") - pl.col(TRANSFER)).cast(pl.Float32).alias(WAIT),
+    )
+
+
+def by_operation(calls: pl.DataFrame, steps: pl.Series, servers: int) -> list[dict[str, object]]:
+    """By operation and side what a rank of it did in a measured step, means over its ranks and the steps.
+
+    Args:
+        calls: of `read_calls`.
+        steps: the measured ones; those after the last of which every rank has kept calls are left out.
+        servers: how many of the ranks serve the others, the first ones.
+
+    Returns:
+        Rows with `side` (`worker` or `server`), `operation`, `calls`, `ms`, `wait_ms`, `transfer_ms` (sums over the
+        calls, null where unknown), `bytes`, and `gb_per_s`, what it sent over the time of its transfer.
+    """
+    last = calls.group_by("rank").agg(pl.col("step").max())["step"].min()
+    counted = steps.filter(steps <= last) if isinstance(last, int) and calls.height >= MOST_CALLS else steps
+    here = calls.filter(pl.col("step").is_in(counted.implode()))
+    if not counted.len() or not here.height:
+        return []
+    side = pl.when(pl.col("rank") < servers).then(pl.lit("server")).otherwise(pl.lit("worker"))
+    ranks = calls["rank"].n_unique()
+    rows = pl.when(pl.col("side") == "server").then(servers).otherwise(ranks - servers) * counted.len()
+    unknown = pl.col("entered_ns").null_count() > 0
+    wait, transfer = (pl.col("entered_ns") - pl.col("start_ns")).sum(), (pl.col("end_ns") - pl.col("entered_ns")).sum()
+    summed = here.group_by(side.alias("side"), "operation").agg(
+        calls=pl.len(),
+        ms=(pl.col("end_ns") - pl.col("start_ns")).sum() / _NS,
+        wait_ms=pl.when(~unknown).then(wait / _NS),
+        transfer_ms=pl.when(~unknown).then(transfer / _NS),
+        bytes=pl.col("bytes_wire").sum(),
+    )
+    per_row = summed.with_columns(pl.col("calls", "ms", "wait_ms", "transfer_ms", "bytes") / rows)
+    speed = pl.when(pl.col("transfer_ms") > 0).then(pl.col("bytes") / pl.col("transfer_ms") / 1e6)
+    ordered = per_row.with_columns(pl.col("operation").cast(pl.String), gb_per_s=speed).sort(
+        "side", "ms", descending=[True, True]
+    )
+    return ordered.to_dicts()
+
+
+def _union_ms(calls: pl.DataFrame, by: list[str], start: str, name: str) -> pl.DataFrame:
+    """Length of the union of the intervals from `start` to `end_ns`, ms, by rank and step."""
+    reached = pl.col("end_ns").cum_max().shift(1).over(by)
+    added = (pl.col("end_ns") - pl.max_horizontal(start, reached)).clip(lower_bound=0)
+    return calls.sort(*by, start).with_columns(added=added).group_by(by).agg((pl.col("added").sum() / _NS).alias(name))

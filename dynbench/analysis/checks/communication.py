@@ -1,0 +1,50 @@
+"""What communication costs, and whether two ways to tell it agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
+from dynbench.analysis.communication import against_null, sent_bytes
+
+COMMUNICATION_LIMIT = 0.30
+TWO_WAYS_LIMIT = 0.10
+"""Of the larger of the two."""
+LEAST_DIFFERENCE = 0.02
+"""Of the step, below which a difference is noise."""
+BYTES_LIMIT = 0.05
+
+
+def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
+    """The first arm with over `COMMUNICATION_LIMIT` of communication that even its last rank to arrive spends."""
+    for arm in evidence.arms:
+        share = share_of_time(arm.runs[0], "exposed_comm_ms")
+        if share > COMMUNICATION_LIMIT:
+            yield Seen("info", {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT})
+            return
+
+
+def exposed_two_ways(evidence: Evidence) -> Iterator[Seen]:
+    """Arms of which the two ways to tell exposed communication differ by more than `TWO_WAYS_LIMIT`."""
+    for arm in evidence.arms:
+        run = arm.runs[0]
+        against = against_null(run) if run.measured.height else None
+        if against is None:
+            continue
+        sync_ms = float(run.measured["exposed_comm_ms"].sum()) / run.measured.height
+        apart = abs(against.exposed_ms - sync_ms)
+        if apart <= max(TWO_WAYS_LIMIT * max(sync_ms, against.exposed_ms), LEAST_DIFFERENCE * against.null_ms):
+            continue
+        parts = {"compute": against.compute_ms, "optimizer": against.optimizer_ms, "other": against.other_ms}
+        most = max(parts, key=lambda part: abs(parts[part]))
+        values = {"sync_ms": sync_ms, "null_ms": against.exposed_ms, "part_ms": parts[most], "limit": TWO_WAYS_LIMIT}
+        yield Seen("info", {"arm": arm.label, **values}, most)
+
+
+def bytes_sent(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose processes sent more or less than the formulas say, by over `BYTES_LIMIT`."""
+    for run in evidence.measured_runs:
+        ratio = sent_bytes(run.measured).ratio
+        if ratio is not None and abs(ratio - 1) > BYTES_LIMIT:
+            values = {"run": run.label, "ratio": ratio, "limit": BYTES_LIMIT, "strategy": run.facts.config.sync.name}
+            yield Seen("warn", values, "more" if ratio > 1 else "fewer")

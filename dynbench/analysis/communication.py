@@ -1,0 +1,146 @@
+"""What communication cost a run: how long, how much of it waiting, hidden and exposed, how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import polars as pl
+
+from dynbench.analysis.calls import by_operation
+from dynbench.analysis.comparability import fact
+from dynbench.analysis.merge import MergedRun, read_merged
+from dynbench.analysis.steps import OPTIONAL_MEANS
+from dynbench.config.digest import differences
+from dynbench.errors import DynbenchError
+from dynbench.runs.columns import COUNTED_FROM_MB
+from dynbench.runs.phrase import Phrase
+from dynbench.runs.run import Run
+from dynbench.units import mb
+
+_OF_NULL = {"sync.communicate", "compress.name", "train.save_model", "train.tensorboard"}
+"""Keys that differ in a run without communication: the first, and what it makes idle."""
+_PARTS = {
+    "compute_ms": ["compute_ms"],
+    "sync_ms": ["wait_ms", "exposed_comm_ms"],
+    "optimizer_ms": ["optimizer_ms"],
+}
+"""Of a step, and the columns that each is the sum of."""
+
+
+def communication_of(merged: MergedRun) -> dict[str, object]:
+    """The keys of a summary about communication, for runs that record it; means per rank and step."""
+    steps = merged.measured
+    found: dict[str, object] = {name: {"mean": _mean(steps, name)} for name in OPTIONAL_MEANS if name in steps.columns}
+    if {"bytes_raw", "bytes_wire"} <= set(steps.columns):
+        found["compression_ratio"] = _ratio(_total(steps, "bytes_raw"), _total(steps, "bytes_wire"))
+    against = against_null(merged)
+    if against is not None:
+        found |= {"exposed_vs_null_ms": {"mean": against.exposed_ms}, "against_null": asdict(against)}
+    if "hidden_comm_ms" not in steps.columns:
+        return found
+    sent = sent_bytes(steps)
+    found |= {
+        "overlap_fraction": _ratio(_total(steps, "hidden_comm_ms"), _total(steps, "comm_ms")),
+        "bytes_sent_ratio": sent.ratio,
+        "bytes_sent_reason": None if sent.reason is None else str(sent.reason),
+        "bytes_sent_reason_said": None if sent.reason is None else sent.reason.record(),
+        "by_operation": [] if merged.calls is None else by_operation(merged.calls, steps["step"], merged.facts.servers),
+    }
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a rank sent over what the formulas say, or why that is not known."""
+
+    ratio: float | None = None
+    reason: Phrase | None = None
+
+
+def sent_bytes(steps: pl.DataFrame) -> Sent:
+    """The bytes that the kernel counted held against those of the formulas, over the steps that have both."""
+    both = steps.filter(pl.col("bytes_sent").is_not_null()) if "bytes_sent" in steps.columns else steps.clear()
+    if not both.height:
+        return Sent(reason=Phrase.of("bytes.uncounted", limit_mb=COUNTED_FROM_MB))
+    wire, sent = _total(both, "bytes_wire") or 0.0, _total(both, "bytes_sent") or 0.0
+    per_step = mb(wire / both.height)
+    if per_step < COUNTED_FROM_MB:
+        return Sent(reason=Phrase.of("bytes.few", mb=per_step, limit_mb=COUNTED_FROM_MB))
+    return Sent(ratio=sent / wire)
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstNull:
+    """A step held against the same without communication, which took turns with it in its launch; means, ms."""
+
+    run: str
+    """Id of the run without communication."""
+    steps: int
+    """Measured steps that both have."""
+    exposed_ms: float
+    """What the step takes more."""
+    null_ms: float
+    """The step without communication."""
+    compute_ms: float
+    """What forward and backward passes take more, mean over ranks."""
+    sync_ms: float
+    """What synchronising takes more, waiting for other ranks among it, mean over ranks."""
+    optimizer_ms: float
+    """What the optimizer takes more, mean over ranks."""
+    other_ms: float
+    """What the rest takes more, planning and data among it, mean over ranks."""
+
+
+def against_null(merged: MergedRun) -> AgainstNull | None:
+    """None where the run sends nothing itself, or nothing ran beside it."""
+    other = _null_of(merged)
+    if other is None:
+        return None
+    same = merged.blocks.join(other.blocks, on=["first_step", "steps"], suffix="_null")
+    steps = int(same["steps"].sum())
+    if not steps:
+        return None
+    with_, without = float(same["time_ms"].sum()) / steps, float(same["time_ms_null"].sum()) / steps
+    more = {name: _part(merged, columns) - _part(other, columns) for name, columns in _PARTS.items()}
+    rest = _part(merged, ["step_time_ms"]) - _part(other, ["step_time_ms"]) - sum(more.values())
+    return AgainstNull(other.run.id, steps, with_ - without, without, **more, other_ms=rest)
+
+
+def _part(merged: MergedRun, columns: Sequence[str]) -> float:
+    return sum(_mean(merged.measured, f"{column}_mean") or 0.0 for column in columns)
+
+
+def _null_of(merged: MergedRun) -> MergedRun | None:
+    """The run of the same launch that differs in nothing but that its ranks sent nothing."""
+    config = merged.facts.config
+    if not config.sync.communicate:
+        return None
+    for run in _beside(merged.facts.env, merged.run):
+        try:
+            apart = set(differences(config, run.config()))
+            if "sync.communicate" in apart and apart <= _OF_NULL:
+                return read_merged(run)[0]
+        except DynbenchError:  # gone, or without a row: as if it had not been
+            continue
+    return None
+
+
+def _beside(env: Mapping[str, object], run: Run) -> Iterator[Run]:
+    ids = fact(env, "together.runs")
+    for other in ids if isinstance(ids, list) else ():
+        if other != run.id:
+            yield Run(run.path.parent / str(other))
+
+
+def _mean(steps: pl.DataFrame, column: str) -> float | None:
+    value = steps[column].mean()
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _total(steps: pl.DataFrame, column: str) -> float | None:
+    return float(steps[column].sum()) if steps.height else None
+
+
+def _ratio(top: float | None, bottom: float | None) -> float | None:
+    return top / bottom if top is not None and bottom else None

@@ -1,0 +1,72 @@
+"""What the time of profiled steps went to, by phase and operation: of all ranks, held against what the wire says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from statistics import fmean
+
+import polars as pl
+
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.tables import format_value
+from dynbench.errors import RecordError
+from dynbench.runs.json_record import read_json
+from dynbench.runs.profile_record import COMMUNICATION, PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.table_text import MARKDOWN_WIDTH, Table
+
+log = logging.getLogger(__name__)
+
+
+def profile_of(merged: MergedRun) -> dict[str, object] | None:
+    """The `profile` object of a summary, means over the ranks that train; None where no step was profiled."""
+    files = (merged.run.profile_file(rank) for rank in range(merged.facts.servers, merged.world_size))
+    found = [profile for file in files if file.is_file() and (profile := _read(merged, file.name)) is not None]
+    if not found:
+        return None
+    first, step_ms = found[0], fmean(profile.step_ms for profile in found)
+    by_place: dict[tuple[str, str], list[ProfileRow]] = {}
+    for profile in found:
+        for row in profile.rows:
+            by_place.setdefault((row.phase, row.operation), []).append(row)
+    rows: list[dict[str, object]] = []
+    for (phase, operation), same in by_place.items():
+        calls, ms = (sum(getattr(row, name) for row in same) / len(found) for name in ("calls", "ms"))
+        rows.append({"phase": phase, "operation": operation, "calls": calls, "ms": ms, "share": ms / step_ms})
+    steps = merged.steps.filter(pl.col("step").is_between(first.first_step, first.first_step + first.steps - 1))
+    of_wire = "comm_ms" in steps.columns and steps.height > 0
+    return {
+        "first_step": first.first_step,
+        "steps": first.steps,
+        "ranks": len(found),
+        "step_ms": step_ms,
+        "comm_share": sum(row.ms for profile in found for row in profile.rows if row.operation == COMMUNICATION)
+        / sum(profile.step_ms for profile in found),
+        "wire_comm_share": float(steps["comm_ms"].sum()) / float(steps["step_time_ms_mean"].sum()) if of_wire else None,
+        "rows": rows,
+    }
+
+
+def _read(merged: MergedRun, name: str) -> RankProfile | None:
+    try:
+        remedy = "Train it again."
+        return read_json(merged.run.profiler_dir / name, RankProfile, remedy, PROFILE_SCHEMA_VERSION)
+    except RecordError as error:
+        log.warning("%s; the profile goes without it", error.message)
+        return None
+
+
+def profile_table(profile: object, label: str = "") -> Table | None:
+    """The rows for people; None where no step was profiled."""
+    if not isinstance(profile, Mapping):
+        return None
+    cells = [
+        [
+            str(row["phase"]),
+            str(row["operation"]),
+            *(format_value(float(row[key]), unit) for key, unit in (("calls", ""), ("ms", "ms"), ("share", "%"))),
+        ]
+        for row in profile["rows"]
+    ]
+    title = f"profiled step of {format_value(profile['step_ms'], 'ms')} ms{f', {label}' if label else ''}"
+    return Table(["phase", "operation", "calls", "time\n(ms)", "of the step"], cells, title, width=MARKDOWN_WIDTH)

@@ -1,0 +1,45 @@
+"""Rules over the settings of the optimisation loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynbench.config.schema import Config
+
+
+def _learning_rate_gets_up(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.epochs is not None and train.steps == type(train).model_fields["steps"].default:
+        return  # how many steps there are is decided later
+    most = train.warmup_steps + train.steps
+    if train.lr_warmup_steps > most:
+        yield (
+            f"train.lr_warmup_steps: {train.lr_warmup_steps} steps, but there are {most} (train.warmup_steps + "
+            f"train.steps), so that the learning rate never gets to its full value; greatest that works: {most}"
+        )
+
+
+def _steps_can_be_profiled(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.profile_steps and config.launch.launcher == "virtual":
+        yield (
+            f"train.profile_steps: {train.profile_steps}, but one process plays all virtual ranks in turn; "
+            "set it to 0, or launch.launcher to torchrun"
+        )
+    if train.profile_steps and train.profile_steps >= train.warmup_steps:
+        yield (
+            f"train.profile_steps: {train.profile_steps} of {train.warmup_steps} steps of the warm-up, and its first "
+            f"is never profiled; set train.warmup_steps to {train.profile_steps + 1} or more"
+        )
+
+
+def _a_model_can_be_saved(config: Config) -> Iterator[str]:
+    if not config.train.save_model:
+        return
+    if config.workload.runs_own_code:
+        yield f"train.save_model: true, but code of your own makes the model of {config.workload.name}; save it there"
+    if not config.sync.trains:
+        yield f"train.save_model: true, but with {config.sync.silent} no model is trained; change either"
+
+
+TRAIN_RULES = (_learning_rate_gets_up, _steps_can_be_profiled, _a_model_can_be_saved)

@@ -1,0 +1,47 @@
+"""What communication cost each arm: by operation, and exposed as two ways tell it."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from dynbench.analysis.metrics import lookup
+from dynbench.analysis.operations_table import operations_table
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.formats import number
+from dynbench.experiment.subject import Subject, whole
+from dynbench.report import Template
+
+OWN = tuple(f"exposed.{what}" for what in ("name", "sync", "null", "compute", "optimizer", "other"))
+"""Placeholders that only the sentences of this module use."""
+
+_KEYS = {
+    "null": "against_null.exposed_ms",
+    "compute": "against_null.compute_ms",
+    "optimizer": "against_null.optimizer_ms",
+    "other": "against_null.other_ms",
+    "sync": "exposed_comm_ms.mean",
+}
+"""Placeholder to its key in a summary."""
+
+
+def operations(subject: Subject, template: Template) -> str:
+    """The table of all arms; empty where nothing is known of any."""
+    launches = {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
+    found = operations_table(launches, template.label)
+    return found.markdown(whole=True) if found else ""
+
+
+def exposures(speaker: Speaker) -> str:
+    """A line per arm that took turns with a step without communication; else how to learn it."""
+    lines = []
+    for name, members in speaker.subject.arms.items():
+        summaries = [member.summary for member in whole(members)]
+        told = [[lookup(summary, key) for key in _KEYS.values()] for summary in summaries]
+        known = [launch for launch in told if None not in launch]
+        if known:
+            own = {
+                f"exposed_{what}": number(fmean(value for launch in known if (value := launch[place]) is not None))
+                for place, what in enumerate(_KEYS)
+            }
+            lines.append(speaker.say("answers.exposed.line", exposed_name=f"`{name}`", **own))
+    return speaker.bullets(lines) if lines else speaker.say("answers.exposed.unknown")

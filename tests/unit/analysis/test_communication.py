@@ -1,0 +1,96 @@
+"""A step against the same without communication, and bytes as counted against bytes as calculated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.checks import run_checks
+from dynbench.analysis.checks.finding import Evidence
+from dynbench.analysis.communication import against_null, sent_bytes
+from dynbench.analysis.finding import Finding
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.summary import summary_of
+from dynbench.config.schema import Analysis
+from dynbench.runs.atomic import write_json
+from dynbench.runs.run import Run
+
+Make = Callable[..., Run]
+
+
+def beside(*runs: Run) -> None:
+    """The runs have shared a launch."""
+    for run in runs:
+        env = json.loads(run.env_file.read_text())
+        write_json(run.env_file, env | {"together": {"id": runs[0].id, "runs": [each.id for each in runs]}})
+
+
+def findings(*runs: Run) -> dict[str, Finding]:
+    arms = named_arms({run.id: [merge_run(run)] for run in runs[:1]})
+    return {found.id: found for found in run_checks(Evidence(arms, [], Analysis()))}
+
+
+@pytest.mark.parametrize("policy", ["static", "partition"])
+def test_what_a_step_takes_beyond_one_without_communication(make_run: Make, policy: str) -> None:
+    """The made-up step lasts as long as its slowest rank computes, and the transfer."""
+    run = make_run(policy, noise=0.0, transfer_ms=6.0)
+    null = make_run(policy, noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
+    beside(run, null)
+    summary = summary_of(merge_run(run))
+    found = against_null(merge_run(run))
+    assert found is not None and (found.run, found.steps) == (null.id, 40)
+    assert summary["exposed_vs_null_ms"] == {"mean": pytest.approx(6.0)} == {"mean": found.exposed_ms}
+    assert summary["exposed_comm_ms"] == {"mean": pytest.approx(6.0, abs=1e-4)}
+    assert (found.compute_ms, found.optimizer_ms, found.other_ms) == pytest.approx((0, 0, 0), abs=1e-4)
+    assert "exposed_two_ways" not in findings(run)
+    assert "exposed_vs_null_ms" not in summary_of(merge_run(null))
+
+
+def test_what_is_hidden_and_slows_computing_is_found_and_told(make_run: Make) -> None:
+    """The planted difference: beside communication, computing takes a quarter longer."""
+    run = make_run("static", noise=0.0, transfer_ms=2.0, compute_ms_per_token=0.0625, overhead_ms=2.5)
+    null = make_run("static", noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
+    beside(run, null)
+    finding = findings(run)["exposed_two_ways"]
+    assert (finding.severity, finding.cases) == ("info", {"hint": "compute"})
+    assert "2 ms of a step are exposed after its last gradient" in finding.seen
+    found = against_null(merge_run(run))
+    assert found is not None and found.compute_ms > 1
+    assert found.exposed_ms > 3 and found.sync_ms + found.compute_ms == pytest.approx(found.exposed_ms, rel=0.3)
+
+
+def test_only_the_same_without_communication_counts(make_run: Make) -> None:
+    run, other = make_run("static"), make_run("partition", overrides=("sync.communicate=false",))
+    beside(run, other)
+    assert against_null(merge_run(run)) is None
+    gone = make_run("static", overrides=("sync.communicate=false",))
+    beside(run, other, gone)
+    assert against_null(merge_run(run)) is not None
+    for file in gone.ranks_dir.glob("*.csv"):
+        file.unlink()
+    assert against_null(merge_run(run)) is None, "it has no rows"
+
+
+@pytest.mark.parametrize(("sent", "case"), [(20.2e6, None), (21.5e6, "more"), (40e6, "more"), (15e6, "fewer")])
+def test_a_collective_past_the_wire_is_found(make_run: Make, sent: float, case: str | None) -> None:
+    run = make_run("static", extra={"bytes_wire": 20_000_000, "bytes_sent": int(sent)})
+    assert sent_bytes(merge_run(run).measured).ratio == pytest.approx(sent / 20e6)
+    finding = findings(run).get("bytes_sent")
+    if case is None:
+        assert finding is None
+        return
+    assert finding is not None and finding.severity == "warn" and finding.cases == {"hint": case}
+    assert f"{sent / 20e6:.2f} times" in finding.seen
+
+
+def test_why_bytes_are_not_held_against_each_other(make_run: Make) -> None:
+    few = merge_run(make_run("static", extra={"bytes_wire": 9_000_000, "bytes_sent": 99_000_000}))
+    assert sent_bytes(few.measured).ratio is None
+    assert "9 MB a step are too few" in str(sent_bytes(few.measured).reason)
+    uncounted = few.measured.with_columns(bytes_sent=pl.lit(None, pl.Float64))
+    assert "under Linux" in str(sent_bytes(uncounted).reason)
+    assert "bytes_sent" not in findings(few.run)

@@ -1,0 +1,95 @@
+"""What a profiled step's time went to, from made-up events."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dynbench.engine.rank.profile import profiled_steps, table_of
+from dynbench.runs.profile_record import ProfileRow
+
+
+def event(name: str, start_ms: float, end_ms: float, device: str = "DeviceType.CPU") -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name, time_range=SimpleNamespace(start=start_ms * 1e3, end=end_ms * 1e3), device_type=device
+    )
+
+
+STEPS = [
+    event("dynbench::step", 0, 100), event("dynbench::step", 100, 200),
+    event("dynbench::forward", 10, 30), event("dynbench::forward", 110, 130),
+    event("dynbench::backward", 30, 80), event("dynbench::backward", 130, 180),
+    event("dynbench::optimizer", 80, 95), event("dynbench::optimizer", 180, 195),
+]  # fmt: skip
+
+
+def by_place(events: list[SimpleNamespace]) -> tuple[dict[tuple[str, str], ProfileRow], float]:
+    rows, step_ms = table_of(events, 2, 2)
+    return {(row.phase, row.operation): row for row in rows}, step_ms
+
+
+def test_time_by_phase_and_operation_per_step() -> None:
+    """A bucket under way from the backward pass into the optimizer, one that overlaps it, and what computes."""
+    sent = [
+        event("dynbench::all_reduce", 40, 41), event("gloo:all_reduce", 40.5, 70),
+        event("dynbench::reduce_scatter", 50, 51), event("gloo:all_to_all", 50.5, 90),
+        event("gloo:broadcast", 96, 98),
+    ]  # fmt: skip
+    computed = [event("aten::mm", 12, 28), event("aten::add", 20, 25), event("aten::mm", 135, 145)]
+    found, step_ms = by_place([*STEPS, *sent, *computed])
+    assert step_ms == 100
+    expected = {
+        ("forward", "compute"): 16 / 2,
+        ("backward", "compute"): 10 / 2,
+        ("backward", "all_reduce"): 29.5 / 2,
+        ("backward", "reduce_scatter"): 29.5 / 2,
+        ("backward", "communication"): 39.5 / 2,
+        ("optimizer", "reduce_scatter"): 10 / 2,
+        ("optimizer", "communication"): 10 / 2,
+        ("other", "past the wire"): 2 / 2,
+    }
+    assert {place: row.ms for place, row in found.items()} == pytest.approx(expected)
+    assert all(row.share == pytest.approx(row.ms / 100) for row in found.values())
+    assert found["forward", "compute"].calls == 1
+
+
+def test_work_that_begins_late_is_still_that_of_who_asked_for_it() -> None:
+    """An all-gather of two broadcasts asked for behind a bucket, and what nobody of the wire asked for."""
+    sent = [
+        event("gloo:all_reduce", 11, 20), event("dynbench::all_reduce", 40, 41), event("dynbench::all_gather", 41, 42),
+        event("gloo:all_reduce", 45, 50), event("gloo:broadcast", 50, 54), event("gloo:broadcast", 54, 58),
+        event("gloo:broadcast", 60, 61),
+    ]  # fmt: skip
+    found, _ = by_place([*STEPS, *sent])
+    assert {place: row.ms for place, row in found.items()} == pytest.approx(
+        {
+            ("forward", "past the wire"): 9 / 2,
+            ("backward", "all_reduce"): 5 / 2,
+            ("backward", "all_gather"): 8 / 2,
+            ("backward", "past the wire"): 1 / 2,
+            ("backward", "communication"): 13 / 2,
+        }
+    )
+
+
+def test_on_a_gpu_kernels_count_and_not_what_launched_them() -> None:
+    events = [
+        event("dynbench::all_reduce", 40, 41),
+        event("ncclDevKernel_AllReduce_Sum", 40.5, 60, "DeviceType.CUDA"),
+        event("dynbench::all_reduce", 40, 60, "DeviceType.CUDA"),
+        event("aten::mm", 12, 13), event("gemm", 14, 24, "DeviceType.CUDA"),
+    ]  # fmt: skip
+    found, _ = by_place([*STEPS, *events])
+    assert {place: row.ms for place, row in found.items()} == pytest.approx(
+        {
+            ("forward", "compute"): 5,
+            ("backward", "all_reduce"): 19.5 / 2,
+            ("backward", "communication"): 19.5 / 2,
+        }
+    )
+
+
+def test_the_last_steps_of_the_warm_up_are_profiled() -> None:
+    assert list(profiled_steps(10, 3)) == [7, 8, 9]
+    assert not profiled_steps(10, 0)
