@@ -136,7 +136,7 @@ def cheaper_arrangement(boundaries: Boundaries, width: int) -> Arrangement:
 
 
 def most_demanding(samples: int, longest: int, device: torch.device) -> tuple[int, ...]:
-    """Lengths of a row for which attention needs most memory, of those with as many tokens and as long a sample.
+    """Lengths of a row for which attention needs most memory, of those with as many tokens and no longer a sample.
 
     Where scores are computed by length these are equal; where rows are re-padded, the most samples that still are.
 
@@ -145,8 +145,17 @@ def most_demanding(samples: int, longest: int, device: torch.device) -> tuple[in
         longest: tokens of its longest sample.
         device: where the row will be.
     """
+    if samples == 1 and device.type != "cpu":
+        # Shorter samples of as many tokens, in more places when they are re-padded, need more than the one.
+        half = max(1, longest // 2)
+        return _joined(half, longest - half, MOST_PADDING * 2 - 1)
     rest = (samples - 1) * longest
-    others = samples - 1 if device.type == "cpu" else min(MOST_PADDING * samples - 1, rest)
+    return _joined(longest, rest, samples - 1 if device.type == "cpu" else MOST_PADDING * samples - 1)
+
+
+def _joined(longest: int, rest: int, others: int) -> tuple[int, ...]:
+    """A sample behind up to so many others, which share the rest of the tokens evenly; ascending."""
+    others = min(others, rest)
     if not others:
         return (longest,)
     each, more = divmod(rest, others)

@@ -43,13 +43,25 @@ def test_a_trial_is_a_row_of_equal_samples_without_padding() -> None:
 def test_no_row_of_as_many_tokens_and_as_long_a_sample_is_padded_to_more_than_the_one_that_is_tried(lengths) -> None:
     """As on a GPU without a kernel that takes boundaries, or where none takes dropout."""
     gpu, longest = torch.device("cuda"), max(lengths)
-    samples = -(-sum(lengths) // longest)
+    samples = max(2, -(-sum(lengths) // longest))
     tried = most_demanding(samples, longest, gpu)
     assert max(tried) == longest and sum(tried) == samples * longest and min(tried) > 0
     assert cheaper_arrangement(Boundaries(tried, gpu), 64) == "repadded"
     if cheaper_arrangement(Boundaries(tuple(lengths), gpu), 64) == "repadded":
         assert len(lengths) * longest <= len(tried) * longest
     assert most_demanding(samples, longest, CPU) == (longest,) * samples
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_a_capacity_of_one_sample_is_tried_as_shorter_ones_in_more_places(lengths) -> None:
+    """Its tokens may hold any samples that are no longer, which take up to twice the places when they are re-padded."""
+    gpu, tokens = torch.device("cuda"), sum(lengths)
+    tried = most_demanding(1, tokens, gpu)
+    assert sum(tried) == tokens and cheaper_arrangement(Boundaries(tried, gpu), 64) == "repadded"
+    if cheaper_arrangement(Boundaries(tuple(lengths), gpu), 64) == "repadded":
+        assert len(lengths) * max(lengths) <= len(tried) * max(tried) + 2
+    assert most_demanding(1, tokens, CPU) == (tokens,)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
