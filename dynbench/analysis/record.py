@@ -39,7 +39,7 @@ class ComparisonRecord(Record):
     path: str = ""
     """Its folder."""
     question: str = DEFAULT.name
-    """What is asked: schedule, sync, compress, precision, scaling or levers."""
+    """What is asked: schedule, sync, compress, precision, scaling, levers or steps."""
     unit: str = TOKENS.name
     """What `speedup` is seconds per one of."""
     baseline: str

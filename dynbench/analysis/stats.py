@@ -126,3 +126,11 @@ def relative_drift(values: ArrayLike) -> float:
     first, second = np.triu_indices(blocks.size, k=1)
     slope = float(np.median((blocks[second] - blocks[first]) / (second - first)))
     return slope * (blocks.size - 1) / float(np.median(array))
+
+
+def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean of two values or more, and the ends of its t interval."""
+    array = np.asarray(values, dtype=np.float64)
+    half = student_t_quantile(0.5 + confidence / 2, array.size - 1) * float(array.std(ddof=1)) / math.sqrt(array.size)
+    mean = float(array.mean())
+    return mean, mean - half, mean + half

@@ -23,6 +23,7 @@ def question_option(function: Callable[..., object]) -> Callable[..., object]:
     return click.option(
         "--question",
         metavar="NAME",
-        help="What is compared: schedule, sync, compress, precision, scaling, levers (several at once).  "
+        help="What is compared: schedule, sync, compress, precision, scaling, levers (several at once), steps (packing "
+        "or fewer).  "
         "[default: found from what the arms differ in]",
     )(function)

@@ -19,6 +19,7 @@ from dynbench.experiment import (
     cost_answers,
     layout_answers,
     memory_safety,
+    steps_answers,
     waste_answers,
 )
 from dynbench.experiment import report_tables as tables
@@ -70,6 +71,7 @@ def report_values(sources: Sources) -> Values:
             *answers.OWN,
             *layout_answers.OWN,
             *memory_safety.OWN,
+            *steps_answers.OWN,
             *waste_answers.OWN,
             *communication_answers.OWN,
             "figure.number",
@@ -145,6 +147,7 @@ def _tables(sources: Sources) -> Values:
         "table.scaling": tables.scaling_table(subject, template),
         "checks.count": str(len(subject.checks or ())),
         "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
+        "table.steps": steps_answers.steps_table(subject, template),
         "solve.run": f"`{solved.run}`" if solved and solved.run else None,
         "solve.reason": solved.reason if solved else None,
         "solve.steps": _most(solved, "steps"),
@@ -172,6 +175,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         "say.waterfall": waste_answers.waterfall_sentence(speaker),
         "say.layouts": layout_answers.layout_sentences(speaker),
         "say.losses": answers.losses(speaker),
+        "say.steps": steps_answers.steps_sentence(speaker),
         "say.proxy": cost_answers.proxy_sentence(speaker),
         "table.proxy": cost_answers.proxies(speaker),
         "say.prediction": answers.predictions(speaker, solved),

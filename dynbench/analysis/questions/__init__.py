@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from dynbench.analysis.questions import compress, levers, precision, scaling, schedule, sync
+from dynbench.analysis.questions import compress, levers, precision, scaling, schedule, steps, sync
 from dynbench.analysis.questions.base import Differences, Question, with_ranks
 from dynbench.config.digest import differences
 from dynbench.config.ranks import ranks_of
@@ -24,7 +24,7 @@ DEFAULT = schedule.QUESTION
 """What is asked of arms that differ in nothing that a question asks about, and what a single run is reported for."""
 
 QUESTIONS: Mapping[str, Question] = {
-    part.QUESTION.name: part.QUESTION for part in (schedule, sync, compress, precision, scaling, levers)
+    part.QUESTION.name: part.QUESTION for part in (schedule, sync, compress, precision, scaling, levers, steps)
 }
 
 

@@ -304,3 +304,21 @@ def test_numbers_of_ranks_are_no_other_environment(launch):
     arms = named_arms(launch(one={"world_size": 1, **few}, four={**RANKS, **many}))
     findings = run_checks(Evidence(arms, compare_arms(arms, Analysis()), Analysis()))
     assert [item.seen for item in findings if item.id == "environment"] == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "warmup", "refused"),
+    [
+        (64, 10, 2, set()),
+        (64, 10, 8, set()),
+        (64, 20, 2, {"train.global_batch", "train.steps", "train.warmup_steps"}),
+        (64, 40, 8, {"train.global_batch"}),
+        (16, 10, 8, {"train.steps"}),
+    ],
+)
+def test_steps_may_be_fewer_where_their_batches_are_as_much_larger(batch, steps, warmup, refused):
+    fixed = ("train.global_batch=16", "train.steps=40", "train.warmup_steps=8")
+    other = (f"train.global_batch={batch}", f"train.steps={steps}", f"train.warmup_steps={warmup}")
+    found = settings_differences(load_config(None, fixed), load_config(None, (*other, "workload.layout=packed")))
+    assert {*question_named("steps").forbidden(found)} == refused
+    assert find_question([found]).name != "steps"

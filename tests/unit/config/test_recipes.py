@@ -18,6 +18,7 @@ SHIPPED = [
     "hf_peers",
     "hf_published",
     "multinode",
+    "packing_or_fewer_steps",
     "quickstart",
     "regimes",
     "sst2",

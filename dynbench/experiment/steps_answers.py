@@ -1,0 +1,167 @@
+"""Which costs loss, rows without padding or fewer optimizer steps over as many samples: a table, and a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean, stdev
+
+from dynbench.analysis.metrics import lookup
+from dynbench.analysis.stats import mean_interval
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.formats import NBSP
+from dynbench.experiment.subject import Member, Subject, whole
+from dynbench.report import Template, table
+
+LEAST = 1e-3
+"""Of the loss: what changes it by less costs none."""
+OWN = tuple(
+    f"cost.{what}" for what in ("samples", "seeds", "times", "steps", "steps_interval", "rows", "rows_interval")
+)
+"""Placeholders that only the sentences of this module use."""
+
+Launch = tuple[object, int]
+"""Seed of a launch, and which one of that seed it is."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of an arm.
+
+    Attributes:
+        padded: whether it pads.
+        batch: samples per step.
+        steps: optimizer steps, those of the warm-up included.
+        losses: launch to the last evaluation loss.
+    """
+
+    padded: bool
+    batch: int
+    steps: int
+    losses: Mapping[Launch, float]
+
+    @property
+    def samples(self) -> int:
+        """That it trained on."""
+        return self.batch * self.steps
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A change of the evaluation loss: its mean over seeds, and its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def costs(self, loss: float) -> bool:
+        """Whether it is above nothing, of a loss like this."""
+        return self.low > 0 and self.mean > LEAST * loss
+
+    def overlaps(self, other: Effect) -> bool:
+        """Whether their intervals have a value in common."""
+        return self.low <= other.high and other.low <= self.high
+
+
+def steps_table(subject: Subject, template: Template) -> str:
+    """Steps and evaluation losses, an arm a row; empty where not all arms were evaluated."""
+    arms = _trained(subject)
+    if arms is None:
+        return ""
+    rows = [
+        [
+            name,
+            template.label(f"layouts.{'padded' if arm.padded else 'rows'}"),
+            f"{arm.batch:,}",
+            f"{arm.steps:,}",
+            str(len(arm.losses)),
+            f"{fmean(arm.losses.values()):.4f}",
+            f"{stdev(arm.losses.values()):.4f}" if len(arm.losses) > 1 else template.label("words.none"),
+        ]
+        for name, arm in arms.items()
+    ]
+    columns = ("arm", "layout", "global_batch", "optimizer_steps", "seeds", "eval_loss", "eval_loss_spread")
+    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=2)
+
+
+def steps_sentence(speaker: Speaker) -> str:
+    """Which of the two costs loss, as far as the launches tell; or why there is no telling."""
+    arms = _trained(speaker.subject)
+    if arms is None:
+        return speaker.say("answers.steps.unknown")
+    known = list(arms.values())
+    if len({arm.samples for arm in known}) > 1:
+        return speaker.say("answers.steps.unequal")
+    fewer = _effect((one, other) for one, other in product(known, known) if _only_fewer(one, other))
+    rows = _effect((one, other) for one, other in product(known, known) if _only_rows(one, other))
+    if fewer is None or rows is None:
+        return speaker.say("answers.steps.unknown")
+    loss = fmean(known[0].losses.values())
+    if fewer.overlaps(rows):
+        case = "open"
+    elif fewer.mean > rows.mean:
+        case = "fewer" if fewer.costs(loss) else "neither"
+    else:
+        case = "rows" if rows.costs(loss) else "neither"
+    counts = sorted({arm.steps for arm in known})
+    own = {
+        "cost_samples": f"{known[0].samples:,}",
+        "cost_seeds": str(len(known[0].losses)),
+        "cost_times": f"{counts[-1] / counts[0]:.3g}",
+        "cost_steps": f"{fewer.mean:+.4f}",
+        "cost_steps_interval": _interval(fewer),
+        "cost_rows": f"{rows.mean:+.4f}",
+        "cost_rows_interval": _interval(rows),
+    }
+    return speaker.say(f"answers.steps.{case}", **own)
+
+
+def _trained(subject: Subject) -> dict[str, Trained] | None:
+    """The arms; None where a launch was not evaluated or says not what it ran."""
+    found = {name: _of_arm(whole(members)) for name, members in subject.arms.items()}
+    known = {name: arm for name, arm in found.items() if arm is not None}
+    return known if len(known) == len(found) else None
+
+
+def _of_arm(members: Sequence[Member]) -> Trained | None:
+    losses: dict[Launch, float] = {}
+    seen: Counter[object] = Counter()
+    for member in members:
+        loss, seed = lookup(member.summary, "eval.loss"), (member.config or {}).get("train.seed")
+        if loss is None:
+            return None
+        losses[seed, seen[seed]] = loss
+        seen[seed] += 1
+    summary = members[0].summary
+    numbers = [lookup(summary, key) for key in ("global_batch", "steps", "warmup_steps")]
+    batch, steps, warmup = (None if number is None else int(number) for number in numbers)
+    if batch is None or steps is None or warmup is None:
+        return None
+    return Trained(summary.get("layout", "padded") == "padded", batch, steps + warmup, losses)
+
+
+def _only_fewer(one: Trained, other: Trained) -> bool:
+    return one.padded == other.padded and other.steps < one.steps
+
+
+def _only_rows(one: Trained, other: Trained) -> bool:
+    return one.padded and not other.padded and other.steps == one.steps
+
+
+def _effect(pairs: Iterator[tuple[Trained, Trained]]) -> Effect | None:
+    """By how much the second of each pair has the higher loss, launch by launch, means over the pairs.
+
+    None without a pair, or with fewer than two launches that all of them have.
+    """
+    found = [{launch: after.losses[launch] - loss for launch, loss in before.losses.items() if launch in after.losses}
+             for before, after in pairs]  # fmt: skip
+    shared = [launch for launch in (found[0] if found else ()) if all(launch in each for each in found)]
+    if len(shared) < 2:
+        return None
+    return Effect(*mean_interval([fmean(each[launch] for each in found) for launch in shared]))
+
+
+def _interval(effect: Effect) -> str:
+    return f"[{effect.low:+.4f},{NBSP}{effect.high:+.4f}]"
