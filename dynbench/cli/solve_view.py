@@ -13,7 +13,7 @@ from dynbench.cli.output import print_line, print_result
 from dynbench.experiment.solve_run import Solution, flat
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import plan_of
-from dynbench.schedule.solve import LINE_LIMIT_S, Line, Skipped
+from dynbench.schedule.solve import LINE_LIMIT_S, Line, Skipped, cost_is_estimated, speedup_is_estimated
 from dynbench.schedule.traces import Trace, describe
 from dynbench.units import format_count
 
@@ -27,6 +27,8 @@ COLUMNS = (
     "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "spread",
     "plan ms", "exact",
 )  # fmt: skip
+ESTIMATE = "~"
+"""Before a cost that was not measured on micro-batches of the line's layout."""
 KEYS = 4
 """Of them those that say which line it is."""
 ALIKE = {
@@ -130,14 +132,15 @@ def _trains(result: Mapping[str, Any]) -> bool:
 
 def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list[str]:
     local, spread, speedup = result["local_batch"], result["step_length_spread"], result["speedup_vs_static"]
+    about = ESTIMATE if cost_is_estimated(result) else ""
     violations = f" ({result['capacity_violations']:,} over capacity)" if result["capacity_violations"] else ""
     return [
         str(result["trace"]),
         str(result["world_size"]),
         f"{result['global_batch']:,}",
         f"{result['policy']}{_window(result)}{' *' if _is_best(result, results) else ''}",
-        format_count(round(result["mean_max_cost"], 3)),
-        "-" if speedup is None else f"{speedup:.2f}x",
+        about + format_count(round(result["mean_max_cost"], 3)),
+        "-" if speedup is None else f"{ESTIMATE if speedup_is_estimated(result) else ''}{speedup:.2f}x",
         format_count(round(result["mean_bound"], 3)),
         f"{result['gap_to_bound']:.1%}",
         f"{result['padding_ratio']:.2f}",
@@ -192,6 +195,12 @@ def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if any(r["capacity_violations"] for r in results):
         notes.append("over capacity: micro-batches that would not fit in memory")
+    if estimated := [r for r in results if speedup_is_estimated(r)]:
+        fitted_on = estimated[0]["fitted_on"]
+        notes.append(
+            f"{ESTIMATE} estimated from tokens: the probe measured {fitted_on} micro-batches, and others are priced as "
+            "these; probe with --layout of their own for what they cost"
+        )
     cost = results[0]["cost_type"] if results else None
     if cost in ALIKE and all(r["micro_batches"] == 1 for r in results):
         notes.append(ALIKE[cost])

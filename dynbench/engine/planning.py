@@ -171,11 +171,12 @@ def build_cost(
             pad_to_multiple_of=pad_to_multiple_of,
             positions=positions,
         )
-    further = schedule.further_ms
+    further, fitted_on = schedule.further_ms, None
     if schedule.cost_coefficients is not None:
         alpha, beta, gamma = schedule.cost_coefficients
     else:
-        fit = load_probe(config.probe.run, "probe.run", root).cost_model
+        probe = load_probe(config.probe.run, "probe.run", root)
+        fit, fitted_on = probe.cost_model, probe.layout
         if fit is None:
             raise UsageError(
                 f"probe.run: {config.probe.run!r} holds no cost model",
@@ -196,6 +197,7 @@ def build_cost(
         further=further,
         pad_to_multiple_of=pad_to_multiple_of,
         positions=positions,
+        fitted_on=fitted_on,
     )
 
 
@@ -219,7 +221,7 @@ def build_capacity(config: Config, workers: int, root: Path | None = None) -> Ca
     Numbers are samples per micro-batch, or tokens per packed row.
     """
     capacity = config.schedule.capacity
-    kind = PackedCapacity if config.workload.layout == "packed" else Capacity
+    kind = Capacity if config.workload.layout == "padded" else PackedCapacity
     if capacity is None:
         return kind()
     if isinstance(capacity, int):

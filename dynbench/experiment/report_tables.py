@@ -15,6 +15,7 @@ from dynbench.experiment.formats import NBSP, interval, number, percent, ratio, 
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
 from dynbench.experiment.subject import Json, Member, Subject, mean_of
 from dynbench.report import Template, table
+from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
 from dynbench.units import format_count, format_ms
 
 SETTINGS: Mapping[str, str] = {
@@ -148,6 +149,10 @@ def checks_table(checks: Sequence[Finding], template: Template) -> str:
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=5)
 
 
+ABOUT = ("", f"≈{NBSP}")
+"""Before a number that is none, or is an estimate."""
+
+
 def solve_table(results: Sequence[Json], template: Template) -> str:
     """The lines of a `solve` run; empty when there are none."""
     if not results:
@@ -214,9 +219,9 @@ def _solve_row(result: Json, template: Template) -> list[str]:
         template.label(f"exactness.{exact}", exact),
         str(result.get("world_size")),
         str(result.get("global_batch")),
-        format_value(lookup(result, "mean_max_cost"), ""),
+        ABOUT[cost_is_estimated(result)] + format_value(lookup(result, "mean_max_cost"), ""),
         percent(gap) or "",
-        "" if speed is None else f"{speed:.2f}",
+        "" if speed is None else f"{ABOUT[speedup_is_estimated(result)]}{speed:.2f}",
         "" if median_ms is None else format_ms(median_ms).replace(" ", NBSP),
     ]
 

@@ -34,6 +34,7 @@ from dynbench.experiment.report_settings import arms_table, common_table, data_k
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
 from dynbench.runs.store import results_option
+from dynbench.schedule.solve import speedup_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
 
 Values = dict[str, str | None]
@@ -206,6 +207,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.bound": "solve.bound" if values["table.solve"] else None,
         "say.enumeration": f"enumeration.{_enumeration(values)}",
         "say.arms": f"arms.{_arms_differ(subject, values)}",
+        "say.estimated": "solve.estimated" if _estimated(sources.solved) else None,
         "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
         "say.greedy": "solve.greedy" if values["table.greedy"] else None,
     }
@@ -240,6 +242,11 @@ def _enumeration(values: Mapping[str, str | None]) -> str:
     """Which text says whether all plans can be tried at the report's size."""
     if values["plans.count"] is None:
         return "unknown"
+def _estimated(solved: Solved | None) -> bool:
+    """Whether a planned line was priced by what was measured under another layout."""
+    return any(speedup_is_estimated(line) for line in (solved.results if solved else ()))
+
+
     return "within" if values["plans.fits"] else "beyond"
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.padding import padded_lengths
+from dynbench.plugins.policies import Layout
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -29,6 +30,8 @@ class CostModel:
             for alpha.
         pad_to_multiple_of: lengths are rounded up to a multiple of this before they are priced, tokens.
         positions: longest padded sample that the model takes, tokens; None for any.
+        fitted_on: layout of the micro-batches that `measured` was fitted on; None where it was given. Of another layout
+            its costs are an estimate from the tokens.
 
     Raises:
         UsageError: unknown cost type, with the nearest spelling.
@@ -42,6 +45,7 @@ class CostModel:
     further: float | None = None
     pad_to_multiple_of: int = 1
     positions: int | None = None
+    fitted_on: Layout | None = None
 
     def __post_init__(self) -> None:
         known = get_args(CostType)

@@ -5,7 +5,7 @@ Plans are made and priced one by one and never kept, so a trace may have million
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,6 +95,16 @@ class Skipped:
     world_size: int
     policy: str | None
     reason: str
+
+
+def cost_is_estimated(result: Mapping[str, object]) -> bool:
+    """Whether a line was priced by a fit of another layout."""
+    return result.get("fitted_on") not in (None, result.get("layout"))
+
+
+def speedup_is_estimated(result: Mapping[str, object]) -> bool:
+    """The same of the line, or of the padded static that it is held against."""
+    return cost_is_estimated(result) or result.get("fitted_on") not in (None, "padded")
 
 
 def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
@@ -254,6 +264,7 @@ def _line(
         "steps": len(series),
         "seed": problem.seed,
         "cost_type": problem.cost.cost_type,
+        "fitted_on": problem.cost.fitted_on,
         "window": policy_window(policy),
         "micro_batches": problem.micro_batches,
         "policy": plan_name(policy.name, problem.layout),

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from probes import make_probe
 
+from dynbench.cli.solve_view import print_solution
 from dynbench.config.load import load_config
 from dynbench.errors import ConfigError
 from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.experiment.solve_run import Solution, SolveOptions, run_solve
 from dynbench.plugins import POLICIES
 from dynbench.runs.store import RunStore
+from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
 from dynbench.schedule.traces import Trace
 
 SHORT = Trace("short", np.random.default_rng(0).integers(2, 60, size=400), "made up")
@@ -137,3 +139,20 @@ def test_what_a_probe_of_the_other_layout_is_taken_for_is_said(store: RunStore, 
     make_probe(store, tables=[[(64, 9), (256, 2)]] * 2)
     solution = solved(store, "workload.layout=packed", *more, batch_per_rank=8)
     assert warnings(solution) == [f"probe.run probed measured padded micro-batches: {line}" for line in said]
+
+
+@pytest.mark.parametrize("probed", ["padded", "packed"])
+def test_every_line_says_by_which_layout_s_fit_it_was_priced(
+    store: RunStore, probed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_probe(store, tables=[[(64, 90), (256, 20)]] * 2, layout=probed)
+    solution = solved(store, policies=("static", "partition", "packed"), batch_per_rank=8)
+    results = {str(line.result["policy"]): line.result for line in solution.lines}
+    assert {result["fitted_on"] for result in results.values()} == {probed}
+    estimated = {name for name, result in results.items() if cost_is_estimated(result)}
+    assert estimated == ({"packed"} if probed == "padded" else {"static", "partition"})
+    print_solution(solution, (), ())
+    shown = {line.split()[3]: line for line in capsys.readouterr().out.splitlines() if line.startswith("short  ")}
+    assert {name for name, line in shown.items() if "~" in line} == ({"packed"} if probed == "padded" else {*results})
+    (line,) = solved(store, "schedule.cost_type=tokens", policies=("packed",), batch_per_rank=8).lines
+    assert line.result["fitted_on"] is None and not speedup_is_estimated(line.result)
