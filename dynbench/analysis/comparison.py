@@ -50,6 +50,7 @@ class Comparison:
         efficiency: of ranks, against the arm with the fewest; None for other questions.
         improvement_percent: by metric key, means over launches.
         predicted: speed-up that the probe behind a run predicted, None without one.
+        leak: of which arm, and how, samples of a row see each other; None where none do.
         recovery: share of what the baseline loses against the bound that the candidate gives back, None where there
             is no telling, where the arms cannot be compared, or do not differ in plans.
         compared: settings that differ and may.
@@ -74,6 +75,7 @@ class Comparison:
     improvement_percent: dict[str, float]
     predicted: float | None
     recovery: Recovery | None
+    leak: Phrase | None
     compared: Differences
     forbidden: Differences = field(default_factory=dict)
 
@@ -99,6 +101,7 @@ class Comparison:
             predicted_speedup=self.predicted,
             bound_speedup=found.bound_speedup if found else None,
             bound_within_steps=found.within_steps if found else None,
+            leak=None if self.leak is None else str(self.leak),
             recovered_share=found.share if found else None,
             overhead_share=found.overhead_share if found else None,
             efficiency=self.efficiency,
@@ -241,6 +244,9 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         verdict, reason = Verdict.INCOMPARABLE, Phrase.of("reason.INCOMPARABLE", differences=describe(forbidden))
     elif (comm_model := pairs[0][0].facts.comm_model) is not None:
         reason = Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)
+    leak = _leak(baseline, candidate)
+    if leak is not None and not forbidden:
+        reason = Phrase.of("reason.leak", reason=reason, leak=leak)
     scales = question.raised_by(("world_size",)) and not forbidden
     before, after = ([terms.summaries[pair[side].run.id] for pair in pairs] for side in (0, 1))
     trained = all(run.facts.trains for pair in pairs for run in pair)
@@ -262,10 +268,20 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         efficiency=_efficiency(terms, candidate) if scales else None,
         improvement_percent=improvements(before, after),
         predicted=predicted_speedup(*pairs[0]) if question.plans else None,
-        recovery=recovery(pairs, level) if question.plans and not (same or forbidden) else None,
+        recovery=recovery(pairs, level) if question.plans and not (same or forbidden or leak) else None,
+        leak=leak,
         compared=compared_settings(all_differences(*pairs[0]), question),
         forbidden=forbidden,
     )
+
+
+def _leak(*arms: Arm) -> Phrase | None:
+    """Of which of the arms, and how, samples of a row see each other; None where none do."""
+    found = [
+        (arm.label, next((run.facts.leak for run in arm.runs if run.facts.leak is not None), None)) for arm in arms
+    ]
+    told = [Phrase.of("leak.of", arm=label, leak=leak) for label, leak in found if leak is not None]
+    return Phrase.listed("; ", told) if told else None
 
 
 def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) -> Differences:

@@ -35,17 +35,17 @@ def weakest(levels: Iterable[Level]) -> Level:
 def work_level(a: MergedRun, b: MergedRun) -> Level:
     """How far two launches of the same data and seed computed the same samples.
 
-    `tokens` with different batches, and where a strategy trains otherwise than one process unless both are equal and
-    deal every rank the same samples in every step.
+    `tokens` with different batches, and where a strategy trains otherwise than one process, or samples of a row see
+    each other, unless both are equal in that and deal every rank the same samples in every step.
 
     `window` asks that the measured steps are whole windows: where the warm-up, the end of the run, or a step that does
     not count splits one, the measured samples differ.
     """
     one, other = a.facts.config, b.facts.config
-    inexact = not (one.sync.exact and other.sync.exact)
-    if one.train.global_batch != other.train.global_batch or (
-        inexact and (one.sync != other.sync or not _dealt_alike(a, b))
-    ):
+    inexact = not (one.sync.exact and other.sync.exact and a.facts.apart and b.facts.apart)
+    alike = one.sync == other.sync and a.facts.apart == b.facts.apart
+    batches_differ = one.train.global_batch != other.train.global_batch
+    if batches_differ or (inexact and not (alike and _dealt_alike(a, b))):
         return "tokens"
     done = agreements(a, b)
     if done is not None and len(done) > a.steps.height:

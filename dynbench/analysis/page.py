@@ -130,6 +130,7 @@ def _facts(item: Comparison) -> list[str]:
     notes = {
         "configured alike": item.aa,
         "virtual ranks": item.pairing.pairs[0][0].facts.virtual,
+        f"{item.leak}": item.leak is not None,
         f"differs in {', '.join(item.forbidden)}": item.verdict is Verdict.INCOMPARABLE,
     }
     launches = f"{pairs} launch{'es' if pairs > 1 else ''}"

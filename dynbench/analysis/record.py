@@ -68,6 +68,8 @@ class ComparisonRecord(Record):
     """What perfect balance would have given; null where the arms do not differ in plans."""
     bound_within_steps: bool | None = None
     """Whether that is within each step's samples."""
+    leak: str | None = None
+    """Of which arm, and how, samples of a row see each other, so that losses are not compared; null where none do."""
     recovered_share: float | None = None
     """The part of the bound's gain that was given back."""
     overhead_share: float | None = None

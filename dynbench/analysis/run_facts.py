@@ -63,6 +63,22 @@ class RunFacts:
         return self.config.sync.trains
 
     @property
+    def leak(self) -> Phrase | None:
+        """That samples of a row see each other, as was seen before the first step; None where nothing was."""
+        seen = self.env.get("packed_rows")
+        if not isinstance(seen, Mapping) or not seen.get("leak"):
+            return None
+        if seen["foreign_gradient"]:
+            return Phrase.of("leak.sees", gradient=seen["foreign_gradient"])
+        return Phrase.of("leak.differs", difference=max(seen["output_difference"], seen["gradient_difference"]))
+
+    @property
+    def apart(self) -> bool:
+        """Whether samples that run together are known not to see each other, as far as that is in question."""
+        shown = isinstance(self.env.get("packed_rows"), Mapping)
+        return self.leak is None and (shown or self.config.workload.layout != "flattened")
+
+    @property
     def together(self) -> str | None:
         """Id of the launch that it shared with other arms, equal for all runs of it; None where it was alone."""
         found = self.env.get("together")

@@ -152,19 +152,21 @@ def command(
 
 
 def _in_their_layout(settings: Settings, config: Config, policies: Sequence[str] | None) -> Settings:
-    """With packed rows as the layout where every policy asked for means them: capacities then count tokens.
+    """With rows of real tokens as the layout where every policy asked for means the same: capacities then count tokens.
 
     Raises:
         UsageError: another layout was asked for.
     """
     from dynbench.plugins.policies import named_plan, plan_of
 
-    if not policies or any(plan_of(name)[1] != "packed" for name in policies):
+    named = {plan_of(name)[1] for name in policies or ()}
+    if len(named) != 1 or named == {"padded"}:
         return settings
+    (meant,) = named
     given = config.workload.layout if "layout" in config.workload.model_fields_set else None
-    for name in policies:
+    for name in policies or ():
         named_plan(name, given)
-    return settings.with_flag("workload.layout", "packed")
+    return settings.with_flag("workload.layout", meant)
 
 
 def _load(

@@ -21,6 +21,7 @@ from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
+from dynbench.plugins.workloads import LanguageOptions
 from dynbench.units import parse_bytes
 
 DEFAULT_VIRTUAL_RANKS = 4
@@ -131,6 +132,18 @@ def _the_workload_makes_the_layout(config: Config) -> Iterator[str]:
         yield (
             f"workload.layout: {workload.layout!r} rows are not made by {workload.name}, but by {', '.join(making)}; "
             "set it to padded, or workload.name to one of these"
+        )
+
+
+def _the_cache_is_of_flattened_rows(config: Config) -> Iterator[str]:
+    workload = config.workload
+    if not options_of(workload, LanguageOptions).use_cache:
+        return
+    if workload.layout != "flattened" or workload.is_own or not WORKLOADS[workload.name].reads("use_cache"):
+        able = ", ".join(name for name, entry in WORKLOADS.items() if entry.reads("use_cache"))
+        yield (
+            f"workload.use_cache: true, but only rows that transformers flattens are run with a cache, of {able}; "
+            "set it to false, or workload.layout to flattened"
         )
 
 
@@ -293,6 +306,7 @@ RULES: tuple[Rule, ...] = (
     *IMAGE_RULES,
     _size_is_one_of_the_workload,
     _the_workload_makes_the_layout,
+    _the_cache_is_of_flattened_rows,
     _the_model_is_of_the_workloads_kind,
     _subset_holds_a_batch,
     _static_has_no_policy,

@@ -68,9 +68,9 @@ class Workload(Section):
     pad_to_multiple_of: PositiveInt | Auto = "auto"
     """Padded lengths are rounded up to a multiple of this many tokens; auto is 8 on GPUs, 1 on CPU."""
     layout: Layout = "padded"
-    """`padded`: a micro-batch is as wide as its longest sample; `packed`: it is one row of real tokens, its samples
-    kept apart by attention. Policies that only make sense with padding are refused under it; `schedule.policy: packed`
-    is short for partition under it."""
+    """`padded`: a micro-batch is as wide as its longest sample; `packed`: one row of real tokens, its samples kept
+    apart by attention; `flattened`: the row of transformers' flattening collator, whose attention may not keep them
+    apart. `schedule.policy: packed` or `flattened` is partition under it; policies that need padding are refused."""
     cache_dir: str | None = None
     """Folder of tokenised data and lengths; null is `$DYNBENCH_CACHE`, else the user's cache folder."""
 

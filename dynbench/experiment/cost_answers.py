@@ -8,9 +8,24 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.answers import SAME, Speaker, float_of
 from dynbench.experiment.formats import number, percent
 from dynbench.experiment.offline_plans import Solved
-from dynbench.experiment.report_settings import cost_of
+from dynbench.experiment.report_settings import cost_of, fills_with_padding
 from dynbench.experiment.subject import Json, mean_of
 from dynbench.report import Template, table
+
+OWN = ("row.cost",)
+"""Placeholders that only the sentences of this module use."""
+
+
+def row_costs(speaker: Speaker) -> str:
+    """What the arms without padding were planned with, a line each; empty without any."""
+    template, subject, lines = speaker.template, speaker.subject, []
+    for name, members in subject.arms.items():
+        rows = [member for member in members if not fills_with_padding(member)]
+        if rows:
+            known = next((cost for member in rows if (cost := cost_of(member, subject))), None)
+            own = {"arm_name": f"`{name}`", "row_cost": known or template.label("words.not_measured")}
+            lines.append(speaker.say("costs.row", **own))
+    return speaker.bullets(lines)
 
 
 def proxies(speaker: Speaker) -> str:

@@ -1,4 +1,4 @@
-"""What a layout alone changes: arms that take the same optimizer steps, packed and padded, in sentences."""
+"""What a layout alone changes: arms that take the same optimizer steps, padded and in rows of real tokens, in words."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _pairs(subject: Subject) -> Iterator[_Found]:
     """What can be said of a packed arm and a padded one, the padded ones in order."""
     known: Sequence[ComparisonRecord] = subject.pairs or subject.comparisons
     for item in known:
-        layouts = [_layout(subject, name) for name in (item.baseline, item.candidate)]
-        if item.level != "step" or item.verdict is Verdict.INCOMPARABLE or layouts[0] == layouts[1]:
+        padded = [_layout(subject, name) == "padded" for name in (item.baseline, item.candidate)]
+        if item.level != "step" or item.verdict is Verdict.INCOMPARABLE or padded[0] == padded[1]:
             continue
-        if layouts[1] == "packed":
+        if padded[0]:
             yield item.candidate, item.baseline, item.speedup, item.ci95
         else:
             ends = None if item.ci95 is None else (1 / item.ci95[1], 1 / item.ci95[0])

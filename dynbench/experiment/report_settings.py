@@ -119,17 +119,25 @@ def data_keys(subject: Subject, template: Template) -> list[str]:
 def cost_of(member: Member, subject: Subject) -> str | None:
     """The planner's cost of a run as a formula; None where its coefficients are not known."""
     config = member.config or {}
+    tokens, squares = ("n·L", "n·L^2") if fills_with_padding(member) else ("Σ_i l_i", "Σ_i l_i^2")
     match config.get("schedule.cost_type"):
         case "tokens":
-            return "`tokens`: *n·L*"
+            return f"`tokens`: *{tokens}*"
         case "tokens_sq":
-            return "`tokens_sq`: *(n·L)^2*"
+            return f"`tokens_sq`: *({tokens})^2*"
         case "attention":
-            return f"`attention`: *n·L + {config.get('schedule.attention_a')}·n·L^2*"
+            return f"`attention`: *{tokens} + {config.get('schedule.attention_a')}·{squares}*"
         case "measured":
             found = coefficients(member, subject)
-            return found and "`measured`: *{:.4g} + {:.4g}·n·L + {:.4g}·n·L^2* ms".format(*found)
+            if found is not None:
+                alpha, beta, gamma = found
+                return f"`measured`: *{alpha:.4g} + {beta:.4g}·{tokens} + {gamma:.4g}·{squares}* ms"
     return None
+
+
+def fills_with_padding(member: Member) -> bool:
+    """Whether a run pads its micro-batches; those of earlier versions all did."""
+    return (member.config or {}).get("workload.layout", "padded") == "padded"
 
 
 def coefficients(member: Member, subject: Subject) -> tuple[float, float, float] | None:

@@ -70,6 +70,7 @@ def report_values(sources: Sources) -> Values:
     values |= dict.fromkeys(
         (
             *answers.OWN,
+            *cost_answers.OWN,
             *layout_answers.OWN,
             *memory_safety.OWN,
             *steps_answers.OWN,
@@ -147,8 +148,8 @@ def _tables(sources: Sources) -> Values:
         "table.pairs": tables.pairs_table(subject, template),
         "table.scaling": tables.scaling_table(subject, template),
         "checks.count": str(len(subject.checks or ())),
-        "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
         "table.steps": steps_answers.steps_table(subject, template),
+        "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
         "solve.run": f"`{solved.run}`" if solved and solved.run else None,
         "solve.reason": solved.reason if solved else None,
         "solve.steps": _most(solved, "steps"),
@@ -175,8 +176,9 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         "say.exposed": communication_answers.exposures(speaker),
         "say.waterfall": waste_answers.waterfall_sentence(speaker),
         "say.layouts": layout_answers.layout_sentences(speaker),
-        "say.losses": answers.losses(speaker),
         "say.steps": steps_answers.steps_sentence(speaker),
+        "say.losses": answers.losses(speaker),
+        "say.row_costs": cost_answers.row_costs(speaker),
         "say.proxy": cost_answers.proxy_sentence(speaker),
         "table.proxy": cost_answers.proxies(speaker),
         "say.prediction": answers.predictions(speaker, solved),
@@ -205,9 +207,9 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
         "say.bound": "solve.bound" if values["table.solve"] else None,
+        "say.estimated": "solve.estimated" if _estimated(sources.solved) else None,
         "say.enumeration": f"enumeration.{_enumeration(values)}",
         "say.arms": f"arms.{_arms_differ(subject, values)}",
-        "say.estimated": "solve.estimated" if _estimated(sources.solved) else None,
         "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
         "say.greedy": "solve.greedy" if values["table.greedy"] else None,
     }
@@ -226,6 +228,8 @@ def _claim(subject: Subject) -> str:
 def _recommended(subject: Subject, claim: str) -> str:
     """Which text says what to do: that of the claim, unless it tells GPU-hours of arms on unequal numbers of ranks."""
     best = subject.best
+    if best is not None and best.leak is not None and claim == Verdict.FASTER:
+        return "leak"
     if best is None or claim == Verdict.INCOMPARABLE or "saved" not in subject.question.columns:
         return claim
     return claim if subject.same_ranks(best) else "ranks"
@@ -238,15 +242,15 @@ def _solve(solved: Solved | None) -> str:
     return "found" if solved.run else "failed"
 
 
-def _enumeration(values: Mapping[str, str | None]) -> str:
-    """Which text says whether all plans can be tried at the report's size."""
-    if values["plans.count"] is None:
-        return "unknown"
 def _estimated(solved: Solved | None) -> bool:
     """Whether a planned line was priced by what was measured under another layout."""
     return any(speedup_is_estimated(line) for line in (solved.results if solved else ()))
 
 
+def _enumeration(values: Mapping[str, str | None]) -> str:
+    """Which text says whether all plans can be tried at the report's size."""
+    if values["plans.count"] is None:
+        return "unknown"
     return "within" if values["plans.fits"] else "beyond"
 
 
@@ -281,6 +285,8 @@ def _work(best: ComparisonRecord | None) -> str:
     """Which text says how far the runs did the same work."""
     if best is None:
         return "none"
+    if best.leak is not None and best.level == "tokens":
+        return "leak"
     # Equal hashes are equal work whatever else differs; beyond them nothing vouches for it.
     return best.level if best.same_work or best.verdict is not Verdict.INCOMPARABLE else "different"
 

@@ -170,7 +170,7 @@ def _not_in_tokens(request: SolveRequest) -> list[str]:
     problems = [
         request.make_problem(trace.lengths, size, 1) for trace in request.traces for size in request.world_sizes
     ]
-    packed = [name for name in request.policies or plan_names("packed") if plan_of(name)[1] == "packed"]
+    packed = [name for name in request.policies or plan_names("packed") if plan_of(name)[1] != "padded"]
     if not packed or all(problem.packed or problem.capacity.unlimited for problem in problems):
         return []
     return [

@@ -103,7 +103,8 @@ class Subject:
     def best(self) -> ComparisonRecord | None:
         """The fastest of those found FASTER; without one the largest speed-up, of what could be compared if any was.
 
-        Arms configured as the baseline is are left out: what they differ by is noise.
+        Arms configured as the baseline is are left out: what they differ by is noise. One whose samples see each other
+        is the best only where no other is faster: what it is faster at is another training.
         """
         return max((item for item in self.comparisons if not item.aa), key=_merit, default=None)
 
@@ -128,9 +129,9 @@ class Subject:
         return len({mean_of(members, "world_size") for members in arms} - {None}) <= 1
 
 
-def _merit(comparison: ComparisonRecord) -> tuple[bool, bool, float]:
-    verdict = comparison.verdict
-    return verdict is Verdict.FASTER, verdict is not Verdict.INCOMPARABLE, comparison.speedup
+def _merit(comparison: ComparisonRecord) -> tuple[bool, bool, bool, float]:
+    faster, apart = comparison.verdict is Verdict.FASTER, comparison.leak is None
+    return faster and apart, faster, comparison.verdict is not Verdict.INCOMPARABLE, comparison.speedup
 
 
 def mean_of(members: Sequence[Member], key: str) -> float | None:

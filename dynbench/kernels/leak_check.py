@@ -104,7 +104,7 @@ def check_packed_rows(
     row = torch.cat([torch.as_tensor(sample) for sample in ordered]).long().to(device)[None]
     lengths = boundaries.lengths
     kernels: dict[str, list[str]] = {}
-    with _evaluating(model):
+    with evaluating(model):
         padded = observe(model, padded_pass(model, row, boundaries))
         use_packed_rows(model)
 
@@ -250,7 +250,7 @@ def as_in_training(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, and as it was afterwards."""
     training = model.training
     model.eval()

@@ -165,15 +165,19 @@ def _counted(told: Tensor, boundaries: Boundaries) -> Tensor:
 
 
 def _pooled(mean: bool) -> Callable[[nn.Module, Arguments, Keywords, Any], Any]:
-    """After the encoder: of each sample one state, as if it were a row of its own."""
+    """After the encoder: of each sample one state."""
 
     def after(_: nn.Module, arguments: Arguments, keywords: Keywords, output: Any) -> Any:
-        boundaries: Boundaries = keywords["boundaries"]
-        states = output.last_hidden_state[0]
-        output.last_hidden_state = (_means(states, boundaries) if mean else states[boundaries.starts])[:, None]
-        return output
+        return pooled(output, keywords["boundaries"], mean=mean)
 
     return after
+
+
+def pooled(output: Any, boundaries: Boundaries, *, mean: bool) -> Any:
+    """What an encoder gave of a row, with one state of each sample, as if it were a row of its own."""
+    states = output.last_hidden_state[0]
+    output.last_hidden_state = (_means(states, boundaries) if mean else states[boundaries.starts])[:, None]
+    return output
 
 
 def _means(states: Tensor, boundaries: Boundaries) -> Tensor:

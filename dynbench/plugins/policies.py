@@ -9,9 +9,12 @@ from dynbench.errors import UsageError
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import Auto, PositiveInt, Section
 
-Layout = Literal["padded", "packed"]
-"""Of a micro-batch: as wide as its longest sample, or one row of real tokens, samples kept apart by attention."""
-LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
+Layout = Literal["padded", "packed", "flattened"]
+"""Of a micro-batch: as wide as its longest sample; one row of real tokens, whose samples our attention keeps apart; or
+the row of transformers' DataCollatorWithFlattening, which its own attention is told of by positions alone."""
+LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "flattened")
+ROWS: tuple[Layout, ...] = ("packed", "flattened")
+"""Those whose micro-batches are rows of real tokens."""
 _SHORT = "partition"
 """Whose plans the name of a layout alone means."""
 
@@ -162,7 +165,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
 
 
 def plan_name(policy: str, layout: Layout) -> str:
-    """What a policy is called under a layout: `packed` is partition's, and padding goes without saying."""
+    """What a policy is called under a layout: `packed` and `flattened` are partition's, padding goes without saying."""
     if layout == "padded":
         return policy
     return layout if policy == _SHORT else f"{policy} {layout}"
@@ -170,7 +173,7 @@ def plan_name(policy: str, layout: Layout) -> str:
 
 def plan_of(name: str) -> tuple[str, Layout]:
     """The policy and the layout that a name of `plan_name` means; a name without a layout means padding."""
-    named: dict[str, tuple[str, Layout]] = {plan_name(policy, "packed"): (policy, "packed") for policy in POLICIES}
+    named = {plan_name(policy, layout): (policy, layout) for layout in ROWS for policy in POLICIES}
     return named.get(name, (name, "padded"))
 
 
@@ -189,6 +192,8 @@ def named_plan(name: str, layout: Layout | None) -> tuple[str, Layout]:
     return policy, layout or meant
 
 
-def plan_names(layout: Layout) -> tuple[str, ...]:
-    """The names of all policies that make sense under a layout."""
-    return tuple(plan_name(name, layout) for name, entry in POLICIES.items() if layout in entry.layouts)
+def plan_names(*layouts: Layout) -> tuple[str, ...]:
+    """The names of all policies that make sense under one of some layouts."""
+    return tuple(
+        plan_name(name, layout) for layout in layouts for name, entry in POLICIES.items() if layout in entry.layouts
+    )

@@ -87,6 +87,15 @@ class ImageOptions(Section):
     """Largest part of the image files that may be unreadable; these are counted, named and left out."""
 
 
+class LanguageOptions(Section):
+    """Of the workload that models language."""
+
+    refused = True
+    use_cache: bool = False
+    """With `layout` flattened only: the model makes its cache of keys and values in training, as its configuration says
+    where nobody switches it off (transformers' Trainer does); GPT-2 then does not notice the samples of a row."""
+
+
 _CONFIGURED = Size("that of the configuration of workload.model", None)
 _GPT2_POSITIONS, _ROPE_POSITIONS = 1024, 2048
 _AUTO = "transformers.models.auto.modeling_auto"
@@ -139,6 +148,7 @@ WORKLOADS: Registry[WorkloadEntry] = Registry(
                 "xl-2026": _rope("3.407 B", "2560/10240/32/32"),
                 OF_MODEL: _CONFIGURED,
             },
+            options=LanguageOptions,
             aliases={"2.7B": "xl-2026"},
             auto_size="gpt2-62m",
             tokenizer="bytes",

@@ -57,7 +57,7 @@ def cost_model(given: CostModel | CostType) -> CostModel:
 
 def asked_capacity(given: Capacity | int | Sequence[int] | None, policy: str, layout: Layout) -> Capacity:
     """Capacities as given or by numbers, in the unit of the layout; refused for a policy that obeys none."""
-    kind = PackedCapacity if layout == "packed" else Capacity
+    kind = Capacity if layout == "padded" else PackedCapacity
     if given is None or isinstance(given, Capacity):
         capacity = given or kind()
     elif isinstance(given, Sequence | np.ndarray):

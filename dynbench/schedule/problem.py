@@ -36,7 +36,7 @@ class Problem:
         buffer: for `prefix`: samples held per rank (K).
         micro_batches: micro-batches per rank and step, or auto.
         settings: the `schedule` section, for policies with options of their own (`dynbench.plugins.options_of`).
-        layout: `padded`, or `packed`: a micro-batch is a row of real tokens.
+        layout: `padded`, or what makes a micro-batch a row of real tokens, all of which are planned alike.
 
     Raises:
         UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
@@ -84,7 +84,7 @@ class Problem:
     @property
     def packed(self) -> bool:
         """Whether a micro-batch is a row of real tokens."""
-        return self.layout == "packed"
+        return self.layout != "padded"
 
     @cached_property
     def padded_lengths(self) -> IntArray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dynbench.errors import NothingFits, UsageError, did_you_mean
 from dynbench.plugins import POLICIES, PolicyEntry, outside
-from dynbench.plugins.policies import Layout, plan_name, plan_names, plan_of
+from dynbench.plugins.policies import ROWS, Layout, plan_name, plan_names, plan_of
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.measure import (
@@ -116,7 +116,7 @@ def solve(request: SolveRequest) -> Iterator[Line | Skipped]:
         UsageError: an unknown policy, an impossible combination that was asked for by name, or nothing that can run.
         NothingFits: a sample longer than any capacity allows, or, while iterating, a batch that does not fit.
     """
-    known = _plans("padded")
+    known = plan_names("padded", *ROWS)
     for name in request.policies or ():
         if name not in known:
             raise UsageError(
@@ -195,14 +195,14 @@ def _windows(request: SolveRequest, name: str) -> Sequence[int]:
 
 
 def _plans(layout: Layout) -> tuple[str, ...]:
-    """What is planned where nothing is named: every policy that is padded too, unless rows are to be packed."""
-    return plan_names("packed") if layout == "packed" else (*plan_names("padded"), *plan_names("packed"))
+    """What is planned where nothing is named: of padded batches packed rows too, of another layout that one alone."""
+    return plan_names("padded", "packed") if layout == "padded" else plan_names(layout)
 
 
 def _planned(name: str, problem: Problem) -> tuple[str, Problem]:
     """The policy that a name means, and the problem in its layout."""
     policy, layout = plan_of(name)
-    return policy, _in_layout("packed" if problem.packed else layout, problem)
+    return policy, _in_layout(problem.layout if problem.packed else layout, problem)
 
 
 def _in_layout(layout: Layout, problem: Problem) -> Problem:

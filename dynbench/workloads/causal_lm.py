@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.errors import DataError
-from dynbench.kernels import use_packed_rows
 from dynbench.kernels.packed_rows import NO_TARGET
+from dynbench.plugins import options_of
+from dynbench.plugins.workloads import LanguageOptions
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.language import language_of
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.held_out import evaluated_ids
 from dynbench.workloads.language_model import language_model, logits_of
 from dynbench.workloads.model_config import LANGUAGE_MODEL
-from dynbench.workloads.packed import packed_row
+from dynbench.workloads.packed import rows_of
 from dynbench.workloads.samples import prepare_samples
 from dynbench.workloads.saved_model import save_model
 from dynbench.workloads.token_loss import summed_cross_entropy
@@ -59,10 +60,11 @@ class CausalLanguageModel:
                 *(asked.max_length, reason, settings.max_length),
             )
             samples.decide("workload.max_length", settings.max_length, reason)
-        self.packed = asked.layout == "packed"
         self.train: TokenisedData = _weighed(samples.train, samples.facts["train_source"])
         self.eval: TokenisedData | None = None if samples.eval is None else _weighed(samples.eval, "evaluation")
         self._source = model.source(samples.vocab_size)
+        use_cache = options_of(asked, LanguageOptions).use_cache
+        self.rows = rows_of(asked.layout, self._source.config, use_cache=use_cache)
         self._settings, self._has_texts = asked, samples.facts["tokenizer"] is not None
         self.facts: dict[str, object] = {
             **samples.facts,
@@ -89,25 +91,25 @@ class CausalLanguageModel:
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
         model = self.build_padded_model(seed)
-        return use_packed_rows(model) if self.packed else model
+        return model if self.rows is None else self.rows.prepare(model)
 
     def build_padded_model(self, seed: int) -> nn.Module:
-        """The same, before it is made to take packed rows."""
+        """The same, before it is made to take rows without padding."""
         return self._source.build(seed)
 
     def build_empty_model(self) -> nn.Module:
         """As `build_model`, without values, on the meta device."""
         model = self._source.build_empty()
-        return use_packed_rows(model) if self.packed else model
+        return model if self.rows is None else self.rows.prepare(model)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and the `labels` that positions are to tell.
 
-        Padded, both are [n, width]; packed, the row of `packed_row` and as many labels. A last token of a text, and
+        Padded, both are [n, width]; else the row of `Rows.row` and as many labels. A last token of a text, and
         what pads, is labelled `NO_TARGET`.
         """
-        if self.packed:
-            _, row = packed_row(data, ids)
+        if self.rows is not None:
+            _, row = self.rows.row(data, ids)
             labels = row["input_ids"].roll(-1)
             labels[0, row["boundaries"].offsets[1:].long() - 1] = NO_TARGET
             return {**row, "labels": labels}

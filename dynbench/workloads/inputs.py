@@ -42,7 +42,7 @@ def check_inputs(config: Config) -> Splits | None:
     if problems := path_problems(config):
         raise ConfigError(problems)
     workload = config.workload
-    if workload.layout == "packed" and workload.reads_model:
+    if workload.layout != "padded" and workload.reads_model:
         _check_architecture(workload)
     if workload.runs_own_code:
         return None
@@ -77,7 +77,7 @@ def _check_architecture(workload: Workload) -> None:
     known = read_config(workload.model, PADDED)
     problem = unknown_architecture(known, causal=not WORKLOADS[workload.name].classes)
     if problem is not None:
-        raise UsageError(f"workload.layout: packed, and workload.model {workload.model}: {problem}", PADDED)
+        raise UsageError(f"workload.layout: {workload.layout}, and workload.model {workload.model}: {problem}", PADDED)
 
 
 def check_batch(config: Config, splits: Splits | None) -> None:

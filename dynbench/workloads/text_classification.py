@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynbench.config.schema import Config
-from dynbench.kernels import use_packed_rows
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.model import model_source
 from dynbench.workloads.model_config import CLASSIFIER
-from dynbench.workloads.packed import packed_row
+from dynbench.workloads.packed import rows_of
 from dynbench.workloads.samples import Samples, prepare_samples
 from dynbench.workloads.saved_model import save_model
 from dynbench.workloads.tokenizer import load_tokenizer
@@ -43,7 +42,7 @@ class TextClassification:
         self.positions: int | None = self._source.positions
         _fit_to_model(samples, settings.max_length, self._source.positions)
         self._pad_id = samples.pad_id
-        self.packed = settings.layout == "packed"
+        self.rows = rows_of(settings.layout, self._source.config)
         self._settings, self._has_texts = settings, samples.facts["tokenizer"] is not None
         self.train: TokenisedData = samples.train
         self.eval: TokenisedData | None = samples.eval
@@ -66,25 +65,25 @@ class TextClassification:
     def build_model(self, seed: int) -> nn.Module:
         """The model on the CPU in fp32, in training mode; equal seeds give equal weights on every rank."""
         model = self.build_padded_model(seed)
-        return use_packed_rows(model) if self.packed else model
+        return model if self.rows is None else self.rows.prepare(model)
 
     def build_padded_model(self, seed: int) -> nn.Module:
-        """The same, before it is made to take packed rows."""
+        """The same, before it is made to take rows without padding."""
         return self._source.build(seed)
 
     def build_empty_model(self) -> nn.Module:
         """As `build_model`, without values, on the meta device."""
         model = self._source.build_empty()
-        return use_packed_rows(model) if self.packed else model
+        return model if self.rows is None else self.rows.prepare(model)
 
     def collate(self, data: TokenisedData, ids: IntArray, width: int) -> dict[str, Any]:
         """What the model takes of the samples `ids`, int64 on the CPU, and their `labels`, [n].
 
-        Padded, `input_ids` and `attention_mask`, both [n, width]; packed, the row of `packed_row`, whose order labels
+        Padded, `input_ids` and `attention_mask`, both [n, width]; else the row of `Rows.row`, whose order labels
         follow.
         """
-        if self.packed:
-            ids, row = packed_row(data, ids)
+        if self.rows is not None:
+            ids, row = self.rows.row(data, ids)
             return {**row, "labels": torch.from_numpy(data.labels[ids])}
         rows, valid = data.padded(ids, width, self._pad_id)
         return {

@@ -6,7 +6,7 @@ import pytest
 
 from dynbench.config.describe import allowed_words, field_of
 from dynbench.plugins import KINDS
-from dynbench.plugins.policies import plan_names
+from dynbench.plugins.policies import ROWS, plan_names
 
 CHOSEN = {kind: registry for kind, (_, registry) in KINDS.items() if registry.key}
 ENTRIES = [(kind, name) for kind, (_, registry) in KINDS.items() for name in registry]
@@ -18,7 +18,7 @@ def test_the_schema_takes_what_is_registered(kind):
     found = field_of(registry.key)
     assert found is not None
     trainable = {name for name, entry in registry.items() if getattr(entry, "in_train", True)}
-    packed = set(plan_names("packed")) if kind == "policies" else set()
+    packed = set(plan_names(*ROWS)) if kind == "policies" else set()
     assert set(allowed_words(found[0])) == trainable | packed
     for option in registry.options():
         described = field_of(f"{registry.section}.{option}")

@@ -30,7 +30,7 @@ from dynbench.engine.rank.turns import play
 from dynbench.engine.rank.virtual import virtual_loop
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES, WORKLOADS
-from dynbench.plugins.policies import plan_names, plan_of
+from dynbench.plugins.policies import ROWS, plan_names, plan_of
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.policy import policy_class
@@ -111,19 +111,19 @@ def test_it_trains_in_several_micro_batches(tmp_path: Path, name: str, policy: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("plan", plan_names("packed"))
-def test_it_trains_on_packed_rows_or_is_refused_by_name(tmp_path: Path, plan: str, name: str) -> None:
-    policy, _ = plan_of(plan)
+@pytest.mark.parametrize("plan", plan_names(*ROWS))
+def test_it_trains_on_rows_without_padding_or_is_refused_by_name(tmp_path: Path, plan: str, name: str) -> None:
+    policy, layout = plan_of(plan)
     try:
-        config = configured(name, policy, "workload.layout=packed", "schedule.micro_batches=2")
+        config = configured(name, policy, f"workload.layout={layout}", "schedule.micro_batches=2")
     except UsageError as refusal:
-        assert "packed" not in WORKLOADS[name].layouts
+        assert layout not in WORKLOADS[name].layouts
         assert "workload.layout" in refusal.message and name in refusal.message
         return
     workload = build_workload(config)
     judge(tmp_path, config, workload)
     rows = pl.concat([read_rank_file(rank, Run(tmp_path).rank_file(rank)).rows for rank in range(RANKS)])
-    assert set(rows["layout"]) == {"packed"} and (rows["padded_tokens"] == rows["real_tokens"]).all()
+    assert set(rows["layout"]) == {layout} and (rows["padded_tokens"] == rows["real_tokens"]).all()
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -9,7 +9,11 @@ import pytest
 from forked import forked_ranks
 from multiproc.launches import TINY, fork, global_loss, rows_of, work_hashes
 
+from dynbench.analysis.arms import named_arms
+from dynbench.analysis.comparison import compare_arms
+from dynbench.analysis.merge import merge_run
 from dynbench.config.load import load_config
+from dynbench.config.schema import Analysis
 from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import EXIT_CHECKS
@@ -23,6 +27,7 @@ ARMS = {
     "static": ("schedule.policy=static",),
     "packed": ("schedule.policy=partition", "workload.layout=packed"),
     "packed in two rows": ("schedule.policy=partition", "workload.layout=packed", "schedule.micro_batches=2"),
+    "flattened": ("schedule.policy=partition", "workload.layout=flattened"),
 }
 VIRTUAL = ("launch.launcher=virtual", "launch.nproc=1", "launch.world_size=2", "launch.comm_model=0.2,0.01")
 
@@ -44,7 +49,7 @@ def test_packed_and_padded_arms_take_the_same_steps(tmp_path: Path, launcher: st
     configs = [load_config(None, [*SHORT, *more, *settings]) for settings in ARMS.values()]
     with forked_ranks():
         runs = launch_arms([(config, {}) for config in configs], store, turns=Turns(tuple(ARMS), 1, seed=3))
-    static, *packed = runs
+    static, *packed, flattened = runs
     losses = (static.path / "eval.csv").read_text().splitlines()[1].split(",")[1]
     for run in packed:
         assert run.status is Status.COMPLETED
@@ -61,6 +66,13 @@ def test_packed_and_padded_arms_take_the_same_steps(tmp_path: Path, launcher: st
     assert set(rows["layout"]) == {"padded"} and (rows["padded_tokens"] > rows["real_tokens"]).any()
     assert "packed_rows" not in static.env()
     assert set(rows_of(packed[1])["micro_batches"]) == {2}
+    assert flattened.status is Status.COMPLETED and work_hashes(flattened) == work_hashes(static)
+    assert set(rows_of(flattened)["layout"]) == {"flattened"}
+    seen = flattened.env()["packed_rows"]
+    assert seen["foreign_gradient"] > 0 and "another sample's embeddings" in seen["leak"]
+    arms = named_arms({name: [merge_run(run)] for name, run in (("static", static), ("theirs", flattened))})
+    (found,) = compare_arms(arms, Analysis())
+    assert (found.level, found.loss_max_rel_diff) == ("tokens", None) and "see each other" in found.reason
 
 
 def test_a_leak_ends_the_run_before_its_first_step(tmp_path: Path) -> None:

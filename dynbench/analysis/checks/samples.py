@@ -41,9 +41,23 @@ def one_length(evidence: Evidence) -> Iterator[Seen]:
         return
 
 
+def samples_see_each_other(evidence: Evidence) -> Iterator[Seen]:
+    """The first run of each arm in which samples of a row see each other, as was seen before its first step."""
+    for arm in evidence.arms:
+        run = next((run for run in arm.runs if run.facts.leak is not None), None)
+        if run is None or run.facts.leak is None:
+            continue
+        tolerance = fact(run.facts.env, "packed_rows.tolerance")
+        yield Seen(
+            "warn",
+            {"run": run.label, "tolerance": tolerance, **run.facts.leak.values},
+            run.facts.leak.say.removeprefix("leak."),
+        )
+
+
 def _padded(run: MergedRun, length: int) -> int:
     """The length as it is computed; a packed row holds real tokens only."""
-    if run.facts.config.workload.layout == "packed":
+    if run.facts.config.workload.layout != "padded":
         return length
     multiple, positions = run.facts.config.workload.pad_to_multiple_of, fact(run.facts.env, "data.model.positions")
     most = positions if isinstance(positions, int) else None

@@ -58,7 +58,7 @@ class Saved:
         read_back = {"workload.weights": "pretrained", "workload.model": str(self.folder), "train.save_model": False}
         least = {"workload.subset": 1}  # nothing is trained on, and no more of it has to be tokenised
         machine = {"launch.device": device, "train.precision": "fp32"}
-        padding = {"workload.layout": "padded", "workload.pad_to_multiple_of": 1}
+        padding = {"workload.layout": "padded", "workload.use_cache": False, "workload.pad_to_multiple_of": 1}
         asked = {key: value for key, value in (flags or {}).items() if value is not None}
         other_data = _other_data(Path(str(asked["workload.data_path"]))) if "workload.data_path" in asked else {}
         settings = {**known, **other_data, **machine, **padding, **least, **read_back, **asked}

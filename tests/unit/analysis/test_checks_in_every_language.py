@@ -146,6 +146,9 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     for facts in ({"classes": 1}, {"shortest": 9, "longest": 9}, {"shortest": 9, "longest": 9, "cut_samples": 1}):
         counted = {"cut_tokens": 5, **facts}
         yield alone(merged("static", env={"data": {"train": counted}}))
+    for seen in ({"foreign_gradient": 0.02}, {"foreign_gradient": 0.0}):
+        differing = {"output_difference": 0.1, "gradient_difference": 0.3, "tolerance": 1e-5, "leak": "in fp32, …"}
+        yield alone(merged("static", env={"packed_rows": differing | seen}, overrides=("workload.layout=flattened",)))
     padded = {"data": {"train": {"shortest": 9, "longest": 16}}}
     yield alone(merged("static", env=padded, overrides=("workload.pad_to_multiple_of=8",)))
 

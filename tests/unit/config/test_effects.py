@@ -128,6 +128,7 @@ NEEDING = {
     "workload.eval_path": ("y.tsv", FILES),
     "workload.tokenizer": ("vocab.txt", (TEXTS,)),
     "schedule.exchange": ("gather", (PREFIX,)),
+    "workload.use_cache": ("true", ("workload.name=causal_lm", "workload.size=tiny", "workload.layout=flattened")),
     "launch.nnodes": ("2", ("launch.rdzv_endpoint=a:1",)),
     "launch.node_rank": ("1", NODES),
 }
@@ -246,7 +247,7 @@ def test_nothing_else_is_named_beside_it(key: str) -> None:
     assert len(unread([situation(with_value(key, UNREAD_AND_READ[key][0]))])) == 1
 
 
-OF_OURS = {"workload.layout"}
+OF_OURS = {"workload.layout", "workload.use_cache"}
 """Of the workload, what code of one's own is refused."""
 
 

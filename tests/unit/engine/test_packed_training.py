@@ -25,6 +25,7 @@ from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.turns import Moment
 from dynbench.errors import ConfigError, LeakFound, UsageError
 from dynbench.kernels import Boundaries, packed_attention
+from dynbench.plugins.policies import ROWS
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.planner import Planner
@@ -46,9 +47,18 @@ PLANS = {
     "packed": ("packed", "partition", 1),
     "two rows": ("packed", "partition", 2),
 }
+FLATTENED = {"flattened": ("flattened", "partition", 1), "static flattened": ("flattened", "static", 1)}
+"""Of models whose own attention keeps samples of a row apart."""
 
 
-def resolved(folder: Path, architecture: str, layout: str, policy: str = "partition", rows: int = 1) -> Config:
+def resolved(
+    folder: Path,
+    architecture: str,
+    layout: str,
+    policy: str = "partition",
+    rows: int = 1,
+    more: tuple[str, ...] = (),
+) -> Config:
     name = "causal_lm" if architecture in CAUSAL else "text_classification"
     settings = [
         f"workload.model={write_config(folder / architecture, architecture, **CHANGES.get(architecture, {}))}",
@@ -62,6 +72,7 @@ def resolved(folder: Path, architecture: str, layout: str, policy: str = "partit
         "workload.subset=100",
         f"train.global_batch={BATCH}",
         f"launch.nproc={RANKS}",
+        *more,
     ]
     return resolve(load_config(None, settings), Machine(cores=2, gpus=0, bf16=False), RunStore(folder)).config
 
@@ -70,7 +81,8 @@ def resolved(folder: Path, architecture: str, layout: str, policy: str = "partit
 def test_packed_steps_are_those_of_padded_batches(architecture: str, tmp_path: Path) -> None:
     """In float64, over a few steps of two ranks' work, by every layout, policy and number of rows."""
     trained = {}
-    for name, plan in PLANS.items():
+    plans = PLANS | (FLATTENED if architecture in CAUSAL else {})
+    for name, plan in plans.items():
         config = resolved(tmp_path, architecture, *plan)
         workload = build_workload(config)
         problem = build_problem(config, workload.train.lengths, RANKS, 1, positions=workload.positions)
@@ -87,19 +99,23 @@ def test_packed_steps_are_those_of_padded_batches(architecture: str, tmp_path: P
     start = torch.cat([part.detach().double().flatten() for part in workload.build_model(0).parameters()])
     moved = float((trained["static"] - start).norm())
     assert moved > 0
-    for name in PLANS:
+    for name in plans:
         assert float((trained[name] - trained["static"]).norm()) < 1e-7 * moved, name
 
 
+@pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("architecture", ["distilbert", "gpt2"])
-def test_a_row_holds_real_tokens_only_and_its_labels_follow_its_order(architecture: str, tmp_path: Path) -> None:
-    config = resolved(tmp_path, architecture, "packed")
+def test_a_row_holds_real_tokens_only_and_its_labels_follow_its_order(
+    architecture: str, layout: str, tmp_path: Path
+) -> None:
+    config = resolved(tmp_path, architecture, layout)
     workload = build_workload(config)
     ids = np.array([7, 3, 50, 21, 3])
     batch = make_micro_batch(workload, workload.train, ids, 8)
-    lengths = np.sort(workload.train.lengths[ids])
+    lengths = workload.train.lengths[ids]
+    lengths = np.sort(lengths) if layout == "packed" else lengths
     inputs, boundaries = batch.inputs, batch.inputs["boundaries"]
-    assert (batch.n, batch.width, batch.tokens) == (5, lengths[-1], lengths.sum())
+    assert (batch.n, batch.width, batch.tokens) == (5, lengths.max(), lengths.sum())
     assert inputs["input_ids"].shape == (1, batch.tokens) and boundaries == Boundaries(tuple(lengths.tolist()))
     of_each = [sample.tolist() for sample in inputs["input_ids"][0].split(list(boundaries.lengths))]
     data = workload.train
@@ -167,6 +183,30 @@ def test_a_leak_on_the_data_s_own_samples_is_found(tmp_path: Path, monkeypatch: 
         check_rows(build_workload(resolved(tmp_path, "bert", "packed")), 0, CPU, None)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "more", "leaks"),
+    [("distilbert", (), True), ("gpt2", (), False), ("gpt2", ("workload.use_cache=true",), True), ("llama", (), False)],
+)
+def test_what_is_seen_of_flattened_rows_is_kept_and_nothing_refused(
+    architecture: str, more: tuple[str, ...], leaks: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = build_workload(resolved(tmp_path, architecture, "flattened", more=more))
+    with caplog.at_level("WARNING", "dynbench"):
+        found = check_rows(workload, 0, CPU, None)
+    assert max(found["lengths"]) == workload.train.lengths.max()
+    assert (found["leak"] is not None, found["foreign_gradient"] > 0) == (leaks, leaks)
+    assert sum("it trains all the same" in record.getMessage() for record in caplog.records) == leaks
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_cache_is_made_of_flattened_rows_only(layout: str) -> None:
+    causal = ("workload.name=causal_lm", "workload.size=tiny", "workload.use_cache=true")
+    with pytest.raises(ConfigError, match=r"workload\.use_cache: true, but .*workload\.layout to flattened"):
+        load_config(None, [*causal, f"workload.layout={layout}"])
+    with pytest.raises(ConfigError, match=r"workload\.use_cache: true, but .*of causal_lm"):
+        load_config(None, ["workload.use_cache=true", "workload.layout=flattened"])
+
+
 @pytest.mark.parametrize(("lengths", "expected"), [([5], [0, 0]), ([9, 2, 4], [1, 2, 0]), (range(1, 101), [0, 99])])
 def test_which_samples_the_proof_is_on(lengths: list[int], expected: list[int]) -> None:
     data = TokenisedData.from_samples([[1] * length for length in lengths], np.zeros(len(lengths), np.int64))
@@ -202,8 +242,9 @@ def test_other_architectures_are_refused_before_anything_is_launched(
 ) -> None:
     model = write_config(tmp_path / "m", architecture)
     settings = [f"workload.name={name}", f"workload.model={model}", "workload.size=model"]
-    with pytest.raises(UsageError, match=r"workload\.layout: packed, and workload\.model .*" + known):
-        check_inputs(load_config(None, [*settings, "workload.layout=packed"]))
+    for layout in ROWS:
+        with pytest.raises(UsageError, match=rf"workload\.layout: {layout}, and workload\.model .*" + known):
+            check_inputs(load_config(None, [*settings, f"workload.layout={layout}"]))
     check_inputs(load_config(None, settings))
 
 
