@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 SHARD_CHARACTERS = 2**22
 """A shard ends with the text that reaches as many; a minute's work on one core at most."""
-CHUNK_CHARACTERS = 2**19
+CHUNK_CHARACTERS = 2**17
 """Characters that the tokenizer is given at a time: what it returns takes a hundred times as many bytes."""
-AT_ONCE = 3
+AT_ONCE = 2
 """Shards in work. The library itself spreads a chunk over the cores; meanwhile the others' ids become arrays."""
 ARRAYS = ("ids", "offsets", "removed")
 RECORD = "record.json"
