@@ -124,14 +124,14 @@ def obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) -> 
                 f"workload.workers of arm {name} is {workers}: they decode its next images, which would be in the time "
                 "of the arm that is on then"
             )
-        if (least := _least_turn(config)) > launches.block:
+        if (least := least_turn(config)) > launches.block:
             yield (
                 f"sync.name {config.sync.name} of arm {name} works on across steps, which takes turns of "
                 f"{least} steps (launches.block, --block), not of {launches.block}"
             )
 
 
-def _least_turn(config: Config) -> int:
+def least_turn(config: Config) -> int:
     """Steps below which turns would cut off what goes on across them: what is under way, ranks that are apart."""
     entry, options = STRATEGIES.find(config.sync.name), options_of(config.sync, DilocoOptions)
     under_way = LEAST_BLOCK if entry.across_steps or options.overlap_steps else 1
