@@ -23,12 +23,13 @@ class Table:
     """A table for people.
 
     Attributes:
-        columns: the header, of one line or more; the first column tells the rows apart.
+        columns: the header, of one line or more.
         rows: cells.
         title: a line above; empty for none.
         beside: positions of columns that never stand in another table than the one before them.
         width: characters that a line of Markdown has at most; columns beyond follow as a further table of the same
             rows. None keeps all in one.
+        keys: how many of the first columns tell the rows apart; every further table has them.
     """
 
     columns: Sequence[str]
@@ -36,6 +37,7 @@ class Table:
     title: str = ""
     beside: Collection[int] = ()
     width: int | None = None
+    keys: int = 1
 
     def markdown(self, *, whole: bool = False) -> str:
         """The table under its title, numbers to the right; a whole one is as wide as it is."""
@@ -49,7 +51,7 @@ class Table:
             return whole or self.width is None or max(map(len, lines(chosen).splitlines())) <= self.width
 
         numeric = numeric_columns(len(self.columns), self.rows)
-        parts = split_columns(len(self.columns), 1, fits, self.beside)
+        parts = split_columns(len(self.columns), self.keys, fits, self.beside)
         title = [f"**{self.title[0].upper()}{self.title[1:]}**"] if self.title else []
         return "\n\n".join([*title, *map(lines, parts)])
 

@@ -44,7 +44,7 @@ def operations_table(launches: Launches, label: Label = in_english) -> Table | N
         label("operations.operation", "operation"),
         *(_heading(key, label) for key in HEADINGS),
     ]
-    return Table(headings, rows, label("operations.title", TITLE), width=MARKDOWN_WIDTH)
+    return Table(headings, rows, label("operations.title", TITLE), width=MARKDOWN_WIDTH, keys=3)
 
 
 def _by_operation(summaries: Sequence[Mapping[str, object]]) -> dict[tuple[str, str], list[Mapping[str, object]]]:

@@ -69,4 +69,5 @@ def profile_table(profile: object, label: str = "") -> Table | None:
         for row in profile["rows"]
     ]
     title = f"profiled step of {format_value(profile['step_ms'], 'ms')} ms{f', {label}' if label else ''}"
-    return Table(["phase", "operation", "calls", "time\n(ms)", "of the step"], cells, title, width=MARKDOWN_WIDTH)
+    headings = ["phase", "operation", "calls", "time\n(ms)", "of the step"]
+    return Table(headings, cells, title, width=MARKDOWN_WIDTH, keys=2)

@@ -135,7 +135,7 @@ def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object
         for number, table in enumerate(tables):
             if number:
                 _print("")
-            print_table(table.columns, table.rows, table.title or None, beside=table.beside)
+            print_table(table.columns, table.rows, table.title or None, keys=table.keys, beside=table.beside)
 
 
 def fits(table: Table) -> bool:

@@ -173,7 +173,7 @@ def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
     """
     wanting = {name: config for name, config in recipe.arms.items() if wants_probe(config)}
     with_splits = any(map(splits, wanting.values()))
-    groups: dict[tuple[int, str, str], list[str]] = {}
+    groups: dict[tuple[int, str, float, str], list[str]] = {}
     for name, config in wanting.items():
         groups.setdefault(probe_identity(config, store, with_splits=with_splits), []).append(name)
     for first, *others in groups.values():

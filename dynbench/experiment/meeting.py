@@ -13,7 +13,7 @@ from dynbench.config.launches import Launches
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
 from dynbench.plugins import STRATEGIES, options_of
-from dynbench.plugins.strategies import DilocoOptions
+from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 
 Mode = Literal["interleaved", "apart"]
 Groups = tuple[tuple[str, ...], ...]
@@ -124,9 +124,15 @@ def obstacles(launches: Launches, arms: Mapping[str, Config], baseline: str) -> 
                 f"workload.workers of arm {name} is {workers}: they decode its next images, which would be in the time "
                 "of the arm that is on then"
             )
-        across = STRATEGIES.find(config.sync.name).across_steps or options_of(config.sync, DilocoOptions).overlap_steps
-        if across and launches.block < LEAST_BLOCK:
+        if (least := least_turn(config)) > launches.block:
             yield (
                 f"sync.name {config.sync.name} of arm {name} works on across steps, which takes turns of "
-                f"{LEAST_BLOCK} steps (launches.block, --block), not of {launches.block}"
+                f"{least} steps (launches.block, --block), not of {launches.block}"
             )
+
+
+def least_turn(config: Config) -> int:
+    """Steps below which turns would cut off what goes on across them: what is under way, ranks that are apart."""
+    entry, options = STRATEGIES.find(config.sync.name), options_of(config.sync, DilocoOptions)
+    under_way = LEAST_BLOCK if entry.across_steps or options.overlap_steps else 1
+    return max(under_way, options_of(config.sync, LocalOptions).inner_steps if entry.reads("inner_steps") else 1)

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 
 from dynbench.config.digest import NOT_IDENTITY, config_digest
+from dynbench.config.held import copies_held
+from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
@@ -21,8 +23,8 @@ NOT_PROBED = (
 )
 """Keys that arms may differ in without a probe measuring anything else."""
 OF_SPLITS = ("sync", "compress")
-"""Sections under which a further micro-batch is timed, and nothing else; the strategy also decides who trains, and what
-ranks hold."""
+"""Sections under which a further micro-batch is timed, and nothing else; the strategy and its options also decide who
+trains, and what ranks hold."""
 
 
 def wants_probe(config: Config) -> bool:
@@ -53,7 +55,7 @@ def splits(config: Config) -> bool:
     return config.schedule.micro_batches != 1
 
 
-def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tuple[int, str, str]:
+def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tuple[int, str, float, str]:
     """Equal for configurations of which a probe would measure the same.
 
     Args:
@@ -66,4 +68,5 @@ def probe_identity(config: Config, store: RunStore, *, with_splits: bool) -> tup
     """
     resolved = resolve(config, this_machine(), store)
     digest = config_digest(resolved.config, NOT_PROBED if with_splits else NOT_PROBED + OF_SPLITS)
-    return resolved.workers, resolved.config.sync.name, digest
+    held = copies_held(resolved.config, ranks_of(resolved.config, resolved.world_size), in_step=True)
+    return resolved.workers, resolved.config.sync.name, held, digest

@@ -8,7 +8,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import UsageError
-from dynbench.experiment.meeting import LEAST_BLOCK, obstacles
+from dynbench.experiment.meeting import least_turn, obstacles
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.store import Naming, RunStore
 
@@ -41,7 +41,7 @@ def with_null(config: Config, naming: Naming, store: RunStore) -> tuple[list[tup
             f"Leave {OPTION} out, or choose another strategy: --sync ddp.",
         )
     silent = {"sync.communicate": False, "compress.name": "none", "train.save_model": False, "train.tensorboard": False}
-    block = LEAST_BLOCK if strategy.across_steps else 1
+    block = least_turn(resolved)
     arms = {"with": resolved, "null": changed(resolved, silent)}
     if found := list(obstacles(Launches(block=block), arms, "with")):
         raise UsageError(f"{OPTION}: the two cannot take turns: {'; '.join(found)}", f"Leave {OPTION} out.")

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
+from dynbench.plugins import STRATEGIES
 from dynbench.probe.limits import limit_process, resident_bytes
 from dynbench.probe.rehearsal import rehearsed, silent_group
 from dynbench.probe.split_price import split_price_ms
@@ -72,6 +73,7 @@ def _serve(spec: Mapping[str, Any], config: Config, replies: IO[str]) -> None:
         return
     build = None
     if config.launch.launcher != "virtual":
+        STRATEGIES.find(config.sync.name).load()  # before the limit, as the code of models
         build = partial(rehearsed, config, spec["rank"], spec["world_size"], silent_group())
     step, message = None, ""
     try:

@@ -139,22 +139,28 @@ def _mismatches(
     if capacity and launch.device == "cpu" and training > len(probe.tables):
         number = "launch.nproc" if training == launch.nproc else "workers of launch.nproc"
         pairs[number] = (training, len(probe.tables))
-    if capacity and _holds_more(config, probe, workers):
-        one, theirs = ("sync.name", probe.sync) if config.sync.name != probe.sync else ("workers", probe.world_size)
-        pairs[one] = (config.sync.name if one == "sync.name" else workers, theirs)
+    if capacity:
+        pairs |= _held_beyond(config, probe, workers)
     if speeds and not same_slowdown(config, probe):
         pairs["launch.slowdown"] = (dict(launch.slowdown), probe.slowdown)
     yield from ((key, ours, theirs) for key, (ours, theirs) in pairs.items() if ours != theirs)
 
 
-def _holds_more(config: Config, probe: ProbeRecord, workers: int) -> bool:
-    """Whether ranks of a run hold more of the parameters, by their strategy, than those did whose room was probed."""
+def _held_beyond(config: Config, probe: ProbeRecord, workers: int) -> dict[str, tuple[object, object]]:
+    """Why ranks of a run hold more of the parameters than those did whose room was probed; empty where they do not."""
     servers = ranks_of(config, 0).servers
     ours = copies_held(config, Ranks(workers + servers, servers), in_step=True)
     theirs = probe.copies_held
     if theirs is None:  # of records of ddp that did not say
         theirs = copies_held(changed(config, {"sync.name": probe.sync}), Ranks(probe.world_size), in_step=True)
-    return ours > theirs * (1 + 1e-9)
+    if ours <= theirs * (1 + 1e-9):
+        return {}
+    if config.sync.name != probe.sync:
+        return {"sync.name": (config.sync.name, probe.sync)}
+    as_many = copies_held(config, Ranks(probe.world_size + servers, servers), in_step=True)
+    if as_many <= theirs * (1 + 1e-9):
+        return {"workers": (workers, probe.world_size)}
+    return {"copies of the parameters in a rank (train.optimizer, sync.*)": (round(ours, 3), round(theirs, 3))}
 
 
 def probe_warnings(config: Config, workers: int, root: Path, *, attached: bool = False) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,33 +23,37 @@ SHARE_PROBED = 0.1
 """The same where the capacities are probed limits, up to which a step may use all the rest."""
 
 
-def check_room(config: Config, model: nn.Module, device: torch.device, arms: int, root: Path | None = None) -> None:
+def check_room(configs: Sequence[Config], model: nn.Module, device: torch.device, root: Path | None = None) -> None:
     """Refuse several arms whose replicas do not fit, before the second is built; a collective.
 
     Args:
-        config: of the arm that was built.
-        model: its model.
+        configs: of all arms of the launch.
+        model: of the one that was built; the others have such a one.
         device: where it is.
-        arms: arms of the launch.
         root: results folder in which a probe run is looked up.
 
     Raises:
         ReplicasTooLarge: on some rank they do not fit; raised on every rank.
     """
-    if arms == 1:
+    if len(configs) == 1:
         return
-    assert isinstance(config.launch.nproc, int), "resolved"
-    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
-    copies = max(copies_held(config, ranks), copies_served(config))
-    replica_mb = copies * mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
-    share = SHARE_PROBED if _probed_limits(config, root) else SHARE
-    room_mb = min(gather_objects(_room_mb(config, device)))
-    if arms * replica_mb > share * room_mb:
+    parameters_mb = mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    replicas_mb = sum(map(_copies, configs)) * parameters_mb
+    share = SHARE_PROBED if any(_probed_limits(config, root) for config in configs) else SHARE
+    room_mb = min(gather_objects(_room_mb(configs[0], device)))
+    if replicas_mb > share * room_mb:
         raise ReplicasTooLarge(
-            f"the models of {arms} arms take {arms * replica_mb:,.0f} MB per rank at rest, more than {share:.0%} of "
+            f"the models of {len(configs)} arms take {replicas_mb:,.0f} MB per rank at rest, more than {share:.0%} of "
             f"{room_mb:,.0f} MB",
             "Launch the arms apart: launches.mode=apart (--launch-mode apart).",
         )
+
+
+def _copies(config: Config) -> float:
+    """Of the parameters, in a rank of an arm that holds most of them."""
+    assert isinstance(config.launch.nproc, int), "resolved"
+    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
+    return max(copies_held(config, ranks), copies_served(config))
 
 
 def _probed_limits(config: Config, root: Path | None) -> bool:

@@ -75,7 +75,7 @@ def _build(
         loop = open_loops.enter_context(make_loop(run, config, context, workload, memory))
         memory.leave()
         if not players:
-            check_room(config, loop.replica.model, context.device, len(runs), run.path.parent)
+            check_room(configs, loop.replica.model, context.device, run.path.parent)
         players[arm] = loop
     return [players[arm] for arm in range(len(runs))]
 

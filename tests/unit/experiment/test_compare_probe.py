@@ -224,9 +224,15 @@ def test_arms_whose_ranks_hold_otherwise_share_no_probe(store: RunStore, monkeyp
     fixed = ["launch.launcher=torchrun", "launch.nproc=2", "launch.device=cpu"]
     found = {
         probing.probe_identity(load_config(None, [*fixed, *settings]), store, with_splits=False)
-        for settings in (["sync.name=zero1"], ["sync.name=zero1", "sync.bucket_mb=5.0"], ["sync.name=ddp"])
+        for settings in (
+            ["sync.name=zero1"],
+            ["sync.name=zero1", "sync.bucket_mb=5.0"],
+            ["sync.name=ddp"],
+            ["sync.name=fsdp"],
+            ["sync.name=fsdp", "sync.reshard=false"],
+        )
     }
-    assert len(found) == 2
+    assert len(found) == 4
 
 
 def test_a_probe_that_was_made_before_another_failed_is_kept(

@@ -87,6 +87,26 @@ def test_what_works_across_steps_takes_longer_turns(monkeypatch: pytest.MonkeyPa
     assert decide_meeting(Launches(block=8), two, "static").mode == "interleaved"
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        (("local_sgd", "sync.inner_steps=1"), 1),
+        (("local_sgd", "sync.inner_steps=5"), 5),
+        (("local_sgd_torch", "sync.inner_steps=5"), 5),
+        (("diloco", "sync.inner_steps=20"), 20),
+        (("diloco", "sync.inner_steps=5", "sync.overlap_steps=2"), 8),
+    ],
+)
+def test_ranks_that_step_apart_meet_no_sooner_because_of_turns(settings: tuple[str, ...], steps: int) -> None:
+    name, *options = settings
+    two = arms(local=(f"sync.name={name}", *options))
+    assert decide_meeting(Launches(block=steps), two, "static").mode == "interleaved"
+    if steps > 1:
+        found = decide_meeting(Launches(block=steps - 1), two, "static")
+        assert found.mode == "apart" and f"sync.name {name} of arm local" in found.reason
+        assert f"turns of {steps} steps (launches.block, --block), not of {steps - 1}" in found.reason
+
+
 def test_images_are_not_decoded_in_the_turn_of_another_arm() -> None:
     images = arms(a=("workload.name=image_classification", "workload.workers=2"), b=("workload.name=mlp",))
     two = {name: images[name] for name in ("a", "b")}

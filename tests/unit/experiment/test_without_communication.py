@@ -37,7 +37,12 @@ def test_every_strategy_has_a_like_that_sends_nothing_or_says_why_not(tmp_path: 
     (one, named), (null, beside) = arms
     assert set(differences(one, null)) == {"sync.communicate", "train.save_model"}
     assert (named["name"], beside["name"], beside["replace"]) == ("a", "a-null", True)
-    assert turns.block == (8 if entry.across_steps else 1)
+    assert turns.block == (8 if entry.across_steps or entry.reads("inner_steps") else 1)
+
+
+def test_ranks_that_step_apart_take_turns_of_as_many_steps(tmp_path: Path) -> None:
+    config = load_config(None, [*REAL, "sync.name=diloco", "sync.inner_steps=20", "sync.overlap_steps=2"])
+    assert with_null(config, {}, RunStore(tmp_path))[1].block == 20
 
 
 @pytest.mark.parametrize(

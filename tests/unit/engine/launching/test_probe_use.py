@@ -152,6 +152,31 @@ def test_capacities_hold_where_ranks_hold_no_more_under_their_strategy(
             decide(store, LAUNCHERS["torchrun"][0], *settings)
 
 
+@pytest.mark.parametrize(
+    ("sync", "probed", "more", "held"),
+    [
+        ("ddp", 2.0, "train.optimizer=adamw", "4.0, but .* 2.0"),
+        ("fsdp", 2.0, "sync.reshard=false", "3.0, but .* 2.0"),
+        ("diloco", 8.0, "sync.overlap_steps=1", "9.0, but .* 8.0"),
+    ],
+)
+def test_capacities_of_the_same_strategy_that_held_less_are_refused(
+    store: RunStore, sync: str, probed: float, more: str, held: str
+) -> None:
+    make_probe(store, ranks=2, sync=sync, copies_held=probed)
+    settings = (*CPU, "schedule.mode=dynamic", "probe.run=probed", "launch.nproc=2", f"sync.name={sync}", more)
+    with pytest.raises(ConfigError, match=f"copies of the parameters.*: {held}"):
+        decide(store, LAUNCHERS["torchrun"][0], *settings)
+
+
+def test_a_record_that_says_nothing_of_strategies_is_held_against_one_with_options(store: RunStore) -> None:
+    make_probe(store, ranks=2)
+    options = ("sync.name=diloco", "sync.inner_steps=5", "sync.outer_rate=0.5")
+    settings = (*CPU, "schedule.mode=dynamic", "probe.run=probed", "launch.nproc=2", *options)
+    with pytest.raises(ConfigError, match=r"sync\.name: 'diloco', but .* was made with 'ddp'"):
+        decide(store, LAUNCHERS["torchrun"][0], *settings)
+
+
 class Depth(Section):
     """Of a workload from outside."""
 

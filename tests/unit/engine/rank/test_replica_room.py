@@ -40,7 +40,20 @@ def test_what_fits_is_let_through(
         available = room * 2 * arms * replica_mb / share
         monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": available})  # noqa: B023
         if fits or arms == 1:
-            check_room(config, MODEL, CPU, arms)
+            check_room([config] * arms, MODEL, CPU)
         else:
             with pytest.raises(ReplicasTooLarge, match=f"the models of {arms} arms take {arms * replica_mb:.0f} MB"):
-                check_room(config, MODEL, CPU, arms)
+                check_room([config] * arms, MODEL, CPU)
+
+
+def test_every_arm_counts_with_what_it_holds_and_with_its_own_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, outer = (load_config(None, ["launch.nproc=2", f"sync.name={name}"]) for name in ("ddp", "diloco"))
+    monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": 2 * 79.0})
+    with pytest.raises(ReplicasTooLarge, match=r"take 40 MB per rank at rest, more than 50%"):
+        check_room([plain, outer], MODEL, CPU)
+    monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": 2 * 399.0})
+    check_room([plain, outer], MODEL, CPU)
+    capped = load_config(None, ["launch.nproc=2", "sync.name=diloco", "schedule.capacity=p", "probe.run=p"])
+    monkeypatch.setattr(replica_room, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, 8)]]))
+    with pytest.raises(ReplicasTooLarge, match=r"take 40 MB per rank at rest, more than 10%"):
+        check_room([plain, capped], MODEL, CPU)
