@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +39,17 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     for reason, count in reasons.items() if file else ():
         with file.open("a", encoding="utf-8") as lines:
             lines.write(f"{count} tests were skipped: {reason.removeprefix('Skipped: ')}\n")
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    """What a command sets of logging, as one with -q does, ends with its test."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    logging.getLogger("dynbench").setLevel(logging.NOTSET)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

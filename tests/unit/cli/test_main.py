@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,15 +31,6 @@ from dynbench.errors import (
 HEAVY = ("torch", "polars", "matplotlib", "transformers", "datasets", "numpy", "pydantic", "rich", "yaml")
 OURS_IN_HELP = {"dynbench", "dynbench.cli", "dynbench.cli.main", "dynbench.errors", "dynbench.signals"}
 """No command is imported to be listed."""
-
-
-@pytest.fixture(autouse=True)
-def quiet_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture

@@ -6,22 +6,11 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from dynbench.cli import console, output
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("dynbench")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
 
 
 def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +145,12 @@ def test_nobody_reading_stderr_ends_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_what_a_quiet_command_set_ends_with_its_test(turn: int, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("dynbench.of_a_test").warning("heard")
+    assert "heard" in caplog.text, turn
+    output.set_up_logging(-1)
+    logging.getLogger("dynbench.of_a_test").warning("quiet")
+    assert "quiet" not in caplog.text
