@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "  dynbench train --mode dynamic --cost-type measured --probe small --capacity small"
 )
 @name_options
-@config_options("workload", "train", "launch", "probe")
+@config_options("workload", "sync", "train", "launch", "probe")
 @table_option
 @common_options
 def command(settings: Settings, name: str | None, replace: bool) -> None:

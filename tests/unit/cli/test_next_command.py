@@ -167,6 +167,7 @@ MORE = ["--seed", "7", "--set", "train.weight_decay=0.5", "--slowdown", "1:2.5"]
     [
         [],
         [*OWN, "--global-batch", "24", "--max-length", "99", "--nproc", "2", *MORE],
+        ["--sync", "diloco", "--set", "sync.overlap_steps=2"],
         ["-c", "my settings.yaml"],
         ["-c", "my settings.yaml", "--steps", "9", "--set", "schedule.policy=window", "--set", "schedule.window=4"],
     ],
