@@ -92,7 +92,8 @@ def by_operation(calls: pl.DataFrame, steps: pl.Series, servers: int) -> list[di
 
     Returns:
         Rows with `side` (`worker` or `server`), `operation`, `calls`, `ms`, `wait_ms`, `transfer_ms` (sums over the
-        calls, null where unknown), `bytes`, and `gb_per_s`, what it sent over the time of its transfer.
+        calls, null where unknown), `bytes`, and `gb_per_s`, what it sent over the time of its transfer; a receive
+        has none.
     """
     last = calls.group_by("rank").agg(pl.col("step").max())["step"].min()
     counted = steps.filter(steps <= last) if isinstance(last, int) and calls.height >= MOST_CALLS else steps
@@ -112,7 +113,8 @@ def by_operation(calls: pl.DataFrame, steps: pl.Series, servers: int) -> list[di
         bytes=pl.col("bytes_wire").sum(),
     )
     per_row = summed.with_columns(pl.col("calls", "ms", "wait_ms", "transfer_ms", "bytes") / rows)
-    speed = pl.when(pl.col("transfer_ms") > 0).then(pl.col("bytes") / pl.col("transfer_ms") / 1e6)
+    sent = (pl.col("bytes") > 0) & (pl.col("transfer_ms") > 0)
+    speed = pl.when(sent).then(pl.col("bytes") / pl.col("transfer_ms") / 1e6)
     ordered = per_row.with_columns(pl.col("operation").cast(pl.String), gb_per_s=speed).sort(
         "side", "ms", descending=[True, True]
     )

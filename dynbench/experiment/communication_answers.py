@@ -11,11 +11,12 @@ from dynbench.experiment.formats import number
 from dynbench.experiment.subject import Subject, whole
 from dynbench.report import Template
 
-OWN = tuple(f"exposed.{what}" for what in ("name", "sync", "null", "compute", "optimizer", "other"))
+OWN = tuple(f"exposed.{what}" for what in ("name", "sync", "null", "more", "compute", "optimizer", "other"))
 """Placeholders that only the sentences of this module use."""
 
 _KEYS = {
     "null": "against_null.exposed_ms",
+    "more": "against_null.sync_ms",
     "compute": "against_null.compute_ms",
     "optimizer": "against_null.optimizer_ms",
     "other": "against_null.other_ms",

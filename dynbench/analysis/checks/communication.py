@@ -35,7 +35,12 @@ def exposed_two_ways(evidence: Evidence) -> Iterator[Seen]:
         apart = abs(against.exposed_ms - sync_ms)
         if apart <= max(TWO_WAYS_LIMIT * max(sync_ms, against.exposed_ms), LEAST_DIFFERENCE * against.null_ms):
             continue
-        parts = {"compute": against.compute_ms, "optimizer": against.optimizer_ms, "other": against.other_ms}
+        parts = {
+            "waiting": against.sync_ms - sync_ms,
+            "compute": against.compute_ms,
+            "optimizer": against.optimizer_ms,
+            "other": against.other_ms,
+        }
         most = max(parts, key=lambda part: abs(parts[part]))
         values = {"sync_ms": sync_ms, "null_ms": against.exposed_ms, "part_ms": parts[most], "limit": TWO_WAYS_LIMIT}
         yield Seen("info", {"arm": arm.label, **values}, most)

@@ -20,7 +20,8 @@ TRAFFIC = {"comm_ms": 8.0, "comm_sum_ms": 9.0, "hidden_comm_ms": 2.0, "collectiv
 
 
 def call(number: int, start_ms: float, end_ms: float, operation: str = "all_reduce", peer: int = -1) -> Call:
-    return Call(operation, peer, number, 1000, round(start_ms * MS), round(end_ms * MS))
+    size = 0 if operation == "receive" else 1000
+    return Call(operation, peer, number, size, round(start_ms * MS), round(end_ms * MS))
 
 
 def keep(run: Run, *ranks: Sequence[tuple[int, Call]]) -> Run:
@@ -126,7 +127,9 @@ def test_both_sides_of_a_server_have_operations_of_their_own(make_run: Make) -> 
     worker = [(0, call(0, 5, 7, "send", 0)), (0, call(0, 7, 9, "receive", 0))]
     calls = read_calls([keep(make_run("static"), server, worker)], range(2))
     assert calls is not None
-    found = [(row["side"], row["operation"], row["wait_ms"]) for row in by_operation(calls, pl.Series([0]), 1)]
+    told = by_operation(calls, pl.Series([0]), 1)
+    assert {row["operation"] for row in told if row["gb_per_s"] is None} == {"receive"}, "it sends nothing"
+    found = [(row["side"], row["operation"], row["wait_ms"]) for row in told]
     assert sorted(found) == [
         ("server", "receive", 5),
         ("server", "send", 0),

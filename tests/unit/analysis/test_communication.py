@@ -63,6 +63,15 @@ def test_what_is_hidden_and_slows_computing_is_found_and_told(make_run: Make) ->
     assert found.exposed_ms > 3 and found.sync_ms + found.compute_ms == pytest.approx(found.exposed_ms, rel=0.3)
 
 
+def test_waiting_without_communication_is_told_where_it_makes_the_difference(make_run: Make) -> None:
+    """The planted difference: what a step without communication waits is as long as the transfer of one with it."""
+    run = make_run("static", noise=0.0, transfer_ms=6.0)
+    null = make_run("static", noise=0.0, transfer_ms=5.0, overrides=("sync.communicate=false",))
+    beside(run, null)
+    finding = findings(run)["exposed_two_ways"]
+    assert finding.cases == {"hint": "waiting"} and "-5 ms" in finding.hint
+
+
 def test_only_the_same_without_communication_counts(make_run: Make) -> None:
     run, other = make_run("static"), make_run("partition", overrides=("sync.communicate=false",))
     beside(run, other)
