@@ -6,13 +6,16 @@ ranks are brought to rank 0's clock by the offsets in env.json.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import polars as pl
 
-from dynbench.runs.calls import EVERYONE, MOST_CALLS
+from dynbench.runs.calls import CALL_COLUMNS, EVERYONE, MOST_CALLS
 from dynbench.runs.run import Run
 
+_log = logging.getLogger(__name__)
 WAIT, TRANSFER = "comm_wait_ms", "comm_transfer_ms"
 """Columns that the merge adds to rows."""
 _NS = 1e6
@@ -45,9 +48,9 @@ def read_calls(folders: Sequence[Run], ranks: Sequence[int], ahead_ns: Sequence[
         if path is None:
             return None
         ends = pl.col("start_ns", "end_ns") - (ahead_ns[rank] if rank < len(ahead_ns) else 0)
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]  # a killed rank may leave a torn line
-        calls = pl.read_csv(whole, schema=_SCHEMA, ignore_errors=True) if whole else pl.DataFrame(schema=_SCHEMA)
+        calls = _read(path)
+        if calls is None:
+            return None
         found.append(calls.drop_nulls().with_columns(ends, rank=pl.lit(rank, pl.Int32)))
     if not found:
         return None
@@ -62,6 +65,18 @@ def read_calls(folders: Sequence[Run], ranks: Sequence[int], ahead_ns: Sequence[
     last = pl.when(pl.len().over(same) == pl.col("wanted")).then(pl.col("start_ns").max().over(same))
     entered = pl.min_horizontal(pl.max_horizontal("start_ns", last), "end_ns")
     return calls.with_columns(entered_ns=pl.when(last.is_not_null()).then(entered)).drop("source", "target", "wanted")
+
+
+def _read(path: Path) -> pl.DataFrame | None:
+    """The calls of a file, cells that cannot be read null; None, and a warning, where it holds something else."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]  # a killed rank may leave a torn line
+    if whole and not whole.startswith(f"{','.join(CALL_COLUMNS)}\n".encode()):
+        _log.warning("%s: has other columns than %s; the run's calls go without it", path, ", ".join(CALL_COLUMNS))
+        return None
+    if not whole:
+        return pl.DataFrame(schema=_SCHEMA)
+    return pl.read_csv(whole, schema=_SCHEMA, ignore_errors=True, truncate_ragged_lines=True)
 
 
 def waiting_and_transfer(calls: pl.DataFrame) -> pl.DataFrame:

@@ -101,7 +101,8 @@ class RunFacts:
         """By rank, what its clock is ahead of rank 0's; empty where nothing says it."""
         clocks = self.env.get("clocks")
         offsets = clocks.get("offsets_ns") if isinstance(clocks, Mapping) else None
-        return offsets if isinstance(offsets, list) else []
+        known = isinstance(offsets, list) and all(type(offset) is int for offset in offsets)
+        return offsets if known else []
 
     @property
     def seed(self) -> int:

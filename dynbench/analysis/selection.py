@@ -227,14 +227,16 @@ def _arm(arm: str, arms: Mapping[str, Sequence[Run]] | None, where: str) -> Sequ
 
 
 def _files(folders: Sequence[Run]) -> dict[str, Path]:
-    """The files of a run, whose nodes may each have left a folder.
+    """The files of a run, whose nodes may each have left a folder, and the times of its calls where it kept them.
 
     Raises:
         RecordError: it has no rows, or no configuration.
     """
     files = {name: path for folder in reversed(folders) for name, path in record_files(folder).items()}
     ranks = {f"ranks/{path.name}": path for path in rank_files(folders).values()}
+    kept = (folder.calls_file(rank) for folder in reversed(folders) for rank in rank_files(folders))
+    calls = {f"ranks/{path.name}": path for path in kept if path.is_file()}
     if not ranks:
         raise RecordError(f"run {folders[0].label}: has no rank files", "Only runs that wrote rows can be compared.")
     folders[0].config()
-    return files | ranks
+    return files | ranks | calls

@@ -26,11 +26,11 @@ EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
 MANIFEST = "export.json"
 KIND = "dynbench export"
-EXPORT_SCHEMA_VERSION = 2
+EXPORT_SCHEMA_VERSION = 3
 RUNS = "runs"
 """Folder of the run folders within the file."""
 RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", "speeds.csv", f"ranks/{COLUMNS_FILE}", PROBE_FILE)
-"""Files of a run folder that are kept, with the rows of its ranks."""
+"""Files of a run folder that are kept, with the rows and the calls of its ranks."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16

@@ -13,6 +13,7 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.config.schema import Analysis
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
+from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.export import EXPORT_FILE
 from dynbench.runs.store import RunStore
 
@@ -287,6 +288,19 @@ def test_ranks_in_several_folders_are_exported_as_one_run(cli, store, make_run, 
     assert cli("runs", "export", run.id, there, "-o", path)[0] == 0
     found = json.loads(cli("analyze", path, "--json")[1])
     assert found["runs"][0]["summary"]["partial"] is False
+
+
+def test_waiting_is_told_from_transfer_of_exported_runs_too(cli, make_run, tmp_path):
+    run = make_run("static", name="called", extra={"comm_ms": 3.0, "hidden_comm_ms": 0.0, "collectives": 1})
+    for rank in range(2):
+        with CallWriter(run.calls_file(rank)) as writer:
+            for step in range(50):
+                start = step * 10**9 + rank * 10**6
+                writer.write(step, [Call("all_reduce", -1, step, 8, start, step * 10**9 + 3 * 10**6)])
+    path = tmp_path / "called.zip"
+    assert cli("runs", "export", run.id, "-o", path)[0] == 0
+    there, here = (json.loads(cli("analyze", ref, "--json")[1])["runs"][0]["summary"] for ref in (path, run.id))
+    assert there["by_operation"] == here["by_operation"] != []
 
 
 @pytest.mark.parametrize("status", ["running", "completed"])

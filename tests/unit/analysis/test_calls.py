@@ -122,6 +122,23 @@ def test_rows_and_summaries_have_it_and_steps_in_which_nothing_was_sent_count_as
     assert rows["comm_wait_ms"].to_list() == [0, 2, 0, 2, 0, 2]
 
 
+@pytest.mark.parametrize("line", ["1,all", "x,2,3,4,5,6,7,8,9", "\0" * 50, '"1,all_reduce'])
+def test_a_damaged_line_is_left_out(make_run: Make, line: str) -> None:
+    run = keep(make_run("static"), [(0, call(0, 0, 2))], [(0, call(0, 1, 2))])
+    with run.calls_file(0).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    assert told(run) == [(0, 0, 1, 1), (1, 0, 1, 0)]
+
+
+def test_another_file_in_its_place_is_told_and_the_run_has_no_calls(
+    make_run: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = keep(make_run("static"), [(0, call(0, 0, 2))], [(0, call(0, 1, 2))])
+    run.calls_file(0).write_text("step,rank\n0,0\n", encoding="utf-8")
+    assert read_calls([run], range(2)) is None
+    assert "calls_0.csv: has other columns than step, operation" in caplog.text
+
+
 def test_both_sides_of_a_server_have_operations_of_their_own(make_run: Make) -> None:
     server = [(0, call(0, 0, 7, "receive", 1)), (0, call(0, 8, 9, "send", 1))]
     worker = [(0, call(0, 5, 7, "send", 0)), (0, call(0, 7, 9, "receive", 0))]

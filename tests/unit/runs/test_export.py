@@ -121,7 +121,7 @@ HOSTILE = {
     "no manifest": lambda members: members.pop(MANIFEST),
     "empty": lambda members: members.clear(),
     "other kind": manifest(kind="something"),
-    "newer": manifest(schema_version=3),
+    "newer": manifest(schema_version=4),
     "no version": manifest(schema_version=None, runs=3),
     "not an object": added(MANIFEST, b"[1]"),
     "deep manifest": added(MANIFEST, b"[" * 100_000),
@@ -185,8 +185,8 @@ def refused(path: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_later_version_is_named(
     exported: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewritten(exported, manifest(schema_version=3, kind="what later versions say"))
-    assert "has schema version 3, this dynbench reads up to 2" in refused(exported, room, tmp_path, capsys)
+    rewritten(exported, manifest(schema_version=4, kind="what later versions say"))
+    assert "has schema version 4, this dynbench reads up to 3" in refused(exported, room, tmp_path, capsys)
 
 
 def test_a_bomb_is_told_by_its_sizes(
