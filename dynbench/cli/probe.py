@@ -111,8 +111,9 @@ def _show(record: ProbeRecord) -> None:
         keys=2,
     )
     if record.assumes is not None:
-        print_line(f"under {record.assumes}; what is received and evaluated comes on top")
+        print_line(f"capacities of {record.assumes}; what is received and evaluated comes on top")
     if record.server_mb is not None:
+        print_line("the ranks above are the workers, counted from 0")
         print_line(f"a server holds {record.server_mb:,.0f} MB of parameters, gradients and optimizer state")
     for note in _notes(record):
         print_line(note)

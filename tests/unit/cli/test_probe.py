@@ -45,6 +45,14 @@ def test_from_which_batch_on_it_pays(
     assert ("do not schedule" in printed) == (batch is None and bool(tried))
 
 
+@pytest.mark.parametrize("server_mb", [None, 20.0])
+def test_what_capacities_are_of_is_shown(capsys: pytest.CaptureFixture[str], server_mb: float | None) -> None:
+    _show(record(assumes="ps, under which", server_mb=server_mb))
+    shown = capsys.readouterr().out
+    assert "\ncapacities of ps, under which; what is received" in shown
+    assert ("the ranks above are the workers" in shown) == ("a server holds 20 MB" in shown) == (server_mb is not None)
+
+
 def test_a_length_without_a_limit_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
     def row(length: int, most: int, failed: int | None) -> CapacityRow:
         return CapacityRow(rank=0, length=length, max_batch=most, tested_ok=46, tested_fail=failed, peak_mem_mb=None)
