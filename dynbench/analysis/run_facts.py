@@ -101,8 +101,9 @@ class RunFacts:
         """By rank, what its clock is ahead of rank 0's; empty where nothing says it."""
         clocks = self.env.get("clocks")
         offsets = clocks.get("offsets_ns") if isinstance(clocks, Mapping) else None
-        known = isinstance(offsets, list) and all(type(offset) is int for offset in offsets)
-        return offsets if known else []
+        if isinstance(offsets, list) and all(type(offset) is int for offset in offsets):
+            return offsets
+        return []
 
     @property
     def seed(self) -> int:
