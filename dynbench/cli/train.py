@@ -55,6 +55,11 @@ def command(
     if dry_run:
         from dynbench.engine.launching.run_launch import plan_launch
 
+        if exposed:
+            from dynbench.experiment.without_communication import with_null
+
+            (_, (null, beside)), _ = with_null(config, {"name": name, "replace": replace}, store)
+            plan_launch(null, store, **beside)  # what cannot work of the one beside it
         _show_plan(plan_launch(config, store, name=name, replace=replace, asked=config), settings)
         return
 

@@ -59,6 +59,16 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_dry_run_refuses_what_cannot_take_turns_with_no_communication(results: Path, capsys: Output) -> None:
+    asked = ["train", "--dry-run", "--exposed", "--device", "cpu", "--nproc", "2"]
+    assert main([*asked, "--set", "launch.launcher=virtual", "--set", "launch.world_size=2"]) == 2
+    assert "--exposed: virtual ranks send nothing to each other" in capsys.readouterr().err
+    assert main([*asked, "--sync", "ps"]) == 2
+    assert "a server steps by what workers send" in capsys.readouterr().err
+    assert main([*asked, "--name", "b"]) == 0
+    assert "communicate: true" in capsys.readouterr().out and list(results.parent.iterdir()) == []
+
+
 def test_dry_run_as_json(results: Path, capsys: Output) -> None:
     assert main(["train", "--dry-run", "--nproc", "2", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
