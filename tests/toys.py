@@ -276,11 +276,18 @@ class Bf16(Compressor):
 class TwoStages(Compressor):
     """Every rank averages its part and gathers those of the others; keeps the number of calls."""
 
-    columns: ClassVar[tuple[Column, ...]] = (Column("compressed", "integer", "", "Gradients compressed so far."),)
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("compressed", "integer", "", "Gradients compressed so far."),
+        Column("told_weight", "number", "", "What the samples weigh, as it was told."),
+    )
     calls: int = 0
+    weight: float | None = None
+
+    def weigh(self, weight: float) -> None:
+        self.weight = weight
 
     def row(self) -> Mapping[str, object]:
-        return {"compressed": self.calls}
+        return {"compressed": self.calls, "told_weight": self.weight}
 
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
         assert segments[-1].offset + segments[-1].numel <= len(flat)

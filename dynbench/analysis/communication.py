@@ -13,7 +13,7 @@ from dynbench.analysis.merge import MergedRun, read_merged
 from dynbench.analysis.steps import OPTIONAL_MEANS
 from dynbench.config.digest import differences
 from dynbench.errors import DynbenchError
-from dynbench.runs.columns import COUNTED_FROM_MB
+from dynbench.runs.columns import COMPRESSES, COUNTED_FROM_MB
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 from dynbench.units import mb
@@ -33,7 +33,8 @@ def communication_of(merged: MergedRun) -> dict[str, object]:
     steps = merged.measured
     found: dict[str, object] = {name: {"mean": _mean(steps, name)} for name in OPTIONAL_MEANS if name in steps.columns}
     if {"bytes_raw", "bytes_wire"} <= set(steps.columns):
-        found["compression_ratio"] = _ratio(_total(steps, "bytes_raw"), _total(steps, "bytes_wire"))
+        compressed = steps.filter(pl.col(COMPRESSES.name)) if COMPRESSES.name in steps.columns else steps
+        found["compression_ratio"] = _ratio(_total(compressed, "bytes_raw"), _total(compressed, "bytes_wire"))
     against = against_null(merged)
     if against is not None:
         found |= {"exposed_vs_null_ms": {"mean": against.exposed_ms}, "against_null": asdict(against)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from dynbench.runs.columns import COMPRESSES
+
 SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", "peak_mem_mb")
 """Columns whose standard deviation over ranks is reported."""
 
@@ -40,10 +42,12 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
         `<phase>_mean` over ranks of `PHASES`; `wait_max_ms`; `plan_max_ms`; `real_tokens`, `padded_tokens`,
         `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global` (by weight, null
         where nothing weighs); `work_hash` (sum modulo 2**64); `skipped` (bool); throughputs; means over ranks of
-        `OPTIONAL_MEANS`, and `turn`, where the run has them. And the number of steps dropped.
+        `OPTIONAL_MEANS`, `turn`, and `compresses` (bool), where the run has them. And the number of steps dropped.
     """
     optional = [name for name in OPTIONAL_MEANS if name in rows.columns]
     turn = [pl.col("turn").first()] if "turn" in rows.columns else []
+    if COMPRESSES.name in rows.columns:
+        turn.append((pl.col(COMPRESSES.name) > 0).all())
     grouped = rows.lazy().group_by("step").agg(*_aggregates(optional), *turn).collect(engine="streaming").sort("step")
     complete = grouped.filter(pl.col("ranks") == ranks)
     return complete.with_columns(_derived()).with_columns(_other()), grouped.height - complete.height

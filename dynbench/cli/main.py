@@ -43,12 +43,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("dynbench.cli.runs", "List, show, export and remove runs."),
     "recipes": ("dynbench.cli.recipes", "List, show and copy the recipes of `compare`."),
     "sync": ("dynbench.cli.sync", "List the synchronisation strategies; check them against one process."),
+    "compress": ("dynbench.cli.compress", "List the compressors of gradients: what they send, and how."),
     "plugins": ("dynbench.cli.plugins", "What can be chosen, and with which options."),
     "doctor": ("dynbench.cli.doctor", "What this machine has, and what would go wrong."),
 }
 """Command to module and short help: `--help` reads this table and imports no command."""
 
-GROUPS = ("data", "runs", "recipes", "sync")
+GROUPS = ("data", "runs", "recipes", "sync", "compress")
 """Commands with commands of their own."""
 
 EPILOG = """\b

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dynbench.config.schema import Config
     from dynbench.runs.store import RunStore
 
+_COMPRESS = "compress_config"
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
@@ -86,7 +88,8 @@ class Settings:
     def sets(self) -> dict[str, str]:
         """Dotted key to option, of what `--set` and the flags set."""
         keys = [text.partition("=")[0].strip() for text in self.overrides]
-        flags = {flag.key: flag.option for flag in FLAGS if flag.key in self.flags}
+        names = {flag.key: flag.option for flag in FLAGS}
+        flags = {key: names.get(key, f"--compress-config {key}") for key in self.flags}
         return {key: f"--set {key}" for key in keys if key} | flags
 
     @property
@@ -169,6 +172,8 @@ def config_options(*sections: str, defaults: bool = True) -> Decorator:
 
     def decorate(function: Callable[..., object]) -> Callable[..., object]:
         options = [_option(flag, defaults) for flag in reversed(chosen)]
+        if any(flag.key == "compress.name" for flag in chosen):
+            options.append(_compress_config)
         options += [
             click.option(
                 "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any field, like train.steps=200."
@@ -230,6 +235,28 @@ def _option(flag: Flag, shows_default: bool) -> Decorator:
     )
 
 
+def _compress_settings(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, object]:
+    """Settings of the section by their dotted keys, of a JSON object."""
+    try:
+        found = json.loads(value or "{}")
+    except ValueError as error:
+        raise click.BadParameter(f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise click.BadParameter(f'expected a JSON object like {{"ratio": 0.01}}, got {value}')
+    return {f"compress.{key}": setting for key, setting in found.items()}
+
+
+_compress_config = click.option(
+    "--compress-config",
+    "--comm-config-json",
+    _COMPRESS,
+    metavar="JSON",
+    callback=_compress_settings,
+    help='Settings of `compress` as one object, like {"ratio": 0.01}; options and flags of their own win.',
+)
+"""In place of several `--set compress.KEY=VALUE`."""
+
+
 def _decorate(function: Callable[..., object], options: Iterable[Decorator]) -> Callable[..., object]:
     for option in options:
         function = option(function)
@@ -239,11 +266,12 @@ def _decorate(function: Callable[..., object], options: Iterable[Decorator]) -> 
 def _take_settings(given: dict[str, Any]) -> Settings:
     """Take the shared options out of a callback's arguments."""
     flags = {flag.key: given.pop(flag.parameter) for flag in FLAGS if flag.parameter in given}
+    flags = {**given.pop(_COMPRESS, {}), **{key: value for key, value in flags.items() if value is not None}}
     quiet, verbose = given.pop("quiet"), given.pop("verbose")
     return Settings(
         config_path=given.pop("config_path", None),
         overrides=given.pop("overrides", ()),
-        flags={key: value for key, value in flags.items() if value is not None},
+        flags=flags,
         results=given.pop("results"),
         as_json=given.pop("as_json"),
         verbosity=-1 if quiet else 1 if verbose else 0,

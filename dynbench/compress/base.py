@@ -33,14 +33,17 @@ class Compressor(ABC):
     gradients are cut into flat ones may change.
 
     Args:
-        settings: the `compress` section.
+        settings: the `compress` section; None for the defaults.
     """
 
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns that it adds to a rank's rows."""
 
-    def __init__(self, settings: Compress) -> None:
+    def __init__(self, settings: Compress | None = None) -> None:
         self.settings = settings
+
+    def weigh(self, weight: float) -> None:  # noqa: B027  # most do not ask
+        """What this rank's samples of the step count, for compressors whose ranks vote; before the first gradient."""
 
     @abstractmethod
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
@@ -66,8 +69,8 @@ class Compressor(ABC):
             RecordError: a state of another compressor.
         """
         if state:
+            name = type(self).__name__ if self.settings is None else self.settings.name
             raise RecordError(
-                f"compress.name: {self.settings.name!r} keeps nothing between steps, the saved state holds "
-                f"{', '.join(state)}",
+                f"compress.name: {name!r} keeps nothing between steps, the saved state holds {', '.join(state)}",
                 "Go on with the compressor that it was saved from.",
             )

@@ -67,7 +67,7 @@ def allowed_words(info: FieldInfo) -> tuple[str, ...]:
 def takes_only_text(info: FieldInfo) -> bool:
     """True when every non-null value of the field is text."""
     kinds = [_bare(kind) for kind in _alternatives(info.annotation)]
-    return all(kind in (str, NoneType) or get_origin(kind) is Literal for kind in kinds)
+    return all(kind in (str, NoneType) or {type(word) for word in _literals(kind)} == {str} for kind in kinds)
 
 
 def takes_text(info: FieldInfo) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
+from dynbench.plugins.compressor_options import FeedbackOptions
 from dynbench.plugins.strategies import DilocoOptions, FsdpOptions
 
 
@@ -17,6 +18,8 @@ def moments(config: Config) -> int:
 
 def copies_held(config: Config, ranks: Ranks, *, in_step: bool = False) -> float:
     """Of a rank that trains: weights, gradients, the optimizer's moments, and what the strategy keeps besides.
+
+    What a compressor left out is not among them, as a probe's trials send nothing: see `residuals_held`.
 
     Args:
         config: its strategy and optimizer.
@@ -34,6 +37,15 @@ def copies_served(config: Config) -> float:
     """Of a rank that serves, within a step; 0 where none does."""
     entry = STRATEGIES.find(config.sync.name)
     return entry.served + moments(config) if entry.servers else 0.0
+
+
+def residuals_held(config: Config) -> int:
+    """Of a rank that trains: what its compressor left out; 0 where that is not known, of a user's own class."""
+    entry = COMPRESSORS.get(config.compress.name)
+    if entry is None or not entry.reads("error_feedback"):
+        return 0
+    asked = options_of(config.compress, FeedbackOptions).error_feedback
+    return int(entry.feedback if asked == "auto" else asked)
 
 
 def held_said(config: Config, ranks: Ranks) -> str:

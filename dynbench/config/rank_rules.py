@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Config
 from dynbench.plugins import options_of
+from dynbench.plugins.compressor_options import Int8Options, int8_levels
 from dynbench.plugins.policies import PrefixOptions
 
 RankRule = Callable[[Config, Ranks], Iterator[str]]
@@ -92,6 +93,15 @@ def _servers_see_no_loss(config: Config, ranks: Ranks) -> Iterator[str]:
         )
 
 
+def _sums_of_integers_have_levels(config: Config, ranks: Ranks) -> Iterator[str]:
+    if config.compress.name != "int8":
+        return
+    bits = options_of(config.compress, Int8Options).num_bits
+    if int8_levels(bits, ranks.workers) < 2:
+        other = "compress.num_bits to 8" if int8_levels(8, ranks.workers) >= 2 else "compress.name to fp8 or qsgd"
+        yield f"compress.num_bits: {bits} bits have less than 2 levels for each of {ranks}; set {other}"
+
+
 RANK_RULES: tuple[RankRule, ...] = (
     _batch_reaches_every_worker,
     _static_deals_evenly,
@@ -99,4 +109,5 @@ RANK_RULES: tuple[RankRule, ...] = (
     _one_value_per_worker,
     _slowed_ranks_train,
     _servers_see_no_loss,
+    _sums_of_integers_have_levels,
 )

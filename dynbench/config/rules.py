@@ -19,6 +19,7 @@ from dynbench.config.train_rules import TRAIN_RULES
 from dynbench.config.unread import unread
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
+from dynbench.plugins.compressor_options import ContractiveOptions
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 from dynbench.plugins.workloads import LanguageOptions
@@ -249,6 +250,19 @@ def _a_meeting_ends_before_the_next(config: Config) -> Iterator[str]:
         )
 
 
+def _feedback_needs_a_contractive_form(config: Config) -> Iterator[str]:
+    compress = config.compress
+    entry = COMPRESSORS.get(compress.name)
+    if entry is None or not entry.reads("contractive") or "+" in entry.name:  # in pipelines the form follows
+        return
+    options = options_of(compress, ContractiveOptions)
+    if options.error_feedback is True and not options.contractive:
+        yield (
+            f"compress.error_feedback: true diverges with the unbiased form of {compress.name}; set "
+            "compress.contractive to true, or compress.error_feedback to auto"
+        )
+
+
 def _estimated_speeds_are_planned_with(config: Config) -> Iterator[str]:
     if config.schedule.speeds == "auto" and _exchange(config) == "gather":
         yield "schedule.speeds: 'auto' re-plans on every rank; set schedule.exchange to replicated, or give the speeds"
@@ -317,6 +331,7 @@ RULES: tuple[Rule, ...] = (
     _servers_are_sent_to,
     _what_is_sent_can_be_compressed,
     _a_meeting_ends_before_the_next,
+    _feedback_needs_a_contractive_form,
     _estimated_speeds_are_planned_with,
     _measured_cost_has_a_source,
     _cost_tells_plans_apart,

@@ -195,7 +195,7 @@ class Compress(Section):
     """What travels."""
 
     name: CompressorName = "none"
-    """Compressor of the registry (`dynbench plugins compressors`)."""
+    """Compressor of the registry (`dynbench compress ls`)."""
 
 
 class Train(Section):

@@ -18,7 +18,7 @@ from dynbench.errors import UsageError, did_you_mean
 from dynbench.plugins import outside
 from dynbench.plugins.section import Section
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\+[a-z][a-z0-9_]*)*")
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "local_sgd by torch's PeriodicModelAverager, whose messages are not counted; not the same training",
             "dynbench.sync.local_torch:LocalSgdTorch",
             LocalOptions,
+            compresses=False,
             exact=False,
             whole=3,
             in_step=2,

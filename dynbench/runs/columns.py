@@ -97,6 +97,10 @@ CORRECT = Column(
 """Of workloads that count them while they train."""
 
 
+COMPRESSES = Column("compresses", "integer", "", "0 in steps that compress.start_step leaves as they are, else 1.")
+"""Of runs that compress; those steps count in no ratio."""
+
+
 def write_columns(folder: Path, columns: Sequence[Column]) -> None:
     """Declare the columns of the rank files in `folder`.
 

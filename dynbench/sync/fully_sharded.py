@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -24,7 +24,7 @@ from dynbench.sync.blocks import blocks_of
 from dynbench.sync.empty import give_memory, share_what_is_trained
 from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
 from dynbench.wire.base import Wire
-from dynbench.wire.segment import lay_out
+from dynbench.wire.segment import Segment, lay_out
 
 Waiting = Callable[[], AbstractContextManager[None]]
 
@@ -84,10 +84,12 @@ class FullyShardedDDP(nn.Module):
             done |= {id(each) for each in chain(part.parameters(), part.buffers())}
         self.module = module
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._under_way: list[Future[Tensor]] = []
         for each in self._sharded:
             each.set_custom_all_gather(_Gather(self._wire, waiting))
-            scatter = _Scatter(self._wire, waiting, self._sending, _parameters_of(each), self._under_way)
+            layouts = self._layouts(each)
+            scatter = _Scatter(self._wire, waiting, self._sending, _parameters_of(each), layouts, self._under_way)
             each.set_custom_reduce_scatter(scatter)
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
@@ -177,6 +179,19 @@ class FullyShardedDDP(nn.Module):
         for each in self._sharded:
             each.set_requires_gradient_sync(sends, recurse=False)
 
+    def _layouts(self, module: FSDPModule) -> Mapping[int, Sequence[Segment]]:
+        """By its elements, what is sent of a module: of every rank in turn its shards of the parameters, filled up."""
+        found = {}
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            trained = [each for each in group.fsdp_params if each.sharded_param.requires_grad]
+            segments = lay_out(
+                (f"{self._names[id(each.sharded_param)]}/{rank}", each.padded_sharded_param_size)
+                for rank in range(self._wire.world_size)
+                for each in trained
+            )
+            found[sum(segment.numel for segment in segments)] = segments
+        return found
+
     def _sending(self) -> None:
         """A block's gradients are about to be sent; when the last are, all are complete."""
         self._sent += 1
@@ -241,6 +256,7 @@ class _Scatter(DefaultAllocMixin, ReduceScatter):
         waiting: entered while it is waited for.
         sending: called before.
         parameters: whose gradients it is called with.
+        layouts: by its elements, what is sent is made of.
         under_way: what is to be waited for.
     """
 
@@ -250,16 +266,21 @@ class _Scatter(DefaultAllocMixin, ReduceScatter):
         waiting: Waiting,
         sending: Callable[[], None],
         parameters: Sequence[Any],
+        layouts: Mapping[int, Sequence[Segment]],
         under_way: list[Future[Tensor]],
     ) -> None:
         self._wire, self._waiting, self._sending = wire, waiting, sending
-        self._parameters, self._under_way = parameters, under_way
+        self._parameters, self._layouts, self._under_way = parameters, layouts, under_way
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         self._sending()
-        segments = lay_out([(f"block.{len(input_tensor)}", input_tensor.shape)])
+        segments = self._layouts.get(len(input_tensor))
+        if segments is None:  # torch before 2.13 leaves out what this rank has not used
+            segments = lay_out(
+                [(f"{next(iter(self._layouts.values()))[0].name}/{len(input_tensor)}", input_tensor.shape)]
+            )
         future = self._wire.mean_shard(input_tensor, segments, output_tensor)
         if output_tensor.device.type == "cpu" and not any(self._read(each, output_tensor) for each in self._parameters):
             self._under_way.append(future)

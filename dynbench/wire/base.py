@@ -38,6 +38,9 @@ class Wire(Protocol):
     def row(self) -> Mapping[str, object]:
         """Their values for the step that ended."""
 
+    def weigh(self, weight: float) -> None:
+        """What this rank's samples of the step count; said before the first gradient."""
+
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """The mean over ranks of a flat gradient, in place."""
 
@@ -72,6 +75,9 @@ class Averager(Protocol):
 
     def row(self) -> Mapping[str, object]:
         """Their values for the step that ended."""
+
+    def weigh(self, weight: float) -> None:
+        """What this rank's samples of the step count."""
 
     def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
         """The mean over ranks of `flat`, in place."""

@@ -55,6 +55,8 @@ class Channel:
         self.world_size = dist.get_world_size(self.group)
         self.ledger = Ledger(clock_for(self.device))
         self._gloo = _backend(self.group, self.device) == "gloo"
+        self.timeout: timedelta | None = None
+        """Longest wait, of a group of its own."""
         self._own = False
         self._spare: list[Tensor] = []
         self.native_reduce_scatter = not self._gloo
@@ -65,7 +67,7 @@ class Channel:
         """A channel over a new group of all ranks, so that nothing else comes between its calls; a collective."""
         group = dist.new_group(timeout=timeout)
         channel = cls(group, device)
-        channel._own = True
+        channel._own, channel.timeout = True, timeout
         return channel
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Future[Tensor]:

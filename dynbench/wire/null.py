@@ -68,6 +68,9 @@ class NullWire:
         """Nothing is compressed."""
         return {}
 
+    def weigh(self, weight: float) -> None:
+        """No rank votes."""
+
     def take(self) -> Traffic:
         """What the strategy handed in since the last call; nothing was sent."""
         return self._ledger.take()

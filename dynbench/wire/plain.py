@@ -61,6 +61,9 @@ class PlainWire:
         """Nothing is compressed."""
         return {}
 
+    def weigh(self, weight: float) -> None:
+        """No rank votes."""
+
     def take(self) -> Traffic:
         """What was sent since the last call."""
         return self._channel.ledger.take()

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
@@ -45,12 +46,21 @@ class QueuedWire(PlainWire):
     def __init__(self, channel: Channel, averager: Averager) -> None:
         super().__init__(channel)
         self._averager = averager
+        self._group: dist.ProcessGroup | None = None
         self.columns = averager.columns
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stream = _stream_of(channel.device)
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="dynbench-wire")
         self._thread.start()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """One beside the channel's, as what torch sends by itself does not wait for its turn; at first a collective."""
+        if self._group is None:
+            ranks = dist.get_process_group_ranks(self._channel.group)
+            self._group = dist.new_group(ranks, timeout=self._channel.timeout)
+        return self._group
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """The compressor's mean."""
@@ -64,11 +74,18 @@ class QueuedWire(PlainWire):
         """What the compressor says of the step that ended."""
         return self._averager.row()
 
+    def weigh(self, weight: float) -> None:
+        """Handed on."""
+        self._averager.weigh(weight)
+
     def close(self) -> None:
         """Finish the job in progress, give up the others, and close the channel."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join()
+        if self._group is not None and self._channel.device.type != "cuda" and self._channel.ledger.idle:
+            dist.destroy_process_group(self._group)
+        self._group = None
         self._channel.close()
 
     def _begin(

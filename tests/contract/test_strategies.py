@@ -235,6 +235,7 @@ def test_a_run_trains_with_uneven_micro_batches_and_evaluations(
     if compress == "two_stages":
         assert declared["compressed"].type == "integer"
         assert merged["compressed"].dtype == pl.Int64
+        assert merged["told_weight"].to_list() == merged["weight"].to_list()
         assert (merged.filter(rank=0)["compressed"].diff().drop_nulls() > 0).all()
     if sync == "flat":
         assert (merged["flatten_ms"] + merged["unflatten_ms"] < merged["sync_ms"]).all()

@@ -94,6 +94,7 @@ class Replica:
         forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0.
         """
         parts = []
+        self.strategy.wire.weigh(sum(batch.weight for batch in batches if not batch.repeats))
         if not batches:
             with self._timer.device("sync"), self._telling_why():
                 self.strategy.serve()

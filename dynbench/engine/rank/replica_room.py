@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dynbench.config.held import copies_held, copies_served
+from dynbench.config.held import copies_held, copies_served, residuals_held
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.planning import load_probe
@@ -53,7 +53,7 @@ def _copies(config: Config) -> float:
     """Of the parameters, in a rank of an arm that holds most of them."""
     assert isinstance(config.launch.nproc, int), "resolved"
     ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
-    return max(copies_held(config, ranks), copies_served(config))
+    return max(copies_held(config, ranks) + residuals_held(config), copies_served(config))
 
 
 def _probed_limits(config: Config, root: Path | None) -> bool:

@@ -11,6 +11,7 @@ from dynbench.cli import options
 from dynbench.cli.flags import FLAGS
 from dynbench.cli.options import Settings, common_options, config_options, name_options
 from dynbench.config import describe
+from dynbench.errors import ConfigError
 
 
 def settings_of(*arguments: str, sections: tuple[str, ...] = ()) -> Settings:
@@ -109,3 +110,21 @@ def test_the_help_shows_the_defaults_of_the_schema_where_it_decides() -> None:
 
     assert "Measured optimizer steps. [100]" in CliRunner().invoke(shown, ["--help"]).output
     assert "Measured optimizer steps.\n" in CliRunner().invoke(hidden, ["--help"]).output
+
+
+@pytest.mark.parametrize("option", ["--compress-config", "--comm-config-json"])
+@pytest.mark.parametrize("name", ["--compress", "--comm-compress"])
+def test_compression_is_set_by_one_object_too(option: str, name: str) -> None:
+    settings = settings_of(name, "topk", option, '{"ratio": 0.3, "error_feedback": false, "name": "randomk"}')
+    found = settings.config().compress
+    assert (found.name, found.ratio, found.error_feedback) == ("topk", 0.3, False)  # type: ignore[attr-defined]
+    assert settings.sets["compress.ratio"] == "--compress-config compress.ratio"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{ratio: 1}", "no JSON"), ("[1]", "expected a JSON object"), ('{"ratio": 2}', "compress.ratio: 2")],
+)
+def test_a_wrong_object_is_refused(text: str, said: str) -> None:
+    with pytest.raises((AssertionError, ConfigError), match=said):
+        settings_of("--compress-config", text).config()

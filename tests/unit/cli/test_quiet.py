@@ -18,7 +18,7 @@ from dynbench.config.recipes import list_recipes
 from dynbench.engine.launching import toy_ranks
 from dynbench.experiment import next_training, training
 from dynbench.experiment.training import TrainingResult
-from dynbench.plugins import BENCHMARKS, POLICIES, STRATEGIES
+from dynbench.plugins import BENCHMARKS, COMPRESSORS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.run import Run
@@ -40,6 +40,7 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "plugins": (["plugins", "policies"], lambda run: list(POLICIES)),
     "sync": (["sync", "ls"], lambda run: list(STRATEGIES)),
     "sync check": (["sync", "check", "ddp"], lambda run: ["ddp sgd 1e-17", "ddp adamw 2e-17"]),
+    "compress": (["compress", "ls"], lambda run: list(COMPRESSORS)),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], lambda run: [_latest(run, "bench")]),
     "bench ls": (["bench", "ls"], lambda run: list(BENCHMARKS)),
     "doctor": (["doctor"], lambda run: ["poor"]),

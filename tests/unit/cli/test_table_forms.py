@@ -25,7 +25,7 @@ from dynbench.engine.launching import toy_ranks
 from dynbench.experiment import next_training
 from dynbench.experiment.cells import Cell
 from dynbench.experiment.next_training import NextTraining
-from dynbench.plugins import DATASETS, POLICIES, STRATEGIES
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
 from dynbench.runs.atomic import write_json
@@ -106,6 +106,7 @@ TABLES = {
     "plugins": (["plugins", "datasets"], list(DATASETS), "name"),
     "sync ls": (["sync", "ls"], list(STRATEGIES), "name"),
     "sync check": (["sync", "check", "flat"], ["flat", "flat"], "strategy"),
+    "compress ls": (["compress", "ls"], list(COMPRESSORS), "name"),
     "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
     "probe": (["probe"], ["32", "64"], "length_tokens"),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], ["1048576", "10485760"], "size"),

@@ -79,6 +79,21 @@ VALUES: dict[str, str] = {
     "sync.own_share": "0.25",
     "sync.communicate": "false",
     "compress.error_feedback": "false",
+    "compress.start_step": "3",
+    "compress.min_elements": "7",
+    "compress.shared_seed": "4",
+    "compress.ratio": "0.1",
+    "compress.contractive": "true",
+    "compress.threshold": "0.5",
+    "compress.rounding": "stochastic",
+    "compress.num_bits": "4",
+    "compress.format": "e5m2",
+    "compress.rank": "4",
+    "compress.error_every": "5",
+    "compress.sketch_rows": "3",
+    "compress.sketch_columns": "0.5",
+    "compress.bits": "8",
+    "compress.bucket_elements": "128",
     "train.steps": "7",
     "train.epochs": "2",
     "train.warmup_steps": "3",
@@ -176,7 +191,27 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sync.own_share": ((REAL,), (REAL, "sync.name=diloco", "sync.overlap_steps=1")),
     "train.eval_samples": (("sync.communicate=false",), ()),
     "train.momentum": ((), ("train.optimizer=sgd",)),
-    "compress.error_feedback": ((), ()),
+    **{
+        f"compress.{name}": ((REAL,), (REAL, f"compress.name={reader}"))
+        for name, reader in {
+            "error_feedback": "topk",
+            "start_step": "fp16",
+            "min_elements": "int8",
+            "shared_seed": "randomk",
+            "ratio": "topk",
+            "contractive": "natural",
+            "threshold": "threshold",
+            "rounding": "bf16",
+            "num_bits": "int8",
+            "format": "fp8",
+            "rank": "powersgd",
+            "error_every": "topk",
+            "sketch_rows": "sketch",
+            "sketch_columns": "sketch",
+            "bits": "qsgd",
+            "bucket_elements": "qsgd",
+        }.items()
+    },
     "train.eval_every": (("train.eval_samples=0",), ()),
     "launch.nproc": ((VIRTUAL,), (REAL,)),
     "launch.comm_model": ((REAL,), (VIRTUAL,)),
@@ -233,7 +268,7 @@ def test_defaults_warn_of_nothing(command: Command) -> None:
     assert unread([situation(Config(), command)]) == []
 
 
-@pytest.mark.parametrize("key", [key for key in UNREAD_AND_READ if key != "compress.error_feedback"])
+@pytest.mark.parametrize("key", UNREAD_AND_READ)
 def test_a_value_is_named_where_it_is_not_read_and_only_there(key: str) -> None:
     without_effect, in_use = (with_value(key, base) for base in UNREAD_AND_READ[key])
     (warning,) = named(unread([situation(without_effect)]), f"{key}: ")
@@ -257,12 +292,6 @@ def test_code_of_ones_own_may_read_every_setting_of_its_section(key: str) -> Non
     bare = load_config(None, [OWN, f"{key}={value}"])
     assert unread([situation(bare)]) == []
     assert unread([situation(load_config(None, [*needed, OWN, f"{key}={value}"]))]) == []
-
-
-def test_feedback_is_read_where_something_is_compressed() -> None:
-    compressed = with_value("compress.error_feedback")
-    section = compressed.compress.model_copy(update={"name": "another"})
-    assert unread([situation(compressed.model_copy(update={"compress": section}))]) == []
 
 
 @pytest.mark.parametrize("key", [key for key, effect in EFFECTS.items() if not effect.otherwise])

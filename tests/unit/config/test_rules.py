@@ -235,3 +235,26 @@ def test_a_part_does_not_meet_anew_before_it_has_met(inner: int, overlap: int, r
 def test_servers_cannot_do_without_what_is_sent(sync: str) -> None:
     (problem,) = check_rules(config_of(f"sync: {{name: {sync}, communicate: false}}"), 3)
     assert problem.startswith("sync.communicate: false, but under sync.name")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in COMPRESSORS.items() if entry.reads("contractive") and "+" not in name]
+)
+def test_unbiased_forms_are_refused_with_error_feedback(name: str) -> None:
+    section = f"name: {name}, error_feedback: true"
+    (problem,) = check_rules(config_of(f"compress: {{{section}}}"), 2)
+    assert problem.startswith(f"compress.error_feedback: true diverges with the unbiased form of {name}")
+    assert "compress.contractive to true" in problem
+    assert check_rules(config_of(f"compress: {{{section}, contractive: true}}"), 2) == []
+    assert check_rules(config_of(f"compress: {{name: {name}}}"), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("bits", "ranks", "other"), [(4, 4, "num_bits to 8"), (4, 64, "fp8 or qsgd"), (8, 64, "fp8 or qsgd")]
+)
+def test_integers_need_levels_for_every_rank(bits: int, ranks: int, other: str) -> None:
+    config = config_of(f"compress: {{name: int8, num_bits: {bits}}}")
+    (problem,) = check_rules(config, ranks)
+    assert problem.startswith(f"compress.num_bits: {bits} bits have less than 2 levels for each of {ranks} ranks")
+    assert other in problem
+    assert check_rules(config, 2) == []

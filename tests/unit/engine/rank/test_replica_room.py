@@ -23,16 +23,39 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "copies"), [("ddp", 4), ("local_sgd", 5), ("diloco", 6), ("zero1", 3.5), ("fsdp", 2), ("ps", 5)]
+    ("sync", "compress", "copies"),
+    [
+        ("ddp", "none", 4),
+        ("local_sgd", "none", 5),
+        ("diloco", "none", 6),
+        ("zero1", "none", 3.5),
+        ("fsdp", "none", 2),
+        ("ps", "none", 5),
+        ("ddp", "topk", 5),
+        ("ddp", "topk compress.error_feedback=false", 4),
+        ("ddp", "fp8", 4),
+        ("ddp", "fp8 compress.error_feedback=true", 5),
+    ],
 )
 @pytest.mark.parametrize("arms", [1, 2, 3])
 @pytest.mark.parametrize("probed", [None, [(64, None)], [(32, None), (64, 8)]])
 def test_what_fits_is_let_through(
-    monkeypatch: pytest.MonkeyPatch, arms: int, probed: list[tuple[int, int | None]] | None, sync: str, copies: float
+    monkeypatch: pytest.MonkeyPatch,
+    arms: int,
+    probed: list[tuple[int, int | None]] | None,
+    sync: str,
+    compress: str,
+    copies: float,
 ) -> None:
     replica_mb = copies * 4.0
     config = load_config(
-        None, ["launch.nproc=2", f"sync.name={sync}", *(["schedule.capacity=p", "probe.run=p"] if probed else [])]
+        None,
+        [
+            "launch.nproc=2",
+            f"sync.name={sync}",
+            *f"compress.name={compress}".split(),
+            *(["schedule.capacity=p", "probe.run=p"] if probed else []),
+        ],
     )
     monkeypatch.setattr(replica_room, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, None)], probed]))
     share = 0.1 if probed is not None and probed[-1][1] is not None else 0.5

@@ -1,0 +1,148 @@
+"""What the compressors of dynbench have in common: first steps, small parameters, residuals, columns, saved state."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from dynbench.compress.base import Compressor
+from dynbench.compress.error import ERROR_COLUMNS, Error, exact_mean
+from dynbench.compress.feedback import Residuals
+from dynbench.compress.tally import COMPRESS_COLUMNS, Tally
+from dynbench.plugins import options_of
+from dynbench.plugins.compressor_options import CompressionOptions
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
+
+State = dict[str, dict[str, Tensor]]
+"""By what it is, and by name."""
+
+
+class Compressing(Compressor):
+    """Knows which parameters are sent as they are, and keeps what compression leaves out of the others.
+
+    Args:
+        error_feedback: keep what compression left out and add it to the next gradient.
+        start_step: how often every parameter is averaged as it is before anything is compressed.
+        min_elements: parameters of fewer elements are always sent as they are.
+        seed: of what is drawn, equal on all ranks.
+    """
+
+    columns = (*COMPRESS_COLUMNS, *ERROR_COLUMNS)
+    keeps: ClassVar[tuple[str, ...]] = ("steps", "residual")
+    """What its state is made of."""
+
+    def __init__(self, *, error_feedback: bool, start_step: int = 0, min_elements: int = 1024, seed: int = 0) -> None:
+        super().__init__()
+        self.error_feedback = error_feedback
+        self.start_step, self.min_elements, self.seed = start_step, min_elements, seed
+        self._residuals = Residuals()
+        self._steps: dict[str, int] = {}
+        self._tally, self._error = Tally(), Error()
+        self.error_every = 0
+        """Of how many averages of a parameter the error of one is measured; 0 measures none."""
+
+    def mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """The mean over ranks of `flat`, shape [n], in place; equal to the bit on all ranks."""
+        exact = exact_mean(channel, flat) if self._is_measured(segments) else None
+        self._mean(channel, flat, segments)
+        if exact is not None:
+            self._error.add(exact, flat)
+
+    def mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
+        """This rank's part of that mean into `shard`, shape [n/G]."""
+        exact = exact_mean(channel, flat) if self._is_measured(segments) else None
+        self._mean_shard(channel, flat, segments, shard)
+        if exact is not None:
+            self._error.add(exact.view(channel.world_size, -1)[channel.rank], shard.view(-1))
+
+    @abstractmethod
+    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """As `mean`."""
+
+    def _mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
+        """As `mean_shard`; where it is no less work, cut from the whole mean."""
+        self._mean(channel, flat, segments)
+        shard.view(-1).copy_(flat.view(channel.world_size, -1)[channel.rank])
+
+    def _is_measured(self, segments: Sequence[Segment]) -> bool:
+        return self.error_every > 0 and any(self._step(each.name) % self.error_every == 0 for each in segments[:1])
+
+    def configured(self, settings: Compress | None) -> None:
+        """Take what the `compress` section says of all of them; None is the defaults."""
+        options = options_of(settings, CompressionOptions)
+        self.settings = settings
+        self.start_step, self.min_elements, self.seed = options.start_step, options.min_elements, options.shared_seed
+        self.error_every = options.error_every
+
+    def _compressed(self, segments: Iterable[Segment]) -> set[str]:
+        """Names of the parameters that are not sent as they are this time."""
+        found = set()
+        for segment in segments:
+            late = self._step(segment.name) < self.start_step
+            self._tally.whole |= late
+            if not late and segment.numel >= max(1, self.min_elements):
+                found.add(segment.name)
+        return found
+
+    def _step(self, name: str) -> int:
+        """How often a parameter was averaged."""
+        return self._steps.get(name, 0)
+
+    def _done(self, segments: Iterable[Segment]) -> None:
+        """They have been, once more."""
+        for segment in segments:
+            self._steps[segment.name] = self._step(segment.name) + 1
+
+    @property
+    def residual_bytes(self) -> int:
+        """Memory of what was left out so far."""
+        return self._residuals.nbytes
+
+    def row(self) -> Mapping[str, object]:
+        """Of the step that ended."""
+        tally, self._tally = self._tally, Tally()
+        error, self._error = self._error, Error()
+        norm = self._residuals.norm() if error.measured else 0.0
+        return {**tally.row(self.residual_bytes), **error.row(norm)}
+
+    def _state(self) -> dict[str, Mapping[str, Tensor]]:
+        """By what is kept, tensors by name."""
+        steps = {name: torch.tensor(count) for name, count in self._steps.items()}
+        return {"steps": steps, "residual": self._residuals.state()}
+
+    def _take_up(self, state: State) -> None:
+        """What `_state` gave."""
+        self._steps = {name: int(count) for name, count in state["steps"].items()}
+        self._residuals.load(state["residual"])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was left out, by parameter, and how often each was averaged."""
+        return {f"{kind}.{name}": kept for kind, each in self._state().items() for name, kept in each.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what was left out.
+
+        Raises:
+            RecordError: a state of another compressor.
+        """
+        of: State = {kind: {} for kind in self.keeps}
+        strange: dict[str, Tensor] = {}
+        for key, tensor in state.items():
+            kind, _, name = key.partition(".")
+            of.get(kind, strange)[name if kind in of else key] = tensor
+        super().load_state_dict(strange)
+        self._take_up(of)
+
+
+def asked_feedback(settings: Compress | None, usual: bool) -> bool:
+    """Whether what is left out is kept: as the settings say, or as is usual."""
+    asked = options_of(settings, CompressionOptions).error_feedback
+    return usual if asked == "auto" else asked

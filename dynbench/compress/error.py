@@ -1,0 +1,61 @@
+"""How far a mean of what was compressed is from the mean of the gradients as they were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dynbench.runs.columns import Column
+from dynbench.wire.channel import Channel
+
+ERROR_COLUMNS: tuple[Column, ...] = (
+    Column(
+        "grad_rel_error",
+        "number",
+        "",
+        "2-norm of the difference of the mean gradient from the uncompressed one, over its norm; of steps in which it "
+        "was measured (compress.error_every), and of what this rank averages where ranks hold shards.",
+    ),
+    Column("grad_cos_sim", "number", "", "Cosine of the angle between the two; likewise."),
+    Column("residual_norm", "number", "", "2-norm of what compression has left out so far; likewise."),
+)
+
+
+@dataclass
+class Error:
+    """Sums over what was averaged in a step."""
+
+    difference: float = 0.0
+    exact: float = 0.0
+    found: float = 0.0
+    product: float = 0.0
+    measured: bool = False
+
+    def add(self, exact: Tensor, found: Tensor) -> None:
+        """A flat gradient's mean, and what came of it, both of shape [n]."""
+        a, b = exact.double(), found.double()
+        self.difference += float((a - b).square().sum())
+        self.exact += float(a.square().sum())
+        self.found += float(b.square().sum())
+        self.product += float(a @ b)
+        self.measured = True
+
+    def row(self, residual_norm: float) -> dict[str, object]:
+        """The values of the columns; none where nothing was measured."""
+        if not self.measured:
+            return dict.fromkeys(column.name for column in ERROR_COLUMNS)
+        both = (self.exact * self.found) ** 0.5
+        return {
+            "grad_rel_error": (self.difference / self.exact) ** 0.5 if self.exact else None,
+            "grad_cos_sim": self.product / both if both else None,
+            "residual_norm": residual_norm,
+        }
+
+
+def exact_mean(channel: Channel, flat: Tensor) -> Tensor:
+    """The mean over ranks as it is, by an all-reduce that is not counted."""
+    exact = flat.clone().div_(channel.world_size)
+    dist.all_reduce(exact, group=channel.group)
+    return exact

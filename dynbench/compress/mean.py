@@ -1,0 +1,251 @@
+"""The mean of gradients over ranks by what a codec makes of them, with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dynbench.compress.codec import Codec, Known, Whole
+from dynbench.compress.compressing import Compressing, State, asked_feedback
+from dynbench.compress.draws import seed_of
+from dynbench.compress.feedback import SecondResiduals
+from dynbench.compress.item import Item, Items
+from dynbench.compress.message import Message, Part, Scratch, cut
+from dynbench.errors import UsageError
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
+
+
+class CompressedMean(Compressing):
+    """Averages gradients parameter by parameter, whatever they are cut into.
+
+    Args:
+        codec: what is sent of a parameter.
+        error_feedback: as in `Compressing`; None where the codec leaves out much.
+        start_step: as there.
+        min_elements: as there.
+        seed: as there.
+
+    Raises:
+        UsageError: error feedback with a codec that is not contractive.
+    """
+
+    keeps = ("steps", "residual", "second")
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        error_feedback: bool | None = None,
+        start_step: int = 0,
+        min_elements: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        feedback = codec.leaves_out if error_feedback is None else error_feedback
+        super().__init__(error_feedback=feedback, start_step=start_step, min_elements=min_elements, seed=seed)
+        if feedback and not codec.contractive:
+            raise UsageError(
+                f"compress.error_feedback: {codec.name} diverges with it in its unbiased form",
+                "Set compress.contractive to true, or compress.error_feedback to false.",
+            )
+        self.codec = codec
+        self._second = SecondResiduals()
+        self._weight = 1.0
+        self._bytes = Scratch()
+
+    @classmethod
+    def from_settings(cls, codec: Codec, settings: Compress | None) -> CompressedMean:
+        """As the `compress` section says; None for the defaults."""
+        made = cls(codec, error_feedback=asked_feedback(settings, codec.leaves_out))
+        made.configured(settings)
+        return made
+
+    def weigh(self, weight: float) -> None:
+        """What this rank's samples of the step count."""
+        self._weight = weight
+
+    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """By the codec's way."""
+        ranks = channel.world_size
+        pieces = ranks if self.codec.way == "two_stage" else 1
+        size = -(-len(flat) // pieces)
+        with self._begun(channel, flat, segments, size, pieces) as items:
+            if items is None:
+                channel.all_reduce(flat.div_(ranks)).wait()
+            elif self.codec.way == "sum":
+                self._summed(channel, items, flat, None)
+            elif self.codec.way == "gather":
+                message, sent = self._written(items)
+                received = self._bytes("gathered", ranks * message.nbytes, flat)
+                channel.all_gather(received, sent).wait()
+                self._average(channel, message, received, items[0], 0, flat, 0)
+            else:
+                own = torch.zeros(size, dtype=flat.dtype, device=flat.device)
+                message = self._scattered(channel, items, own, size)
+                self._given_back(channel, items, message, own, flat, size)
+
+    def _mean_shard(self, channel: Channel, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> None:
+        """Likewise, without what only other ranks need."""
+        size, own = shard.numel(), shard.view(-1)
+        with self._begun(channel, flat.view(-1), segments, size, channel.world_size) as items:
+            if items is None:
+                channel.reduce_scatter(own, flat.view(-1).div_(channel.world_size)).wait()
+            elif self.codec.way == "sum":
+                self._summed(channel, items, own.zero_(), size)
+            else:
+                self._scattered(channel, items, own.zero_(), size)
+
+    @contextmanager
+    def _begun(
+        self, channel: Channel, flat: Tensor, segments: Sequence[Segment], size: int, pieces: int
+    ) -> Iterator[Items | None]:
+        """The parts of every piece; None where all are sent as they are."""
+        self.codec.check_ranks(channel.world_size)
+        self._tally.clock = channel.ledger.clock
+        names = self._compressed(segments)
+        if names:
+            with self._tally.timed("compress_ms"):
+                cuts = cut(segments, size, pieces)
+                self._second.hand_over(cuts, channel.rank, self._residuals, flat)
+                items = [[self._item(channel, part, flat, part.name in names) for part in piece] for piece in cuts]
+            self._agree(channel, items)
+            for item in self._encoded(items):
+                n, known = item.part.numel, item.known
+                self._tally.count(n, self.codec.kept(n, known), self.codec.index_bytes(n, known))
+            yield items
+        else:
+            yield None
+        self._done(segments)
+
+    def _item(self, channel: Channel, part: Part, flat: Tensor, encoded: bool) -> Item:
+        given = part.of(flat)
+        seed = seed_of(self.seed, part.name, part.start, self._step(part.name))
+        known = Known(seed, channel.rank, channel.world_size, weight=self._weight)
+        if not encoded:
+            return Item(part, Whole(flat.dtype), known, given)
+        values = self._residuals.corrected(part, given) if self.error_feedback else given.float()
+        return Item(part, self.codec, known, values, self.error_feedback)
+
+    def _encoded(self, items: Items) -> list[Item]:
+        return [item for piece in items for item in piece if item.codec is self.codec]
+
+    def _agree(self, channel: Channel, items: Items) -> None:
+        """The greatest of the ranks' numbers for every part."""
+        if not self.codec.measures:
+            return
+        measured = self._encoded(items)
+        with self._tally.timed("compress_ms"):
+            numbers = torch.stack([self.codec.measure(item.values).double() for item in measured])
+        self._tally.extra += 1
+        channel.all_reduce(numbers, dist.ReduceOp.MAX).wait()
+        for item, number in zip(measured, numbers.unbind(), strict=True):
+            item.known = replace(item.known, number=number)
+
+    def _written(self, items: Items) -> tuple[Message, Tensor]:
+        """All payloads: where they lie, and one message behind the other for every piece, of uint8."""
+        message = Message([[item.codec.fields(item.part.numel, item.known) for item in piece] for piece in items])
+        like = next(item.values for piece in items for item in piece)
+        sent = self._bytes("sent", len(items) * message.nbytes, like)
+        with self._tally.timed("compress_ms"):
+            for number, piece in enumerate(items):
+                row = message.row(sent, number)
+                for item, payload in zip(piece, message.payloads(row, number), strict=True):
+                    item.write(payload)
+        return message, sent
+
+    def _summed(self, channel: Channel, items: Items, out: Tensor, size: int | None) -> None:
+        """Payloads added up on the way, what is sent whole apart.
+
+        Args:
+            channel: to the other ranks.
+            items: of one piece, or of a piece for each rank.
+            out: receives the mean of the one, or of this rank's.
+            size: elements of a piece, of several.
+        """
+        rank = 0 if size is None else channel.rank
+        for number, whole in enumerate((False, True)):
+            lane = [[item for item in piece if (item.codec is not self.codec) == whole] for piece in items]
+            if not any(lane):
+                continue
+            self._tally.extra += number
+            message, sent = self._written(lane)
+            dtype = next(item.codec.fields(1, item.known)[0].dtype for piece in lane for item in piece)
+            received = sent
+            if size is None:
+                channel.all_reduce(sent.view(dtype)).wait()
+            else:
+                received = self._bytes("summed", message.nbytes, out)
+                channel.reduce_scatter(received.view(dtype), sent.view(dtype)).wait()
+            with self._tally.timed("decompress_ms"):
+                for item, payload in zip(lane[rank], message.payloads(received, rank), strict=True):
+                    with item.target(out, rank * (size or 0)) as target:
+                        item.codec.decode(payload, replace(item.known, summed=channel.world_size), target)
+
+    def _scattered(self, channel: Channel, items: Items, own: Tensor, size: int) -> Message:
+        """Every rank's payloads of this rank's piece to it, averaged into `own`, shape [size]."""
+        message, sent = self._written(items)
+        received = self._bytes("scattered", len(sent), own)
+        channel.all_to_all(received, sent).wait()
+        self._average(channel, message, received, items[channel.rank], channel.rank, own, channel.rank * size)
+        return message
+
+    def _average(
+        self,
+        channel: Channel,
+        message: Message,
+        received: Tensor,
+        piece: list[Item],
+        number: int,
+        out: Tensor,
+        begin: int,
+    ) -> None:
+        """The mean of every rank's payloads of a piece into `out`, which begins at an element of the flat gradient."""
+        with self._tally.timed("decompress_ms"):
+            everyone = [message.payloads(message.row(received, rank), number) for rank in range(channel.world_size)]
+            for place, item in enumerate(piece):
+                with item.target(out, begin) as target:
+                    item.codec.mean_of([payloads[place] for payloads in everyone], item.known, target)
+
+    def _given_back(
+        self, channel: Channel, items: Items, message: Message, own: Tensor, flat: Tensor, size: int
+    ) -> None:
+        """The second stage: every rank's mean of its piece, compressed anew, to all."""
+        with self._tally.timed("compress_ms"):
+            mine = self._bytes("given", message.nbytes, flat)
+            for item, payload in zip(items[channel.rank], message.payloads(mine, channel.rank), strict=True):
+                mean = item.part.of(own, channel.rank * size)
+                if item.codec is self.codec:
+                    mean = self._second.corrected(item.part, mean) if self.error_feedback else mean.float()
+                replace(item, values=mean, known=_of_second(item.known, channel.rank)).write(payload)
+        received = self._bytes("gathered", channel.world_size * message.nbytes, flat)
+        channel.all_gather(received, mine).wait()
+        with self._tally.timed("decompress_ms"):
+            for rank, piece in enumerate(items):
+                for item, payload in zip(piece, message.payloads(message.row(received, rank), rank), strict=True):
+                    with item.target(flat) as target:
+                        item.codec.decode(payload, _of_second(item.known, rank), target)
+
+    @property
+    def residual_bytes(self) -> int:
+        """Of both stages."""
+        return super().residual_bytes + self._second.nbytes
+
+    def _state(self) -> dict[str, Mapping[str, Tensor]]:
+        return {**super()._state(), "second": self._second.state()}
+
+    def _take_up(self, state: State) -> None:
+        super()._take_up(state)
+        self._second.load(state["second"])
+
+
+def _of_second(known: Known, rank: int) -> Known:
+    return replace(known, seed=seed_of(known.seed, "second"), rank=rank)

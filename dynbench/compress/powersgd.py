@@ -1,0 +1,152 @@
+"""PowerSGD: a gradient's matrix as a product of two narrow ones (Vogels, Karimireddy and Jaggi, NeurIPS 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dynbench.compress.compressing import Compressing, State, asked_feedback
+from dynbench.compress.draws import generator, seed_of
+from dynbench.compress.feedback import settle
+from dynbench.compress.message import cut
+from dynbench.compress.together import average
+from dynbench.plugins import options_of
+from dynbench.plugins.compressor_options import PowerSgdOptions
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
+
+_DEPENDENT = 1e-5
+"""A column of which less than this part is left beside the others counts as none."""
+
+
+@dataclass
+class _Matrix:
+    """A parameter's gradient, shape [rows, columns], with what was left out before; `left` and `right` make it."""
+
+    name: str
+    values: Tensor
+    mean: Tensor
+    right: Tensor
+    left: Tensor
+
+
+class PowerSgd(Compressing):
+    """One step of power iteration from the last step's result, in two all-reduces; other parameters are sent whole.
+
+    What is left out is what this rank's gradient differs by from the mean that was decompressed, so that nothing is
+    lost over all ranks. A shard is cut from the whole mean.
+
+    Args:
+        rank: columns of the narrow matrices; a matrix that they do not make smaller is sent whole.
+        error_feedback: as in `Compressing`.
+        start_step: as there.
+        min_elements: as there.
+        seed: of the first matrices.
+    """
+
+    keeps = ("steps", "residual", "right")
+
+    def __init__(
+        self,
+        rank: int = 2,
+        *,
+        error_feedback: bool = True,
+        start_step: int = 0,
+        min_elements: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(error_feedback=error_feedback, start_step=start_step, min_elements=min_elements, seed=seed)
+        self.rank = rank
+        self._right: dict[str, Tensor] = {}
+
+    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """Both matrices, one after the other."""
+        self._tally.clock = channel.ledger.clock
+        names = self._compressed(segments)
+        with self._tally.timed("compress_ms"):
+            matrices = [
+                self._matrix(segment, flat) for segment in segments if segment.name in names and self._fits(segment)
+            ]
+            taken = {each.name for each in matrices}
+            whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in taken and segment.numel]
+            for each in matrices:
+                each.left = each.values @ each.right
+        if whole:
+            self._tally.extra += bool(matrices)
+            average(channel, whole)
+        if matrices:
+            average(channel, [each.left for each in matrices])
+            with self._tally.timed("compress_ms"):
+                for each in matrices:
+                    orthogonalise(each.left)
+                    torch.mm(each.values.T, each.left, out=each.right)
+            average(channel, [each.right for each in matrices])
+            with self._tally.timed("decompress_ms"):
+                for each in matrices:
+                    self._decompressed(each)
+        self._done(segments)
+
+    def _fits(self, segment: Segment) -> bool:
+        """Whether the narrow matrices are smaller than the parameter."""
+        rows = segment.shape[0] if len(segment.shape) > 1 else 1
+        return rows > 1 and self._columns(segment) * (rows + segment.numel // rows) < segment.numel
+
+    def _columns(self, segment: Segment) -> int:
+        return min(self.rank, segment.shape[0], segment.numel // segment.shape[0])
+
+    def _matrix(self, segment: Segment, flat: Tensor) -> _Matrix:
+        rows = segment.shape[0]
+        mean = segment.of(flat).view(rows, -1)
+        [[part]] = cut([segment], segment.offset + segment.numel, 1)
+        given = self._residuals.corrected(part, mean.reshape(-1)) if self.error_feedback else mean.float()
+        values, columns = given.view(rows, -1), self._columns(segment)
+        seed = seed_of(self.seed, segment.name, self._step(segment.name))
+        right = torch.randn(values.shape[1], columns, generator=generator(seed, values), device=values.device)
+        if (last := self._right.get(segment.name)) is not None:
+            last = last.to(values.device)
+            norms = torch.linalg.vector_norm(last, dim=0)
+            right = torch.where((norms > 0) & norms.isfinite(), last, right)
+        self._right[segment.name] = right
+        self._tally.count(segment.numel, columns * (rows + values.shape[1]))
+        return _Matrix(segment.name, values, mean, right, right)
+
+    def _decompressed(self, matrix: _Matrix) -> None:
+        found = matrix.left @ matrix.right.T
+        if self.error_feedback:
+            settle(matrix.values.sub_(found))
+        matrix.mean.copy_(found)
+
+    def _state(self) -> dict[str, Mapping[str, Tensor]]:
+        return {**super()._state(), "right": self._right}
+
+    def _take_up(self, state: State) -> None:
+        super()._take_up(state)
+        self._right = {name: right.clone() for name, right in state["right"].items()}
+
+
+def orthogonalise(matrix: Tensor) -> None:
+    """Make the columns of a matrix, shape [n, r], orthonormal in place; one that depends on those before it becomes 0.
+
+    By Gram and Schmidt, twice for each column; the same to the bit for the same matrix.
+    """
+    for place in range(matrix.shape[1]):
+        column, before = matrix[:, place], matrix[:, :place]
+        size = torch.linalg.vector_norm(column)
+        for _ in range(2):
+            column.sub_(before @ (before.T @ column))
+        left = torch.linalg.vector_norm(column)
+        column.mul_(torch.where(left > _DEPENDENT * size, 1 / left, 0))
+
+
+def powersgd(settings: Compress | None = None) -> PowerSgd:
+    """The compressor `powersgd`."""
+    made = PowerSgd(options_of(settings, PowerSgdOptions).rank, error_feedback=asked_feedback(settings, True))
+    made.configured(settings)
+    return made

@@ -1,0 +1,135 @@
+"""Sketched-SGD: heavy elements found in a sum of count sketches, then sent exactly (Ivkin et al., NeurIPS 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dynbench.compress.compressing import Compressing, asked_feedback
+from dynbench.compress.draws import seed_of
+from dynbench.compress.feedback import settle
+from dynbench.compress.message import Part, cut
+from dynbench.compress.sparse import share_of
+from dynbench.compress.together import average
+from dynbench.plugins import options_of
+from dynbench.plugins.compressor_options import SketchOptions
+from dynbench.wire.channel import Channel
+from dynbench.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Compress
+
+_PRIME = 2**31 - 1
+"""Of the hash functions: products of two numbers below it fit into 64 bits."""
+
+
+class CountSketch:
+    """Sums of signed elements in rows of buckets (Charikar, Chen and Farach-Colton, ICALP 2002); linear.
+
+    Args:
+        n: elements that are sketched.
+        rows: hash functions.
+        columns: buckets of each.
+        seed: of the hash functions.
+        device: where the elements are.
+    """
+
+    def __init__(self, n: int, rows: int, columns: int, seed: int, device: torch.device) -> None:
+        drawn = torch.randint(1, _PRIME, (4, rows, 1), generator=torch.Generator().manual_seed(seed)).to(device)
+        places = torch.arange(n, device=device)
+        self._buckets = (places * drawn[0] + drawn[1]) % _PRIME % columns
+        self._signs = 1 - 2 * ((places * drawn[2] + drawn[3]) % _PRIME % 2)
+        self._columns = columns
+
+    def write(self, values: Tensor) -> Tensor:
+        """The sketch of `values`, shape [n]: shape [rows, columns]."""
+        rows = len(self._buckets)
+        empty = torch.zeros(rows, self._columns, device=values.device)
+        return empty.scatter_add_(1, self._buckets, values * self._signs)
+
+    def read(self, sketch: Tensor) -> Tensor:
+        """What the elements are near to, shape [n]: the median over rows."""
+        return (sketch.gather(1, self._buckets) * self._signs).median(0).values
+
+
+class Sketch(Compressing):
+    """Ranks add up sketches, take the elements that are greatest in the sum, and average these exactly.
+
+    Residuals lack what was sent. A shard is cut from the whole mean.
+
+    Args:
+        ratio: of a parameter's elements, the share that is sent exactly.
+        rows: of a sketch.
+        columns: of a sketch, as a share of the parameter's elements.
+        error_feedback: as in `Compressing`.
+        start_step: as there.
+        min_elements: as there.
+        seed: as there.
+    """
+
+    def __init__(
+        self,
+        ratio: float = 0.01,
+        rows: int = 5,
+        columns: float = 0.01,
+        *,
+        error_feedback: bool = True,
+        start_step: int = 0,
+        min_elements: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(error_feedback=error_feedback, start_step=start_step, min_elements=min_elements, seed=seed)
+        self.ratio, self.rows, self.sketch_columns = ratio, rows, columns
+
+    def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:
+        """A sketch of each parameter, then the elements found."""
+        self._tally.clock = channel.ledger.clock
+        names = self._compressed(segments)
+        with self._tally.timed("compress_ms"):
+            parts = [part for part in cut(segments, len(flat), 1)[0] if part.name in names]
+            values = [self._given(part, flat) for part in parts]
+            hashes = [self._hashes(part, flat) for part in parts]
+            sketches = [each.write(given) for each, given in zip(hashes, values, strict=True)]
+        whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in names and segment.numel]
+        if whole:
+            average(channel, whole)
+        if parts:
+            self._tally.extra += bool(whole)
+            average(channel, sketches)
+            with self._tally.timed("compress_ms"):
+                found = [each.read(sketch).abs() for each, sketch in zip(hashes, sketches, strict=True)]
+                places = [torch.topk(near, share_of(len(near), self.ratio)).indices for near in found]
+                together = zip(values, places, sketches, strict=True)
+                sent = [given[place] + 0 * sketch.sum() for given, place, sketch in together]  # no number if one is not
+                if self.error_feedback:
+                    for given, place in zip(values, places, strict=True):
+                        given[place] = 0
+                        settle(given)
+            average(channel, sent)
+            with self._tally.timed("decompress_ms"):
+                for part, place, mean in zip(parts, places, sent, strict=True):
+                    part.of(flat).zero_()[place] = mean.to(flat.dtype)
+                    self._tally.count(part.numel, len(place))
+        self._done(segments)
+
+    def _given(self, part: Part, flat: Tensor) -> Tensor:
+        given = part.of(flat)
+        return self._residuals.corrected(part, given) if self.error_feedback else given.float()
+
+    def _hashes(self, part: Part, flat: Tensor) -> CountSketch:
+        columns = max(1, math.ceil(self.sketch_columns * part.numel))
+        return CountSketch(part.numel, self.rows, columns, seed_of(self.seed, part.name), flat.device)
+
+
+def sketch(settings: Compress | None = None) -> Sketch:
+    """The compressor `sketch`."""
+    options = options_of(settings, SketchOptions)
+    made = Sketch(
+        options.ratio, options.sketch_rows, options.sketch_columns, error_feedback=asked_feedback(settings, True)
+    )
+    made.configured(settings)
+    return made

@@ -1,0 +1,66 @@
+"""What compression did in a step: columns of a rank's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from dynbench.clock import Clock, HostClock
+from dynbench.runs.columns import COMPRESSES, Column
+from dynbench.units import mb
+
+COMPRESS_COLUMNS: tuple[Column, ...] = (
+    COMPRESSES,
+    Column("compress_ms", "number", "ms", "Writing what is sent, error feedback included."),
+    Column("decompress_ms", "number", "ms", "Reading what was received and averaging it."),
+    Column("extra_collectives", "integer", "", "Collectives beside those that carry what was compressed."),
+    Column("index_bytes", "integer", "B", "Of what this rank wrote, what says which elements are sent."),
+    Column("density", "number", "", "Elements sent over elements of what was compressed; none where nothing was."),
+    Column("residual_mb", "number", "MB", "Memory of what compression has left out so far."),
+)
+
+
+@dataclass
+class Tally:
+    """Of the step so far.
+
+    Attributes:
+        extra: collectives beside those of payloads.
+        whole: a gradient was sent as it is because of `start_step`.
+    """
+
+    clock: Clock = field(default_factory=HostClock)
+    extra: int = 0
+    whole: bool = False
+    _spans: list[tuple[str, object, object]] = field(default_factory=list)
+    _index_bytes: int = 0
+    _kept: int = 0
+    _elements: int = 0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """The time within it counts for a column."""
+        start = self.clock.mark()
+        yield
+        self._spans.append((name, start, self.clock.mark()))
+
+    def count(self, elements: int, kept: int, index_bytes: int = 0) -> None:
+        """So many of the elements of a parameter are sent, and so many bytes say which."""
+        self._elements += elements
+        self._kept += kept
+        self._index_bytes += index_bytes
+
+    def row(self, residual_bytes: int) -> dict[str, object]:
+        """The values of the columns; the device must be synchronised."""
+        spent = {"compress_ms": 0.0, "decompress_ms": 0.0}
+        for name, *span in self._spans:
+            spent[name] += self.clock.elapsed_ms(*span)
+        return {
+            COMPRESSES.name: int(not self.whole),
+            **spent,
+            "extra_collectives": self.extra,
+            "index_bytes": self._index_bytes,
+            "density": self._kept / self._elements if self._elements else None,
+            "residual_mb": mb(residual_bytes),
+        }

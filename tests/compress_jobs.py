@@ -1,0 +1,169 @@
+"""What warm ranks do with compressors under strategies, by their forms."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from compressors import compressor, settings
+from strategy_jobs import CPU
+from sync_jobs import MODELS
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dynbench.compress import CompressedMean, TopK
+from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Case, State, difference, train_alone, train_on_ranks
+from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.plugins import STRATEGIES
+from dynbench.wire.channel import Channel
+from dynbench.wire.queued import QueuedWire
+from dynbench.wire.segment import lay_out
+
+STEPS = 20
+
+
+def configured(sync: str, form: str) -> Config:
+    """A strategy in small buckets with a compressor."""
+    wanted = {"find_unused": "true", "bucket_mb": SMALL_BUCKET_MB, "inner_steps": 2}
+    options = [f"sync.{key}={value}" for key, value in wanted.items() if STRATEGIES[sync].reads(key)]
+    return load_config(None, [f"sync.name={sync}", *options, *settings(form)])
+
+
+@cache
+def alone(workers: int, steps: int) -> State:
+    return train_alone(Case("sgd", steps=steps), workers)
+
+
+def digest(module: nn.Module) -> str:
+    """Of all that a model has, as it lies on this rank."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        found.update(name.encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def trained(rank: int, sync: str, forms: Sequence[str], steps: int = STEPS) -> dict[str, tuple[str, float, float, int]]:
+    """Steps of every form on the toy.
+
+    Returns:
+        By form: the model on this rank in one word, the largest difference of a weight from one process's and from
+        where it began (on rank 0), and what was sent.
+    """
+    results = {}
+    for form in forms:
+        with session(build_strategy(configured(sync, form), CPU)) as strategy:
+            state = train_on_ranks(strategy, Case("sgd", steps=steps))
+            sent = strategy.wire.take().bytes_wire
+            word = "" if sync == "fsdp" else digest(strategy.model)
+        apart = moved = 0.0
+        if state is not None:
+            apart = difference(state, alone(dist.get_world_size(), steps)).largest
+            moved = difference(state, MODELS["toy"]().state_dict()).largest
+        results[form] = (word, apart, moved, sent)
+    return results
+
+
+def sent_of_a_gradient(rank: int, forms: Sequence[str], shards: bool) -> dict[str, float]:
+    """By form, how many times fewer bytes are sent of a gradient of 400,000 elements than as it is."""
+    found = {}
+    for form in ("none", *forms):
+        channel = Channel(device=CPU)
+        flat = torch.randn(400_000, generator=torch.Generator().manual_seed(rank))
+        segments = lay_out([("weight", [390, 1000]), ("bias", [10_000])])
+        if form == "none":
+            (channel.reduce_scatter(flat[:200_000].clone(), flat) if shards else channel.all_reduce(flat)).wait()
+        elif shards:
+            compressor(form).mean_shard(channel, flat, segments, torch.empty(200_000))
+        else:
+            compressor(form).mean(channel, flat, segments)
+        found[form] = channel.ledger.take().bytes_wire
+    return {form: found["none"] / found[form] for form in forms}
+
+
+def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:
+    """Whether many gradients handed in at once come out as one after the other."""
+    found = []
+    for form in forms:
+        results: list[list[Tensor]] = []
+        for waits in (True, False):
+            wire = QueuedWire(Channel(device=CPU), compressor(form))
+            source = torch.Generator().manual_seed(rank)
+            flats = [torch.randn(60 + 7 * place, generator=source) for place in range(8)]
+            futures = []
+            for place, flat in enumerate(flats):
+                future = wire.mean(flat, lay_out([(f"p{place}", [len(flat)])]))
+                if waits:
+                    future.wait()
+                futures.append(future)
+            results.append([future.wait() for future in futures])
+            wire._jobs.put(None)
+            wire._thread.join()
+        found.append(all(map(torch.equal, *results)))
+    return found
+
+
+def as_a_hook(rank: int) -> float:
+    """How far a plain DistributedDataParallel gets from its gradients with a compressor that leaves nothing out."""
+    torch.manual_seed(0)
+    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(2, 5, 8)
+    channel, compressed = Channel(device=CPU), CompressedMean(TopK(1.0), min_elements=0)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    ddp = DistributedDataParallel(module)
+
+    def hook(_, bucket):  # DDP reads annotations, and refuses texts
+        segments = lay_out((names[id(each)], each.shape) for each in bucket.parameters())
+        compressed.mean(channel, bucket.buffer(), segments)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    ddp.register_comm_hook(None, hook)
+    ddp(inputs[rank]).square().sum().backward()
+    found = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    module.zero_grad()
+    (sum(module(each).square().sum() for each in inputs) / 2).backward()
+    wanted = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    return float((found - wanted).abs().max())
+
+
+def killed(rank: int, sync: str, form: str) -> None:
+    """Steps of a strategy with a compressor, in the second of which the last rank ends before its backward pass."""
+    strategy = build_strategy(configured(sync, form).model_copy(), CPU)
+    module = strategy.wrap(MODELS["gpt2"](), CPU)
+    optimizer = strategy.build_optimizer(module.parameters(), lambda p: torch.optim.SGD(p, lr=0.1))
+    for step in range(3):
+        loss = module(torch.arange(12).view(2, 6)).sum()
+        if step == 1 and rank == 1:
+            os._exit(9)
+        loss.backward()
+        strategy.finish()
+        strategy.step(optimizer, Precision("fp32", CPU))
+        optimizer.zero_grad()
+
+
+def measured(rank: int, form: str, shards: bool) -> list[tuple[float | None, float]]:
+    """Of three averages, the relative error as the compressor says it, and as it is."""
+    made, channel, found = compressor(f"{form} error_every=2"), Channel(device=CPU), []
+    for step in range(3):
+        flat = torch.randn(600, generator=torch.Generator().manual_seed(10 * step + rank))
+        exact = flat / 2
+        dist.all_reduce(exact)
+        if shards:
+            shard = torch.empty(300)
+            made.mean_shard(channel, flat, lay_out([("weight", [20, 30])]), shard)
+            exact, flat = exact.view(2, -1)[rank], shard
+        else:
+            made.mean(channel, flat, lay_out([("weight", [20, 30])]))
+        row = made.row()
+        error = row["grad_rel_error"]
+        assert (error is None) == (row["grad_cos_sim"] is None) == (row["residual_norm"] is None)
+        assert error is None or 0 <= row["grad_cos_sim"] <= 1 + 1e-9
+        found.append((error, float((flat - exact).norm() / exact.norm())))
+    return found

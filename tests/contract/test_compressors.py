@@ -1,0 +1,155 @@
+"""Every compressor under every strategy that takes one: ranks keep one model, and get where they should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+from compress_jobs import STEPS, as_a_hook, in_flight, killed, measured, sent_of_a_gradient, trained
+from compressors import ELSEWHERE, FORMS, NAMED, settings
+from strategy_jobs import SETTINGS, train_run
+from warm import RankError, WarmRanks
+
+from dynbench.analysis.merge import merge_run
+from dynbench.analysis.summary import summarise
+from dynbench.config.load import load_config
+from dynbench.config.rules import check_rules
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.run_launch import create_run
+from dynbench.plugins import STRATEGIES
+from dynbench.runs.columns import read_columns
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+SYNC = ["flat", "overlap", "bucketed", "ddp", "zero1", "fsdp"]
+OTHERS = ["naive", "zero1_torch", "local_sgd", "diloco"]
+NEAR = {"fp16": 0.01, "bf16": 0.03, "int8": 0.1, "qsgd bits=8": 0.1, "threshold threshold=0": 1e-4, "fp8": 0.3}
+"""Forms that hardly leave anything out, and how far from one process's weights they may get in all steps, as a part of
+what the weights moved by."""
+SAMPLE = ["int8", "fp8", "topk ratio=0.3"]
+"""One of every way, with error feedback and without."""
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+    """Four gloo ranks."""
+    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 4)
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
+    """Two gloo ranks for tests that end them."""
+    warm = WarmRanks(tmp_path_factory.mktemp("meet"))
+    yield warm
+    warm.close()
+
+
+def judge(results: list[dict[str, tuple[str, float, float, int]]], sync: str) -> None:
+    first, *others = results
+    for form, (word, apart, moved, sent) in first.items():
+        assert [other[form][0] for other in others] == [word] * len(others), f"{form}: one model on all ranks"
+        assert 0 < moved < 100, f"{form}: trains"
+        assert sent > 0
+        if form in NEAR and STRATEGIES[sync].exact:
+            assert apart < NEAR[form] * moved, f"{form}: {apart} from the weights of one process, {moved} on its way"
+
+
+@pytest.mark.parametrize("sync", SYNC)
+def test_ranks_keep_one_model(ranks: WarmRanks, sync: str) -> None:
+    judge(ranks(trained, sync, SAMPLE, STEPS), sync)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("sync", SYNC)
+def test_ranks_keep_one_model_with_every_compressor(ranks: WarmRanks, sync: str) -> None:
+    judge(
+        ranks(trained, sync, [form for form in (*FORMS, *ELSEWHERE, "sketch ratio=0.3") if form not in SAMPLE], STEPS),
+        sync,
+    )
+
+
+@pytest.mark.parametrize("sync", OTHERS)
+def test_other_strategies_keep_one_model_too(ranks: WarmRanks, sync: str) -> None:
+    judge(ranks(trained, sync, ["int8", "topk ratio=0.3"], 6), sync)
+
+
+@pytest.mark.parametrize("sync", ["bucketed", "zero1", "fsdp"])
+def test_four_ranks_keep_one_model(four: WarmRanks, sync: str) -> None:
+    judge(four(trained, sync, ["int8", "fp8", "topk ratio=0.3", "signsgd error_feedback=false"], 8), sync)
+
+
+def test_what_is_sent_is_so_many_times_less(ranks: WarmRanks) -> None:
+    wanted = {
+        "int8": 3.9,
+        "int8 num_bits=4": 7.8,
+        "fp8": 3.7,
+        "bf16": 1.99,
+        "signsgd": 30,
+        "topk": 40,
+        "randomk ratio=0.25": 3.9,
+    }
+    for shards in (False, True):
+        for found in ranks(sent_of_a_gradient, list(wanted), shards):
+            for form, times in found.items():
+                assert times >= wanted[form], form
+
+
+def test_several_in_flight_come_out_in_order(ranks: WarmRanks) -> None:
+    for found in ranks(in_flight, SAMPLE):
+        assert found == [True] * len(SAMPLE)
+
+
+def test_a_compressor_works_as_a_hook_of_plain_ddp(ranks: WarmRanks) -> None:
+    assert max(ranks(as_a_hook)) < 1e-5
+
+
+@pytest.mark.parametrize(("sync", "form"), [("bucketed", "topk"), ("fsdp", "fp8")])
+def test_a_rank_that_dies_ends_the_others(mortal: WarmRanks, sync: str, form: str) -> None:
+    with pytest.raises(RankError) as ended:
+        mortal(killed, sync, form)
+    assert set(ended.value.errors) == {0, 1}
+    assert ended.value.errors[1] == "ended without a word"
+
+
+SILENT = [name for name, entry in STRATEGIES.items() if not entry.compresses or not entry.trains]
+
+
+@pytest.mark.parametrize("sync", SILENT)
+def test_strategies_that_ask_for_no_means_refuse_by_name(sync: str) -> None:
+    plain = load_config(None, [f"sync.name={sync}"])
+    for name in NAMED:
+        config = plain.model_copy(update={"compress": plain.compress.model_copy(update={"name": name})})
+        (problem,) = check_rules(config, 3 if STRATEGIES[sync].servers else 2)
+        assert problem.startswith(f"compress.name: {name!r} compresses") and sync in problem
+
+
+def test_a_run_says_what_compression_did_and_leaves_whole_steps_out_of_its_ratio(
+    ranks: WarmRanks, tmp_path: Path
+) -> None:
+    store = RunStore(tmp_path / "results")
+    asked = [*SETTINGS, *settings("topk ratio=0.3"), "compress.start_step=2", "launch.nproc=2"]
+    resolved = resolve(load_config(None, asked), this_machine(), store)
+    run = create_run(resolved, store, ())
+    ranks(train_run, str(run.path), resolved.config)
+    rows = pl.read_parquet(merge_run(run).run.path / "merged_metrics.parquet").sort("step", "rank")
+    assert rows["compresses"].to_list() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert {"compress_ms", "index_bytes", "residual_mb"} <= set(read_columns(run.ranks_dir))
+    compressed = rows.filter(pl.col("compresses") == 1)
+    assert (compressed["density"] > 0.29).all() and (compressed["density"] < 0.35).all()
+    assert (compressed["residual_mb"] > 0).all() and (compressed["index_bytes"] > 0).all()
+    ratio = compressed["bytes_raw"].sum() / compressed["bytes_wire"].sum()
+    assert summarise(run)["compression_ratio"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("form", ["topk", "powersgd"])
+def test_the_error_is_measured_now_and_then(ranks: WarmRanks, form: str, shards: bool) -> None:
+    for (first, error), (second, _), (third, last) in ranks(measured, form, shards):
+        assert first == pytest.approx(error, rel=1e-4) and third == pytest.approx(last, rel=1e-4) and error > 0
+        assert second is None

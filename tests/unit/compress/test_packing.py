@@ -1,0 +1,75 @@
+"""Numbers packed to the bit, and indices in few bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynbench.compress.bits import pack, packed_bytes, unpack
+from dynbench.compress.draws import seed_of, some_of
+from dynbench.compress.indices import coding, index_field, read_indices, write_indices
+
+
+@given(bits=st.sampled_from([1, 2, 4, 8]), n=st.integers(0, 70), seed=st.integers(0, 99))
+def test_what_is_packed_comes_back(bits: int, n: int, seed: int) -> None:
+    codes = torch.from_numpy(np.random.default_rng(seed).integers(0, 2**bits, n).astype(np.uint8))
+    packed = torch.empty(packed_bytes(n, bits), dtype=torch.uint8)
+    pack(codes, bits, packed)
+    assert torch.equal(unpack(packed, bits, n), codes)
+    assert sum(int(code) << bits * place for place, code in enumerate(codes)) == int.from_bytes(
+        bytes(packed.tolist()), "little"
+    )
+
+
+@given(n=st.integers(1, 300_000), share=st.floats(0, 1), fewer=st.booleans(), seed=st.integers(0, 99))
+def test_indices_come_back(n: int, share: float, fewer: bool, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    most = min(n, int(share**4 * n))
+    count = most // 2 if fewer else most
+    indices = torch.from_numpy(np.sort(random.choice(n, count, replace=False)))
+    written = torch.empty(index_field(n, most).length, dtype=index_field(n, most).dtype)
+    write_indices(indices, n, most, written)
+    assert torch.equal(read_indices(written, n, most), indices)
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("n", [254, 255, 256, 510, 65534, 65535, 65536, 131070, 1_000_000])
+def test_a_single_index_at_either_end(n: int, place: str) -> None:
+    index = torch.tensor([0 if place == "first" else n - 1])
+    for most in (1, 3, n // 100 + 1, n // 2 + 1):
+        written = torch.empty(index_field(n, most).length, dtype=index_field(n, most).dtype)
+        write_indices(index, n, most, written)
+        assert torch.equal(read_indices(written, n, most), index)
+
+
+@pytest.mark.parametrize(
+    ("share", "form", "bytes_each"), [(0.0005, "delta16", 2.1), (0.01, "delta8", 1.4), (0.2, "bitmap", 0.63)]
+)
+def test_the_smallest_form_is_taken(share: float, form: str, bytes_each: float) -> None:
+    n = 1_000_000
+    assert coding(n, int(share * n)) == form
+    assert index_field(n, int(share * n)).nbytes <= bytes_each * share * n
+
+
+@given(n=st.integers(1, 5000), share=st.floats(0, 1), seed=st.integers(0, 2**62))
+def test_draws_are_different_and_rising(n: int, share: float, seed: int) -> None:
+    k = max(1, int(share * n))
+    found = some_of(n, k, seed, torch.empty(0))
+    assert len(found) == k and bool((found.diff() > 0).all()) and int(found[0]) >= 0 and int(found[-1]) < n
+
+
+def test_every_element_is_as_likely_as_any_other() -> None:
+    draws = 4000
+    for k in (3, 12):  # by drawing again and again, and by a permutation
+        counts = torch.zeros(24)
+        for seed in range(draws):
+            counts[some_of(24, k, seed, counts)] += 1
+        expected, spread = draws * k / 24, (draws * k / 24 * (1 - k / 24)) ** 0.5
+        assert float((counts - expected).abs().max()) < 5 * spread
+
+
+def test_names_made_of_the_same_letters_share_no_seed() -> None:
+    assert len({seed_of(0, name, step) for name in ("ab", "ba", "a", "b") for step in range(50)}) == 200
