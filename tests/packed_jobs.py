@@ -15,10 +15,10 @@ from torch import nn
 from dynbench.config.load import load_config
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Difference, difference
-from dynbench.kernels import use_packed_rows
 from dynbench.plugins import STRATEGIES
 from dynbench.workloads.causal_lm import CausalLanguageModel
 from dynbench.workloads.data import TokenisedData
+from dynbench.workloads.packed import PackedRows
 from dynbench.workloads.text_classification import TextClassification
 
 SAMPLES, LONGEST, STEPS = 60, 12, 10
@@ -35,7 +35,8 @@ class _Tiny:
     def __init__(self, packed: bool) -> None:
         random = np.random.default_rng(4)
         lengths = random.integers(1, LONGEST + 1, size=SAMPLES)
-        self.packed, self.positions, self.eval, self.facts, self._pad_id = packed, None, None, {}, 0
+        self.rows = PackedRows() if packed else None
+        self.positions, self.eval, self.facts, self._pad_id = None, None, {}, 0
         tokens = [random.integers(10, 300, size=length).tolist() for length in lengths]
         self.train = TokenisedData.from_samples(
             tokens, random.integers(0, 3, size=SAMPLES), weights=self.weights(lengths)
@@ -52,7 +53,7 @@ class _Tiny:
     def build_empty_model(self) -> nn.Module:
         with torch.device("meta"):
             model = self.build_padded_model(0).requires_grad_(True)
-        return use_packed_rows(model) if self.packed else model
+        return model if self.rows is None else self.rows.prepare(model)
 
 
 class TinyLanguageModel(_Tiny, CausalLanguageModel):
