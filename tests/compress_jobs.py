@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 
 import torch
@@ -14,11 +15,13 @@ from strategy_jobs import CPU
 from sync_jobs import MODELS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from wire_jobs import MINUTE
 
 from dynbench.compress import CompressedMean, TopK
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.sent_bytes import SentBytes
 from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Case, State, difference, train_alone, train_on_ranks
 from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.plugins import STRATEGIES
@@ -85,6 +88,29 @@ def sent_of_a_gradient(rank: int, forms: Sequence[str], shards: bool) -> dict[st
             compressor(form).mean(channel, flat, segments)
         found[form] = channel.ledger.take().bytes_wire
     return {form: found["none"] / found[form] for form in forms}
+
+
+def counted_over_calculated(rank: int, forms: Sequence[str], shards: bool) -> dict[str, float]:
+    """By form, bytes that the kernel counts of a gradient of 3,000,000 elements over what the wire says of it."""
+    found = {}
+    segments = lay_out([("weight", [2990, 1000]), ("bias", [10_000])])
+    for form in forms:
+        with closing(QueuedWire(Channel.of_its_own(CPU, MINUTE), compressor(form))) as wire:
+            wire.mean(torch.ones(2), lay_out([("first", [2])])).wait()
+            dist.barrier()
+            sent = SentBytes(counts=True)
+            wire.take()
+            flat = torch.randn(3_000_000, generator=torch.Generator().manual_seed(rank))
+            (wire.mean_shard(flat, segments, torch.empty(1_500_000)) if shards else wire.mean(flat, segments)).wait()
+            dist.barrier()
+            counted, traffic = sent.take(), wire.take()
+        assert counted is not None
+        assert sum(call.bytes_wire for call in traffic.calls) == traffic.bytes_wire
+        numbers = [call.number for call in traffic.calls]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert traffic.bytes_raw == flat.nbytes
+        found[form] = counted / traffic.bytes_wire
+    return found
 
 
 def in_flight(rank: int, forms: Sequence[str]) -> list[bool]:

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.runs.columns import Column
+from dynbench.runs.columns import GRAD_REL_ERROR, Column
 from dynbench.wire.channel import Channel
 
 ERROR_COLUMNS: tuple[Column, ...] = (
-    Column(
-        "grad_rel_error",
-        "number",
-        "",
-        "2-norm of the difference of the mean gradient from the uncompressed one, over its norm; of steps in which it "
-        "was measured (compress.error_every), and of what this rank averages where ranks hold shards.",
-    ),
+    GRAD_REL_ERROR,
     Column("grad_cos_sim", "number", "", "Cosine of the angle between the two; likewise."),
     Column("residual_norm", "number", "", "2-norm of what compression has left out so far; likewise."),
 )
@@ -48,7 +42,7 @@ class Error:
             return dict.fromkeys(column.name for column in ERROR_COLUMNS)
         both = (self.exact * self.found) ** 0.5
         return {
-            "grad_rel_error": (self.difference / self.exact) ** 0.5 if self.exact else None,
+            GRAD_REL_ERROR.name: (self.difference / self.exact) ** 0.5 if self.exact else None,
             "grad_cos_sim": self.product / both if both else None,
             "residual_norm": residual_norm,
         }

@@ -99,6 +99,14 @@ CORRECT = Column(
 
 COMPRESSES = Column("compresses", "integer", "", "0 in steps that compress.start_step leaves as they are, else 1.")
 """Of runs that compress; those steps count in no ratio."""
+GRAD_REL_ERROR = Column(
+    "grad_rel_error",
+    "number",
+    "",
+    "2-norm of the difference of the mean gradient from the uncompressed one, over its norm; of steps in which it "
+    "was measured (compress.error_every), and of what this rank averages where ranks hold shards.",
+)
+"""Of the same; where it was measured more was sent than is counted."""
 
 
 def write_columns(folder: Path, columns: Sequence[Column]) -> None:

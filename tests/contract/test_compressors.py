@@ -7,17 +7,28 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from compress_jobs import STEPS, as_a_hook, in_flight, killed, measured, sent_of_a_gradient, trained
+from compress_jobs import (
+    STEPS,
+    as_a_hook,
+    counted_over_calculated,
+    in_flight,
+    killed,
+    measured,
+    sent_of_a_gradient,
+    trained,
+)
 from compressors import ELSEWHERE, FORMS, NAMED, settings
 from strategy_jobs import SETTINGS, train_run
 from warm import RankError, WarmRanks
 
+from dynbench.analysis.checks.communication import BYTES_LIMIT
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summarise
 from dynbench.config.load import load_config
 from dynbench.config.rules import check_rules
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
+from dynbench.engine.rank.sent_bytes import can_count
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.columns import read_columns
 from dynbench.runs.store import RunStore
@@ -98,6 +109,16 @@ def test_what_is_sent_is_so_many_times_less(ranks: WarmRanks) -> None:
         for found in ranks(sent_of_a_gradient, list(wanted), shards):
             for form, times in found.items():
                 assert times >= wanted[form], form
+
+
+@pytest.mark.skipif(not can_count(), reason="the system does not count what a connection sent")
+@pytest.mark.parametrize("shards", [False, True])
+def test_the_kernel_counts_what_the_wire_says_was_sent(ranks: WarmRanks, shards: bool) -> None:
+    forms = ["int8", "fp8", "topk ratio=0.1", "powersgd rank=32", "topk ratio=0.1 error_every=1"]
+    for found in ranks(counted_over_calculated, forms, shards):
+        uncounted = found.pop(forms[-1])
+        assert all(abs(ratio - 1) <= BYTES_LIMIT for ratio in found.values()), found
+        assert uncounted > 1.5, "the measured error is sent past the wire"
 
 
 def test_several_in_flight_come_out_in_order(ranks: WarmRanks) -> None:

@@ -11,7 +11,7 @@ from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import Phase, Synchronised
 from dynbench.engine.rank.turns import Moment
 from dynbench.runs.calls import Call
-from dynbench.runs.columns import COMM_COLUMNS, REPEATED, TURN, Column
+from dynbench.runs.columns import COMM_COLUMNS, GRAD_REL_ERROR, REPEATED, TURN, Column
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.schedule.plan import IntArray, Share
 from dynbench.wire.traffic import Traffic, union_ms
@@ -46,6 +46,9 @@ def extra_values(
         bytes_sent: by the process; None where that is not known.
     """
     strategy = replica.strategy
+    compression = strategy.wire.row()
+    if compression.get(GRAD_REL_ERROR.name) is not None:  # by collectives that are not counted
+        bytes_sent = None
     sent = {
         "comm_ms": traffic.busy_ms,
         "comm_sum_ms": traffic.sum_ms,
@@ -65,7 +68,7 @@ def extra_values(
         **replica.row(),
         **replica.counted(parts),
         **strategy.row(),
-        **strategy.wire.row(),
+        **compression,
     }
 
 
