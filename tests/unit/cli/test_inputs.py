@@ -81,7 +81,7 @@ def test_a_batch_beyond_what_is_left_to_train_on_tells_what_is_held_out(
     assert main([*command, "--json", *sets(), *ten]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert "train.tsv has 10 samples, 1 of which are held out for evaluation" in error["message"]
-    assert "at most 9 or name an evaluation file" in error["hint"]
+    assert "at most 9 over all workers or name an evaluation file" in error["hint"]
     assert not results.exists()
     dry = [*command, "--dry-run"] if command[-1] != "--dry-run" else command
     assert main([*dry, *sets(eval_path="train.tsv"), *ten]) == 0
