@@ -29,6 +29,7 @@ NOT_COMPARED = (
     "memory_mb.available",
     "ranks",
     "together.id",
+    "together.runs",
     "together.arms",
     "together.seed",
     "together.launch",

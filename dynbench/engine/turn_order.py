@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +31,10 @@ class Turns:
     def write(self, folder: Path) -> None:
         """Keep it for the ranks, which read it before they do anything."""
         write_json(folder / TURNS_FILE, asdict(self))
+
+    def facts(self, runs: Sequence[str]) -> dict[str, object]:
+        """What env.json says of a launch that several arms share; `runs` are their ids, in the order of `arms`."""
+        return {"id": runs[0], "runs": list(runs), **asdict(self)}
 
     def building(self) -> list[int]:
         """The order in which the arms are built, as positions in `arms`.

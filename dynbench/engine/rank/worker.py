@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import note_turn
@@ -51,7 +50,7 @@ def _build(
     runs: Sequence[Run], configs: Sequence[Config], turns: Turns | None, context: RankContext, open_loops: ExitStack
 ) -> list[Player]:
     """The arms' loops, in the order of the runs; built in the order that the turns say."""
-    together = None if turns is None else {"id": runs[0].id, "runs": [run.id for run in runs], **asdict(turns)}
+    together = None if turns is None else turns.facts([run.id for run in runs])
     players: dict[int, Player] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     for arm in [0] if turns is None else turns.building():

@@ -14,6 +14,7 @@ from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
 from dynbench.config.load import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
+from dynbench.engine.turn_order import Turns
 from dynbench.runs.atomic import jsonable
 from dynbench.runs.provenance import collect
 
@@ -147,6 +148,16 @@ def test_a_fact_that_env_json_gains_is_compared_without_further_ado(env):
 def test_equal_environments_and_other_moments_are_clean(env, monkeypatch):
     later = changed(env, ("load_average",), flip) | {"collected": "later"}
     assert findings([run_with(env), run_with(later)], [run_with(later)]) == []
+
+
+def test_launches_of_arms_in_turns_differ_in_nothing_but_their_turns(env):
+    names = ["static-1", "packed-1"], ["static-2", "packed-2"]
+    turns = Turns(("static", "packed")), Turns(("static", "packed"), seed=7, launch=1)
+    launches = [run_with(env | {"together": each.facts(runs)}) for each, runs in zip(turns, names, strict=True)]
+    assert findings(launches) == []
+    longer = replace(turns[1], block=8).facts(names[1])
+    (found,) = findings([launches[0], run_with(env | {"together": longer})])
+    assert "env.together.block (1 and 8)" in found.seen
 
 
 def test_ranks_are_told_together_and_apart(env):
