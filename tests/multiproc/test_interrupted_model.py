@@ -45,7 +45,7 @@ def test_what_was_learnt_is_kept_and_read_back(tmp_path: Path) -> None:
 
     assert [path.name for path in (run.path / "model").iterdir()] == ["last"]
     rows = rows_of(run)
-    assert rows.null_count().sum_horizontal().item() == 0
+    assert rows.drop("bytes_sent").null_count().sum_horizontal().item() == 0  # which so small a gradient does not have
     for rank in (0, 1):
         text = run.rank_file(rank).read_text()
         assert text.endswith("\n") and {line.count(",") for line in text.splitlines()} == {rows.width - 1}
