@@ -26,6 +26,7 @@ NOT_COMPARED = (
     "config_digest",
     "plugins",
     "load_average",
+    "clocks",
     "memory_mb.available",
     "ranks",
     "together.id",

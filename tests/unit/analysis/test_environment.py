@@ -146,7 +146,8 @@ def test_a_fact_that_env_json_gains_is_compared_without_further_ado(env):
 
 
 def test_equal_environments_and_other_moments_are_clean(env, monkeypatch):
-    later = changed(env, ("load_average",), flip) | {"collected": "later"}
+    env |= {"clocks": {"offsets_ns": [0, 12]}}
+    later = changed(env, ("load_average",), flip) | {"collected": "later", "clocks": {"offsets_ns": [0, 0, 57]}}
     assert findings([run_with(env), run_with(later)], [run_with(later)]) == []
 
 
