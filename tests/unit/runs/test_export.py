@@ -248,4 +248,4 @@ def test_no_such_file(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[st
 def test_the_kind_is_part_of_the_format(exported: Path) -> None:
     with ZipFile(exported) as file:
         found = json.loads(file.read(MANIFEST))
-    assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 2, MANIFEST)
+    assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 3, MANIFEST)
