@@ -90,7 +90,9 @@ def test_other_strategies_keep_one_model_too(ranks: WarmRanks, sync: str) -> Non
     judge(ranks(trained, sync, ["int8", "topk ratio=0.3"], 6), sync)
 
 
-@pytest.mark.parametrize("sync", ["bucketed", "zero1", "fsdp"])
+@pytest.mark.parametrize(
+    "sync", ["bucketed", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("zero1", "fsdp"))]
+)
 def test_four_ranks_keep_one_model(four: WarmRanks, sync: str) -> None:
     judge(four(trained, sync, ["int8", "fp8", "topk ratio=0.3", "signsgd error_feedback=false"], 8), sync)
 

@@ -27,11 +27,14 @@ pytestmark = pytest.mark.multiproc
 ARMS = {"static": "schedule.mode=static", "prefix": "schedule.policy=prefix", "partition": "schedule.policy=partition"}
 DROPOUT = ("workload.dropout=0.3", "train.eval_every=5")
 """Random numbers are drawn in every step, and the run is evaluated in its middle."""
+OTHER_TURNS = (("torchrun", 3), ("virtual", 1))
 VIRTUAL = ("launch.launcher=virtual", "launch.nproc=1", "launch.world_size=3", "launch.comm_model=0.2,0.01")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "virtual"])
-@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize(
+    ("launcher", "block"),
+    [("torchrun", 1), ("virtual", 3), *(pytest.param(*each, marks=pytest.mark.matrix) for each in OTHER_TURNS)],
+)
 def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block: int) -> None:
     store, more = RunStore(tmp_path), VIRTUAL if launcher == "virtual" else ()
     configs = [load_config(None, [*TINY, *DROPOUT, *more, setting]) for setting in ARMS.values()]

@@ -33,7 +33,10 @@ def _lines(run: Run, rank: int) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-@pytest.mark.parametrize(("sync", "rank", "title"), [("ps", 0, "rank 0 (server)"), ("ps_flat", 2, "rank 2 (worker 2)")])
+@pytest.mark.parametrize(
+    ("sync", "rank", "title"),
+    [("ps", 0, "rank 0 (server)"), pytest.param("ps_flat", 2, "rank 2 (worker 2)", marks=pytest.mark.matrix)],
+)
 def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
     tmp_path: Path, sync: str, rank: int, title: str
 ) -> None:
