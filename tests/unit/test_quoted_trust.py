@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TRIALS = [
@@ -51,3 +52,20 @@ def test_the_texts_say_what_was_found(file: str) -> None:
 
 def test_all_forty_comparisons_are_kept_once() -> None:
     assert [one["number"] for one in TRIALS] == list(range(40))
+
+
+@pytest.mark.parametrize("file", SAYS)
+def test_the_texts_say_how_arms_in_turns_differ_from_arms_apart(file: str) -> None:
+    logs: dict[str, list[float]] = {}
+    lines = (REPOSITORY / "results" / "reference" / "trust" / "equivalence.jsonl").read_text(encoding="utf-8")
+    for line in map(json.loads, lines.splitlines()):
+        logs.setdefault(line["way"], []).extend(line["logs"])
+    turns, apart = np.array(logs["turns of 1"]), np.array(logs["apart"])
+    ends = stats.ttest_ind(turns, apart, equal_var=False).confidence_interval(0.90)
+    found = [f"{100 * math.expm1(log):.1f}" for log in (turns.mean() - apart.mean(), ends.low, ends.high)]
+    text = re.sub(r"\s+", " ", (REPOSITORY / file).read_text(encoding="utf-8"))
+    said = re.search(
+        r"([-\d.]+) % ?\(90 % (?:interval|区间) ([-\d.]+) % (?:to|到) ([-\d.]+) %[;,] ?(?:各 )?(\d+) ", text
+    )
+    assert said is not None
+    assert list(said.groups()) == [*found, str(len(turns))] and len(turns) == len(apart)
