@@ -36,7 +36,7 @@ from dynbench.runs.store import RunStore
 pytestmark = pytest.mark.multiproc
 
 SYNC = ["flat", "overlap", "bucketed", "ddp", "zero1", "fsdp"]
-OTHERS = ["naive", "zero1_torch", "local_sgd", "diloco"]
+OTHERS = [*(pytest.param(name, marks=pytest.mark.matrix) for name in ("naive", "zero1_torch", "local_sgd")), "diloco"]
 NEAR = {"fp16": 0.01, "bf16": 0.03, "int8": 0.1, "qsgd bits=8": 0.1, "threshold threshold=0": 1e-4, "fp8": 0.3}
 """Forms that hardly leave anything out, and how far from one process's weights they may get in all steps, as a part of
 what the weights moved by."""
