@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from dynbench.compress.codec import Codec, Field, Fields, Known
+from dynbench.compress.codec import Known, Whole
 from dynbench.compress.draws import seed_of, uniform
 from dynbench.compress.mean import CompressedMean
 from dynbench.plugins import options_of
@@ -21,24 +21,14 @@ _FRACTION = 16
 """Bits of a float32 that a bfloat16 lacks."""
 
 
-class Fp16(Codec):
+class Fp16(Whole):
     """Rounded to 16 bits; what is above 65504 becomes infinite."""
 
     name = "fp16"
     way = "two_stage"
-    dtype = torch.float16
 
-    def fields(self, n: int, known: Known) -> Fields:
-        """The elements."""
-        return (Field(self.dtype, n),)
-
-    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
-        """Rounded to the nearest."""
-        out[0].copy_(values)
-
-    def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
-        """Exact."""
-        out.copy_(payload[0])
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__(dtype)
 
     def add(self, payload: Sequence[Tensor], known: Known, total: Tensor, factor: float) -> None:
         """Without a copy in between."""
@@ -53,9 +43,9 @@ class Bf16(Fp16):
     """
 
     name = "bf16"
-    dtype = torch.bfloat16
 
     def __init__(self, rounding: Literal["nearest", "stochastic"] = "nearest") -> None:
+        super().__init__(torch.bfloat16)
         self.rounding = rounding
 
     def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:

@@ -20,6 +20,7 @@ from markdown_it.token import Token
 from dynbench.report import TemplateError, templates_dir
 
 _MATHEMATICS = re.compile(r"[_^·=/+−(|…]|^.{1,2}$")
+_LABELLED = re.compile(r"\w+ {2,}\S")
 _SPACE_BEFORE_FULL_WIDTH = re.compile(r"(?<=>) ([，。；：、？！）])")
 """Chinese needs a space after emphasis in Markdown, and none on the page."""
 _SIGN = re.compile(
@@ -61,9 +62,9 @@ def to_html(markdown: str, images: Path, language: str) -> str:
 
 
 def _formula(text: str) -> str:
-    """A displayed formula; where lines are indented, what precedes two spaces becomes a column of labels."""
+    """A displayed formula; where lines are indented, or all labelled, what precedes two spaces is a column of labels."""
     lines = text.splitlines()
-    if not any(line.startswith(" ") for line in lines):
+    if not any(line.startswith(" ") for line in lines) and not all(_LABELLED.match(line) for line in lines):
         return f'<div class="formula">{_typeset(text)}</div>\n'
     pairs = [line.split("  ", 1) if "  " in line else ["", line] for line in lines]
     cells = "".join(f"<span>{_typeset(label)}</span><span>{_typeset(rest.strip())}</span>\n" for label, rest in pairs)

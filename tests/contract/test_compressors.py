@@ -45,14 +45,6 @@ SAMPLE = ["int8", "fp8", "topk ratio=0.3"]
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
-    """Four gloo ranks."""
-    warm = WarmRanks(tmp_path_factory.mktemp("meet"), 4)
-    yield warm
-    warm.close()
-
-
-@pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
     """Two gloo ranks for tests that end them."""
     warm = WarmRanks(tmp_path_factory.mktemp("meet"))

@@ -20,6 +20,7 @@ from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import decide_comm_model
 from dynbench.engine.launching.epochs import decide_steps
+from dynbench.engine.launching.error_feedback import decide_error_feedback
 from dynbench.engine.launching.image_size import decide_image_size
 from dynbench.engine.launching.learning_rate import decide_learning_rate
 from dynbench.engine.launching.model_shape import decide_shape
@@ -112,8 +113,8 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     changes["train.learning_rate"] = decide_learning_rate(config, decisions)
     changes["train.steps"] = decide_steps(config, decisions)
     changes["workload.pad_to_multiple_of"] = _pad_multiple(config, device, decisions)
-    changes |= decide_shape(config, decisions)
-    changes |= decide_image_size(config, decisions)
+    for decide in (decide_shape, decide_image_size, decide_error_feedback):
+        changes |= decide(config, decisions)
     changes |= {f"workload.{name}": value for name, value in own_code_settings(config.workload).items()}
     changes |= _schedule(config, workers, store, decisions)
     resolved = changed(config, changes)
@@ -123,9 +124,7 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
     hardware = device_name(device, machine.gpu_names)
     mismatches = probe_problems(resolved, config, workers, hardware, store.root)
     if config.probe.run == "auto" and machine.ranks_given is not None:
-        problems.append(
-            "probe.run: auto, but torchrun or srun has started the ranks already; probe once, name that run"
-        )
+        problems.append("probe.run: auto, but torchrun or srun has started the ranks; probe once, name that run")
     if problems or mismatches:
         raise ConfigError([*problems, *mismatches], PROBE_AGAIN if mismatches else "")
     return Resolved(resolved, world_size, workers, decisions, hardware)

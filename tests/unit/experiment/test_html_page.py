@@ -36,6 +36,12 @@ def test_an_indented_formula_has_a_column_of_labels(tmp_path: Path) -> None:
     assert "<span></span><span>y</span>" in page
 
 
+def test_lines_that_all_begin_with_a_label_have_a_column_of_labels(tmp_path: Path) -> None:
+    page = to_html("```formula\ntokens       c(S)\nattention    c(S) + 1\n```\n", tmp_path, "en")
+    assert page.count('<span><span class="word">') == 2 and "<span>c(S)</span>" in page
+    assert "columns" not in to_html("```formula\nx_g  y\nc(S)  =  z\n```\n", tmp_path, "en").partition("<body>")[2]
+
+
 def test_images_are_inlined_and_missing_ones_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a b.png").write_bytes(b"\x89PNG")
 

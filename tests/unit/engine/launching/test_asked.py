@@ -62,7 +62,7 @@ def test_a_dynamic_run_on_gpus_probes_first_and_reads_its_settings() -> None:
     assert warned(GPUS, "schedule.mode=dynamic", "probe.gap=0.2", "probe.memory_fraction=0.5") == []
     assert warned(LAPTOP, "schedule.mode=dynamic", "probe.gap=0.2") == ["probe.gap"]
     assert warned(STARTED, "schedule.mode=dynamic", "probe.run=off", "probe.gap=0.2") == ["probe.gap"]
-    with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks already"):
+    with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks"):
         warned(STARTED, "schedule.mode=dynamic", "probe.run=auto")
 
 

@@ -272,7 +272,7 @@ def test_records_of_the_first_version_are_compared_in_what_they_know(store: RunS
 
 def test_a_probe_cannot_be_made_by_ranks_that_run_already(store: RunStore) -> None:
     machine, _ = LAUNCHERS["attached"]
-    with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks already"):
+    with pytest.raises(ConfigError, match=r"probe\.run: auto, but torchrun or srun has started the ranks"):
         decide(store, machine, *CPU, "probe.run=auto", "schedule.mode=dynamic")
 
 

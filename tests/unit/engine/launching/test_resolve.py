@@ -11,6 +11,8 @@ from dynbench.config.load import load_config
 from dynbench.engine.launching.ranks_given import ranks_from_environment
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve
 from dynbench.errors import ConfigError, RunLookupError, UsageError
+from dynbench.plugins import COMPRESSORS, options_of
+from dynbench.plugins.compressor_options import FeedbackOptions
 from dynbench.runs.store import RunStore
 
 LAPTOP = Machine(cores=2, gpus=0, bf16=False)
@@ -65,6 +67,16 @@ def test_the_step_size_fits_the_weights_unless_it_is_given(weights: str, rate: f
     assert "train.learning_rate" not in given.decisions
     same = decide(LAPTOP, f"workload.weights={weights}", f"train.learning_rate={rate}")
     assert config_digest(same.config) == config_digest(decided.config)
+
+
+def test_what_a_compressor_leaves_out_is_kept_where_it_is_much() -> None:
+    for name in (name for name, entry in COMPRESSORS.items() if entry.reads("error_feedback")):
+        decided = decide(SERVER, f"compress.name={name}")
+        kept = options_of(decided.config.compress, FeedbackOptions).error_feedback
+        assert kept is COMPRESSORS[name].feedback is decided.decisions["compress.error_feedback"]["value"]
+    given = decide(SERVER, "compress.name=topk", "compress.error_feedback=false")
+    assert options_of(given.config.compress, FeedbackOptions).error_feedback is False
+    assert "compress.error_feedback" not in given.decisions
 
 
 def test_policy_of_a_mode() -> None:
