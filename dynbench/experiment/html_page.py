@@ -62,7 +62,7 @@ def to_html(markdown: str, images: Path, language: str) -> str:
 
 
 def _formula(text: str) -> str:
-    """A displayed formula; where lines are indented, or all labelled, what precedes two spaces is a column of labels."""
+    """A displayed formula; where lines are indented, or all labelled, what precedes two spaces is a label column."""
     lines = text.splitlines()
     if not any(line.startswith(" ") for line in lines) and not all(_LABELLED.match(line) for line in lines):
         return f'<div class="formula">{_typeset(text)}</div>\n'
