@@ -14,17 +14,19 @@ from compressors import compressor, settings
 from strategy_jobs import CPU
 from sync_jobs import MODELS
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from wire_jobs import MINUTE
 
 from dynbench.compress import CompressedMean, TopK
+from dynbench.compress.torch_hook import Fp16Torch
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.sent_bytes import SentBytes
 from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Case, State, difference, train_alone, train_on_ranks
 from dynbench.engine.rank.wiring import build_strategy, session
-from dynbench.plugins import STRATEGIES
+from dynbench.plugins import COMPRESSORS, STRATEGIES
 from dynbench.wire.channel import Channel
 from dynbench.wire.queued import QueuedWire
 from dynbench.wire.segment import lay_out
@@ -157,6 +159,32 @@ def as_a_hook(rank: int) -> float:
     (sum(module(each).square().sum() for each in inputs) / 2).backward()
     wanted = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
     return float((found - wanted).abs().max())
+
+
+def half_precision(rank: int) -> tuple[bool, dict[str, tuple[float, int]]]:
+    """Whether torch's hook gives DistributedDataParallel's gradients what `fp16_torch` makes of them, to the bit.
+
+    And of a gradient by compressor: how far the mean is from the exact one, and the bytes sent.
+    """
+    torch.manual_seed(0)
+    module, inputs = nn.Linear(40, 30), torch.randn(2, 5, 40)
+    module(inputs[rank]).square().sum().backward()
+    own = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    module.zero_grad()
+    ddp = DistributedDataParallel(module)
+    ddp.register_comm_hook(None, fp16_compress_hook)
+    ddp(inputs[rank]).square().sum().backward()
+    theirs = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    Fp16Torch().mean(Channel(device=CPU), own, lay_out([("weight", [30, 40]), ("bias", [30])]))
+    found = {}
+    for name in ("fp16_torch", "fp16"):
+        config, channel = load_config(None, [f"compress.name={name}"]), Channel(device=CPU)
+        flat = torch.randn(4000, generator=torch.Generator().manual_seed(rank))
+        exact = flat / 2
+        dist.all_reduce(exact)
+        COMPRESSORS[name].load()(config.compress).mean(channel, flat, lay_out([("weight", [40, 100])]))
+        found[name] = (float((flat - exact).abs().max()), channel.ledger.take().bytes_wire)
+    return torch.equal(own, theirs), found
 
 
 def killed(rank: int, sync: str, form: str) -> None:

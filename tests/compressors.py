@@ -52,8 +52,10 @@ FORMS = (
     "threshold+fp16",
 )
 """Compressors with their options."""
-ELSEWHERE = ("powersgd", "sketch")
-"""Those with collectives of their own, which have files of tests of their own."""
+OWN = ("powersgd", "gradiveq slice_elements=8 components=3 refresh_every=3", "sketch ratio=0.1")
+"""Those of ours with collectives of their own, which have files of tests of their own."""
+ELSEWHERE = (*(form.split()[0] for form in OWN), "fp16_torch")
+"""Names of compressors that are made of no codec."""
 NAMED = [name for name, entry in COMPRESSORS.items() if entry.compresses]
 
 

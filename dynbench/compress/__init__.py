@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dynbench.compress.cast import Bf16, Fp16
     from dynbench.compress.codec import Codec, Known, Payload, Whole
     from dynbench.compress.fp8 import Fp8
+    from dynbench.compress.gradiveq import GradiVeq
     from dynbench.compress.int8 import Int8
     from dynbench.compress.mean import CompressedMean
     from dynbench.compress.natural import Natural
@@ -41,6 +42,7 @@ _MODULES = {
     "CompressedMean": "mean",
     "Fp8": "fp8",
     "Fp16": "cast",
+    "GradiVeq": "gradiveq",
     "Int8": "int8",
     "Known": "codec",
     "Natural": "natural",
@@ -64,6 +66,7 @@ __all__ = [
     "CompressedMean",
     "Fp8",
     "Fp16",
+    "GradiVeq",
     "Int8",
     "Known",
     "Natural",

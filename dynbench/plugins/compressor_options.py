@@ -93,6 +93,17 @@ class PowerSgdOptions(CompressionOptions):
     """Columns of the narrow matrices."""
 
 
+class GradiVeqOptions(CompressionOptions):
+    """Of slices along their principal directions."""
+
+    slice_elements: PositiveInt = 64
+    """Neighbouring elements of a parameter that are projected together."""
+    components: PositiveInt = 16
+    """Directions that are sent of each slice; fewer than it has elements."""
+    refresh_every: PositiveInt = 20
+    """Averages of a parameter between two searches for its directions."""
+
+
 class QsgdOptions(ContractiveOptions):
     """Of levels in buckets."""
 
