@@ -19,7 +19,7 @@ def moments(config: Config) -> int:
 def copies_held(config: Config, ranks: Ranks, *, in_step: bool = False) -> float:
     """Of a rank that trains: weights, gradients, the optimizer's moments, and what the strategy keeps besides.
 
-    What a compressor left out is not among them, as a probe's trials send nothing: see `residuals_held`.
+    What a compressor keeps is not among them: see `residuals_held`.
 
     Args:
         config: its strategy and optimizer.
@@ -58,5 +58,5 @@ def held_said(config: Config, ranks: Ranks) -> str:
     if entry.moments == "served":
         said += ", and the server the optimizer's state"
     if COMPRESSORS.find(config.compress.name).compresses:
-        said += f"; what compress.name {config.compress.name} keeps is left out"
+        said += f"; and what compress.name {config.compress.name} keeps"
     return said

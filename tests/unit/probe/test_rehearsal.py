@@ -54,12 +54,14 @@ def workload() -> Workload:
     return build_workload(config_of("ddp"))
 
 
-def config_of(name: str) -> Config:
-    return load_config(None, [*SETTINGS, f"sync.name={name}"])
+def config_of(name: str, form: str = "none") -> Config:
+    compressor, *options = form.split()
+    asked = (f"compress.name={compressor}", *(f"compress.{option}" for option in options))
+    return load_config(None, [*SETTINGS, f"sync.name={name}", *asked])
 
 
-def trial_of(name: str, workload: Workload, group: dist.ProcessGroup) -> TrialStep:
-    config = config_of(name)
+def trial_of(name: str, workload: Workload, group: dist.ProcessGroup, form: str = "none") -> TrialStep:
+    config = config_of(name, form)
     return TrialStep(config, workload, CPU, None, partial(rehearsed, config, 1, WORKERS, group))
 
 
@@ -95,6 +97,47 @@ def test_a_trial_holds_what_the_registry_says_of_so_many_ranks(
     servers = STRATEGIES[name].servers
     wanted = copies_held(config_of(name), ranks_under(name, WORKERS + servers)) * 4 * trial.gradient_numel
     assert seen[0] == pytest.approx(wanted, rel=0.12), f"{seen[0] / (4 * trial.gradient_numel):.2f} copies"
+
+
+KEEPS = {
+    "topk": (1.0, 1.2),
+    "topk start_step=9": (1.0, 1.2),
+    "topk error_feedback=false": (0.0, 0.2),
+    "powersgd rank=4": (1.0, 1.2),
+    "gradiveq": (1.0, 1.1),
+    "fp8 error_feedback=true": (1.25, 2.3),
+    "fp16_torch": (0.0, 0.1),
+}
+"""By form, copies of the parameters that its residuals and last results take, and those with what it has sent."""
+
+
+TRIED = [("bucketed", "topk start_step=9"), ("fsdp", "fp8 error_feedback=true"), ("diloco", "gradiveq")]
+"""In `make test`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=() if (name, form) in TRIED else pytest.mark.matrix)
+        for name in ("bucketed", "ddp", "fsdp", "diloco")
+        for form in KEEPS
+    ],
+)
+def test_a_trial_holds_what_the_compressor_keeps(
+    name: str, form: str, workload: Workload, group: dist.ProcessGroup
+) -> None:
+    def held(compressor: str) -> float:
+        before = held_bytes()
+        trial = trial_of(name, workload, group, compressor)
+        for _ in range(2):
+            trial.step(2, 16)
+        return (held_bytes() - before) / (4 * trial.gradient_numel)
+
+    least, most = KEEPS[form]
+    if name == "fsdp" and form.startswith("fp8"):
+        least = 1.0  # no rank gives a mean to the others
+    assert 0.95 * least - 0.02 <= held(form) - held("none") <= most
 
 
 @pytest.mark.slow
