@@ -18,7 +18,7 @@ from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 Mode = Literal["interleaved", "apart"]
 Groups = tuple[tuple[str, ...], ...]
 
-MOST_TOGETHER = 16
+MOST_TOGETHER = 20
 """Arms of one launch: each has process groups, threads and a replica that rest while the others run."""
 OFTEN = 5
 """Steps between evaluations below which too little is left: in a shared launch, the step after each does not count."""

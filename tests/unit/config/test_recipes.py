@@ -13,6 +13,7 @@ from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load
 from dynbench.errors import ConfigError, UsageError
 
 SHIPPED = [
+    "compression",
     "custom_workload",
     "first_steps",
     "hf_peers",
