@@ -21,7 +21,8 @@ from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
 from dynbench.analysis.page import metric_rows, summary_markdown
 from dynbench.analysis.pairwise import ArmPair, compare_pairs
 from dynbench.analysis.questions.base import Question
-from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord
+from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
+from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
@@ -51,6 +52,7 @@ class Report:
         arms: the runs grouped; the first is the baseline.
         comparisons: one per further arm.
         pairs: every arm against every later one.
+        scaling: of arms with unequal numbers of workers.
         findings: of the checks.
         folder: where figures and tables over all runs are: the run itself, or an entry of the registry.
         figures: PNG files.
@@ -62,6 +64,7 @@ class Report:
     arms: tuple[Arm, ...]
     comparisons: tuple[Comparison, ...]
     pairs: tuple[ArmPair, ...]
+    scaling: tuple[ScalingRecord, ...]
     findings: tuple[Finding, ...]
     folder: Run
     figures: tuple[Path, ...]
@@ -87,6 +90,7 @@ class Report:
             ],
             comparisons=[comparison.record(*place) for comparison in self.comparisons],
             pairs=[pair.record(*place) for pair in self.pairs],
+            scaling=list(self.scaling),
             checks=list(self.findings),
             figures=[str(path) for path in self.figures],
             files=[str(path) for path in self.files],
@@ -173,6 +177,7 @@ def analyze_runs(
         arms=tuple(grouped),
         comparisons=tuple(comparisons),
         pairs=tuple(pairs),
+        scaling=tuple(scaling_of(grouped, summaries, terms.question.unit, settings.confidence, first)),
         findings=tuple(findings),
         folder=entry,
         figures=tuple(path for path in drawn if path.suffix == ".png"),

@@ -18,6 +18,7 @@ from dynbench.analysis.questions import find_question, not_comparable
 from dynbench.analysis.questions.base import SAMPLES, Differences, Question, Unit
 from dynbench.analysis.record import ComparisonRecord, Level
 from dynbench.analysis.recovery import Recovery, recovery
+from dynbench.analysis.scaling import efficiency_of
 from dynbench.analysis.speedup import speedup_of, unit_of
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.summary import Summary, summary_of
@@ -47,7 +48,7 @@ class Comparison:
             losses are finite.
         loss_drift: part by which the candidate's mean training loss is above the baseline's, where it is finite.
         weights_max_diff: largest difference of their last weights, relative to the largest, where both kept these.
-        efficiency: of ranks, against the arm with the fewest; None for other questions.
+        efficiency: of workers, against the arm of its strategy with the fewest; None for other questions.
         improvement_percent: by metric key, means over launches.
         predicted: speed-up that the probe behind a run predicted, None without one.
         leak: of which arm, and how, samples of a row see each other; None where none do.
@@ -207,16 +208,6 @@ def _noise(one: Arm, other: Arm, confidence: float, unit: Unit, first: int | Non
     return speedup_of(pairs, unit, confidence, first).noise if pairs and alike(pairs) else 0.0
 
 
-def _efficiency(terms: Terms, candidate: Arm) -> float | None:
-    """What each of the candidate's ranks gives, as part of what each of the fewest does; None where nothing pairs."""
-    smallest = min(terms.arms, key=lambda arm: arm.runs[0].world_size)
-    pairs = pair_launches(smallest, candidate).pairs
-    if not pairs:
-        return None
-    few, many = (run.world_size for run in pairs[0])
-    return terms.speedup(pairs).estimate * few / many
-
-
 def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     """Compares two of the arms.
 
@@ -265,7 +256,7 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
         loss_drift=loss_drift(pairs) if trained else None,
         weights_max_diff=weights_difference(pairs) if level == "step" else None,
-        efficiency=_efficiency(terms, candidate) if scales else None,
+        efficiency=efficiency_of(candidate, terms.arms, unit, confidence, terms.first) if scales else None,
         improvement_percent=improvements(before, after),
         predicted=predicted_speedup(*pairs[0]) if question.plans else None,
         recovery=recovery(pairs, level) if question.plans and not (same or forbidden or leak) else None,

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from dynbench.analysis import ranking, tables
 from dynbench.analysis.comparison import Comparison
+from dynbench.analysis.crowding import load_of
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.operations_table import operations_table
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
 from dynbench.analysis.profile import profile_table
+from dynbench.analysis.scaling_table import scaling_table
 from dynbench.analysis.timed import timed_table
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste_table import waste_table
@@ -44,17 +46,20 @@ def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True
 
 
 def further_tables(report: Report) -> list[Table]:
-    """Where each arm's step time goes beyond its ideal, what its communication is, and its profile, as far as known."""
+    """How the arms scale, where step time goes beyond its ideal, what communication is, and the profiles."""
     launches = {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms}
     several = len(report.arms) > 1
     profiles = (
         profile_table(summaries[0]["profile"], label if several else "") for label, summaries in launches.items()
     )
-    return [
-        table
-        for table in (waste_table(launches), timed_table(launches), operations_table(launches), *profiles)
-        if table
-    ]
+    shown = (
+        scaling_table(report.scaling),
+        waste_table(launches),
+        timed_table(launches),
+        operations_table(launches),
+        *profiles,
+    )
+    return [table for table in shown if table]
 
 
 def arm_records(report: Report) -> list[dict[str, object]]:
@@ -72,10 +77,14 @@ def metric_rows(report: Report, metrics: Sequence[Metric] = METRICS) -> tables.R
     return tables.summary_rows(_values(report), gains, metrics)
 
 
-def virtual_note(report: Report) -> str:
-    """What the numbers of virtual ranks rest on; empty for real ones."""
+def rank_notes(report: Report) -> list[str]:
+    """What the numbers of virtual ranks rest on, and which arms have more threads than cores."""
     virtual = next((run.facts for run in report.runs if run.facts.virtual), None)
-    return tables.virtual_note(virtual.comm_model) if virtual else ""
+    loads = {arm.label: load_of(arm.runs[0].facts) for arm in report.arms}
+    return [
+        *([tables.virtual_note(virtual.comm_model)] if virtual else []),
+        *(tables.oversubscribed_note(name, load) for name, load in loads.items() if load and load.oversubscribed),
+    ]
 
 
 def verdict_lines(comparisons: Sequence[Comparison]) -> list[str]:
@@ -106,7 +115,7 @@ def summary_markdown(report: Report) -> str:
             *verdicts,
             *(table.markdown() for table in (*metric_tables(report), *further_tables(report))),
             f"Means over launches. {tables.LEGEND}",
-            *([note] if (note := virtual_note(report)) else []),
+            *rank_notes(report),
             *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),
             "## Checks",
             tables.findings_markdown(report.findings) + "\n",

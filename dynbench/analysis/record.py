@@ -39,7 +39,7 @@ class ComparisonRecord(Record):
     path: str = ""
     """Its folder."""
     question: str = DEFAULT.name
-    """What is asked: schedule, sync, compress, precision, scaling, levers or steps."""
+    """What is asked: schedule, sync, compress, precision, scaling, levers, steps or topology."""
     unit: str = TOKENS.name
     """What `speedup` is seconds per one of."""
     baseline: str
@@ -75,7 +75,7 @@ class ComparisonRecord(Record):
     overhead_share: float | None = None
     """The part of the slowest rank's compute that does not grow with its tokens."""
     efficiency: float | None = None
-    """Of the question scaling: speed-up over the arm with the fewest ranks, by how many times as many ranks it has."""
+    """Where numbers of ranks are compared: the candidate's in `scaling` of the analysis."""
     noise_threshold: float = 0.02
     """Differences below it are none."""
     launches: int
@@ -119,6 +119,51 @@ class PairRecord(ComparisonRecord):
     """Name of the arm told apart as the faster one, by a `p_holm` below 1 - `confidence`; null where none is."""
 
 
+Kind = Literal["reference", "strong", "weak"]
+
+
+class ScalingRecord(Record):
+    """What an arm gives of what its ranks would at the efficiency of the fewest."""
+
+    arm: str
+    """Name of the arm."""
+    strategy: str
+    """What brings its gradients together."""
+    kind: Kind
+    """`strong`: the global batch of `against`; `weak`: each worker has the share of a worker of it; `reference`: arms
+    of its strategy are held against it."""
+    against: str
+    """Name of the arm of the same strategy with the fewest workers; its own where it has these."""
+    workers: int
+    """Ranks that train."""
+    world_size: int
+    """All ranks, those that serve them among these."""
+    oversubscribed: bool | None = None
+    """Whether the computing threads of a node's ranks are more than its cores; null of devices, or where not known."""
+    global_batch: int
+    """Samples per step."""
+    units_per_s: float
+    """Work in a second, in the `unit` of the comparisons: mean over launches."""
+    speedup: float
+    """Seconds per unit of `against` over the arm's; 1 of a reference."""
+    ci95: tuple[float, float] | None = None
+    """Low and high end of its interval at the confidence of the comparisons; null for one pair."""
+    efficiency: float
+    """The speed-up by how many times as many workers it has."""
+    efficiency_of_ranks: float
+    """The same by all ranks, those that serve included."""
+    step_ms: float | None = None
+    """Step time, mean over launches."""
+    comm_ms: float | None = None
+    """Of a worker's step, in which a collective or a message of it was under way; null where that is not timed."""
+    comm_share: float | None = None
+    """The same as a part of the step."""
+    exposed_comm_ms: float | None = None
+    """What even the last worker to arrive spends in synchronising."""
+    gb_per_s: float | None = None
+    """Effective bandwidth: what a worker sent by the formula, over `comm_ms`, waiting included, GB/s."""
+
+
 class RunRecord(Record):
     """A run of an analysis."""
 
@@ -158,6 +203,8 @@ class AnalysisRecord(Record):
     """One per further arm."""
     pairs: list[PairRecord] = Field(default_factory=list)
     """Every arm against every later one."""
+    scaling: list[ScalingRecord] = Field(default_factory=list)
+    """How the arms scale, strategy by strategy; empty where all have as many workers."""
     checks: list[Finding] = Field(default_factory=list)
     """What the checks found."""
     figures: list[str] = Field(default_factory=list)
@@ -173,6 +220,7 @@ class AnalysisRecord(Record):
             "comparison": comparisons[0] if comparisons else None,
             "comparisons": comparisons,
             "pairs": [item.model_dump() for item in self.pairs],
+            "scaling": [item.model_dump() for item in self.scaling],
             "checks": [finding.as_dict() for finding in self.checks],
             "figures": self.figures,
             "files": self.files,

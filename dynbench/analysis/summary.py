@@ -18,6 +18,7 @@ import polars as pl
 from dynbench.analysis import tables
 from dynbench.analysis.communication import communication_of
 from dynbench.analysis.comparability import fact
+from dynbench.analysis.crowding import Load, load_of, oversubscribed
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.epochs import epochs_of
 from dynbench.analysis.finding import Finding
@@ -83,7 +84,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
         f"# {merged.label}",
         table,
         *(each.markdown() for each in shown if each),
-        _footnote(summary),
+        _footnote(summary, load_of(merged.facts)),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
     ]
     findings = _recorded_findings(folder)
@@ -105,6 +106,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "comm_model_said": facts.comm_model.record() if facts.comm_model is not None else None,
         "world_size": merged.world_size,
         "workers": merged.workers,
+        "oversubscribed": oversubscribed(facts),
         "global_batch": facts.config.train.global_batch,
         "steps": steps.height,
         "warmup_steps": merged.steps.height - steps.height - merged.settling,
@@ -227,11 +229,13 @@ def _recorded_findings(folder: Path) -> list[Finding] | None:
         return None
 
 
-def _footnote(summary: Mapping[str, object]) -> str:
+def _footnote(summary: Mapping[str, object], load: Load | None) -> str:
     lines = [tables.LEGEND]
     missing = summary["missing"]
     if isinstance(missing, list) and missing:
         lines.append(f"**Partial run:** {'; '.join(str(item) for item in missing)}.")
     if summary["launcher"] == "virtual":
         lines.append(tables.virtual_note(summary["comm_model"]))
+    if load is not None and load.oversubscribed:
+        lines.append(tables.oversubscribed_note("the run", load))
     return "\n\n".join(lines)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from dynbench.analysis.crowding import MARK, Load
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.metrics import METRICS, Metric, lookup
 from dynbench.table_text import Table, pipes
@@ -104,6 +105,14 @@ def markdown(rows: Rows, improvements: int = 0) -> str:
 def virtual_note(comm_model: object) -> str:
     """What numbers of virtual ranks rest on, to stand with every table of them."""
     return f"Ranks are virtual: measured one after another on one device. Communication: {comm_model}."
+
+
+def oversubscribed_note(arm: str, load: Load) -> str:
+    """That the ranks of an arm share cores, to stand with every table of them."""
+    return (
+        f"{MARK.capitalize()}: {arm} has {load.ranks} ranks of {load.threads} threads each on {load.cores} cores; "
+        "its times are also of ranks that wait for a core."
+    )
 
 
 def findings_markdown(findings: Sequence[Finding]) -> str:

@@ -154,13 +154,13 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         further_tables,
         metric_tables,
         overview_table,
-        virtual_note,
+        rank_notes,
     )
 
     first = overview_table(report)
     tables = [*([first] if first else []), *metric_tables(report, fits), *further_tables(report)]
     print_results(tables, arm_records(report))
-    if note := virtual_note(report):
+    for note in rank_notes(report):
         print_line(f"\n{note}")
     for run in report.runs:
         if run.partial:

@@ -24,6 +24,6 @@ def question_option(function: Callable[..., object]) -> Callable[..., object]:
         "--question",
         metavar="NAME",
         help="What is compared: schedule, sync, compress, precision, scaling, levers (several at once), steps (packing "
-        "or fewer).  "
+        "or fewer), topology (all-reduce or server).  "
         "[default: found from what the arms differ in]",
     )(function)

@@ -100,6 +100,9 @@ def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
     print_line(f"run       {plan.run_path}")
 
 
+SHARED = " Oversubscribed: there are more computing threads than cores, so that ranks wait for a core too."
+
+
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.data_facts import read_data
     from dynbench.analysis.tables import LEGEND, readable, summary_rows
@@ -112,7 +115,7 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     if summary is not None:
         header, cells = readable(summary_rows({run.label: summary}))
         print_table(header, cells)
-        print_line(f"\n{LEGEND}{_virtual_note(run)}\n")
+        print_line(f"\n{LEGEND}{_virtual_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
         for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
             print_line(f"{word:<9}{sentence}")
     print_line(f"run      {run.path}")

@@ -9,11 +9,12 @@ from dynbench.analysis.finding import Finding
 from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.ranking import ranking
 from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.scaling_table import ranks_text, scaling_table
 from dynbench.analysis.tables import format_value
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.formats import NBSP, interval, number, percent, ratio, saved_hours
+from dynbench.experiment.formats import NBSP, interval, percent, ratio, saved_hours
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
-from dynbench.experiment.subject import Json, Member, Subject, mean_of
+from dynbench.experiment.subject import Json, Member, Subject
 from dynbench.report import Template, table
 from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
 from dynbench.units import format_count, format_ms
@@ -44,7 +45,7 @@ def settings_table(subject: Subject, template: Template) -> str:
         **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in SETTINGS.items()},
         "dropout": dropout(subject, template),
         **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
-        "world_size": _counts(members, "world_size"),
+        "world_size": distinct(_ranks(member, template) for member in members),
         **({"workers": _counts(members, "workers")} if any(_serves(member.summary) for member in members) else {}),
         "launcher": ranks_kind(subject, template),
         "steps": _counts(members, "steps"),
@@ -117,27 +118,10 @@ def pairs_table(subject: Subject, template: Template) -> str:
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=3) if rows else ""
 
 
-def scaling_table(subject: Subject, template: Template) -> str:
-    """One line per arm with its ranks: throughput, speed-up, efficiency; empty for other questions."""
-    first = next((item for item in subject.comparisons if item.efficiency is not None), None)
-    if first is None or first.efficiency is None:
-        return ""
-    found = {item.candidate: (item.speedup, item.efficiency) for item in subject.comparisons}
-    ranks = {name: mean_of(members, "world_size") for name, members in subject.arms.items()}
-    grown = (ranks.get(first.candidate) or 1) / (ranks[subject.baseline] or 1)
-    found[subject.baseline] = 1.0, first.efficiency / first.speedup * grown
-    rows = [
-        [
-            name,
-            number(ranks[name]) or "",
-            *(number(mean_of(members, key)) or "" for key in ("global_batch", "throughput_tokens_per_s.mean")),
-            ratio(found[name][0]) or "",
-            percent(found[name][1]) or "",
-        ]
-        for name, members in subject.arms.items()
-    ]
-    columns = ("arm", "world_size", "global_batch", "tokens_per_s", "speedup", "efficiency")
-    return table([template.label(f"headings.{column}") for column in columns], rows)
+def scaled(subject: Subject, template: Template) -> str:
+    """How the arms scale, strategy by strategy; empty where all have as many workers."""
+    found = scaling_table(subject.scaling, template.label)
+    return found.markdown(whole=True) if found else ""
 
 
 def checks_table(checks: Sequence[Finding], template: Template) -> str:
@@ -262,6 +246,12 @@ def _machine(members: Sequence[Member], template: Template) -> dict[str, str | N
 def _counts(members: Sequence[Member], key: str) -> str | None:
     counts = (lookup(member.summary, key) for member in members)
     return distinct(format_count(count) for count in counts if count is not None)
+
+
+def _ranks(member: Member, template: Template) -> str | None:
+    """The number of ranks, marked where they share cores."""
+    count, shared = lookup(member.summary, "world_size"), bool(member.summary.get("oversubscribed"))
+    return None if count is None else ranks_text(int(count), int(count), shared, template.label)
 
 
 def _serves(summary: Json) -> bool:

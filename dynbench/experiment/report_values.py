@@ -102,6 +102,7 @@ def _arms(subject: Subject, template: Template) -> Values:
         "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
         "analysis.first_stage": next((str(item.first_stage) for item in subject.comparisons if item.first_stage), None),
         "analysis.pairs": str(sum(pair.p_holm is not None for pair in subject.pairs)),
+        "arms.oversubscribed": ", ".join(f"`{name}`" for name in subject.oversubscribed),
         "baseline.name": f"`{subject.baseline}`",
         "baseline.launches": str(len(members)),
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
@@ -146,7 +147,7 @@ def _tables(sources: Sources) -> Values:
         "table.greedy": tables.greedy_table(solved.results if solved else (), template),
         "table.runs": tables.runs_table(subject, template),
         "table.pairs": tables.pairs_table(subject, template),
-        "table.scaling": tables.scaling_table(subject, template),
+        "table.scaling": tables.scaled(subject, template),
         "checks.count": str(len(subject.checks or ())),
         "table.steps": steps_answers.steps_table(subject, template),
         "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
@@ -213,7 +214,9 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
         "say.greedy": "solve.greedy" if values["table.greedy"] else None,
     }
-    return {name: substitute(template, template.label(key), values) if key else "" for name, key in chosen.items()}
+    said = {name: substitute(template, template.label(key), values) if key else "" for name, key in chosen.items()}
+    shared = substitute(template, template.label("ranks.oversubscribed"), values) if subject.oversubscribed else ""
+    return {**said, "say.virtual": " ".join(part for part in (said["say.virtual"], shared) if part)}
 
 
 def _claim(subject: Subject) -> str:

@@ -14,7 +14,14 @@ from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.questions import DEFAULT, question_named
 from dynbench.analysis.questions.base import Question
-from dynbench.analysis.record import COMPARISON_FILE, ComparisonRecord, PairRecord, RunRecord, read_analysis
+from dynbench.analysis.record import (
+    COMPARISON_FILE,
+    ComparisonRecord,
+    PairRecord,
+    RunRecord,
+    ScalingRecord,
+    read_analysis,
+)
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.digest import flatten
@@ -67,6 +74,7 @@ class Subject:
         probes: probe run to its record and configuration, of those that the runs used.
         question: what is asked of the arms; what a single run is reported for.
         pairs: every arm against every later one; none in records of earlier versions.
+        scaling: how the arms scale; none where all have as many workers, and in records of earlier versions.
     """
 
     run: Run
@@ -78,6 +86,7 @@ class Subject:
     probes: Mapping[str, Json] = field(default_factory=dict)
     question: Question = DEFAULT
     pairs: Sequence[PairRecord] = ()
+    scaling: Sequence[ScalingRecord] = ()
 
     @property
     def baseline(self) -> str:
@@ -98,6 +107,11 @@ class Subject:
     def virtual(self) -> bool:
         """Whether the ranks of a run were virtual."""
         return any(member.summary.get("launcher") == "virtual" for member in self.members)
+
+    @property
+    def oversubscribed(self) -> list[str]:
+        """Names of the arms of which ranks of a run share cores."""
+        return [name for name, arm in self.arms.items() if any(one.summary.get("oversubscribed") for one in arm)]
 
     @property
     def best(self) -> ComparisonRecord | None:
@@ -200,6 +214,7 @@ def _compared(store: RunStore, run: Run) -> Subject:
         _probes(kept, [member for arm in arms.values() for member in arm]),
         DEFAULT if record.question is None else question_named(record.question),
         record.pairs,
+        record.scaling,
     )
 
 

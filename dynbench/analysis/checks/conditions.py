@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
-from dynbench.analysis.comparability import device_names, fact
+from dynbench.analysis.crowding import load_of
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.stats import relative_drift, robust_z
 from dynbench.errors import RecordError
@@ -80,12 +80,9 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
     """The first run with more threads on CPU than cores: ranks then wait for the system's scheduler, not each other."""
     for run in evidence.runs:
-        launch, cores = run.facts.config.launch, fact(run.facts.env, "cpu_cores.usable")
-        threads, ranks = launch.threads, launch.nproc
-        on_cpu = device_names(run.facts.env) is None
-        if not (on_cpu and isinstance(cores, int) and isinstance(threads, int) and isinstance(ranks, int)):
-            continue
-        if threads * (1 if run.facts.virtual else ranks) > cores:
+        load = load_of(run.facts)
+        if load is not None and load.oversubscribed:
+            ranks, threads, cores = load.ranks, load.threads, load.cores
             fewer_ranks = ranks > cores or threads == 1
             setting, number = ("nproc", max(1, cores // threads)) if fewer_ranks else ("threads", cores // ranks)
             values = {"run": run.label, "ranks": ranks, "threads": threads, "cores": cores, "number": number}

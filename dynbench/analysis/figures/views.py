@@ -9,6 +9,7 @@ from functools import cached_property
 import polars as pl
 import polars.selectors as cs
 
+from dynbench.analysis.crowding import MARK, oversubscribed
 from dynbench.analysis.merge import MergedRun
 
 
@@ -76,6 +77,8 @@ def _counts(arms: Sequence[ArmView]) -> str:
     launches = sorted({len(arm.runs) for arm in arms})
     steps = sorted({run.measured.height for arm in arms for run in arm.runs})
     warmup = sorted({run.facts.config.train.warmup_steps for arm in arms for run in arm.runs})
+    shared = [arm.label for arm in arms if oversubscribed(arm.runs[0].facts)]
+    kind += f" ({MARK}: {', '.join(shared)})" if shared and len(arms) > 1 else f" ({MARK})" if shared else ""
     return (
         f"n = {_range(launches)} launch{'es' if launches[-1] > 1 else ''} per arm, {_range(ranks)} {kind}, "
         f"{_range(steps)} measured steps; the first {_range(warmup)} steps (warm-up) are left out."

@@ -3,7 +3,8 @@
 A comparison answers one question, over all its arms. Where it is not named, it is found from what differs: the one
 question that is raised by a key that differs and permits all that differ of those that questions ask about. Arms that
 differ in keys of two questions are refused, as nobody could say which of them made the difference, unless `levers` is
-named, which asks what they give together.
+named, which asks what they give together. Strategies over more and fewer ranks are no such case: each is scaled against
+itself.
 
 Adding one: a file with a `QUESTION`, and one line in `QUESTIONS`; its texts are in the front matter of its template.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from dynbench.analysis.questions import compress, levers, precision, scaling, schedule, steps, sync
+from dynbench.analysis.questions import compress, levers, precision, scaling, schedule, steps, sync, topology
 from dynbench.analysis.questions.base import Differences, Question, with_ranks
 from dynbench.config.digest import differences
 from dynbench.config.ranks import ranks_of
@@ -24,7 +25,8 @@ DEFAULT = schedule.QUESTION
 """What is asked of arms that differ in nothing that a question asks about, and what a single run is reported for."""
 
 QUESTIONS: Mapping[str, Question] = {
-    part.QUESTION.name: part.QUESTION for part in (schedule, sync, compress, precision, scaling, levers, steps)
+    part.QUESTION.name: part.QUESTION
+    for part in (schedule, sync, compress, precision, scaling, levers, steps, topology)
 }
 
 

@@ -1,7 +1,11 @@
-"""Over how many ranks: the same batch over more of them (strong), or as much per rank (weak)."""
+"""Over how many ranks: the same batch over more of them (strong), or as much per rank (weak).
+
+Arms of several strategies may be told together: each is scaled against its own arm with the fewest workers.
+"""
 
 from __future__ import annotations
 
+from dynbench.analysis.questions import sync
 from dynbench.analysis.questions.base import COUNTS, Differences, Question
 
 BATCH = "train.global_batch"
@@ -27,7 +31,7 @@ QUESTION = Scaling(
     name="scaling",
     description="how much faster more ranks are, and how much of each is left",
     asks=COUNTS,
-    follows=("launch.threads", "schedule.capacity", "schedule.speeds", "schedule.buffer"),
+    follows=(*sync.QUESTION.asks, "launch.threads", "schedule.capacity", "schedule.speeds", "schedule.buffer"),
     metrics=(
         "throughput_tokens_per_s.mean",
         "throughput_samples_per_s.mean",

@@ -228,9 +228,16 @@ SERVED = {"sync.name": "served", "launch.nproc": 3}
         (1, 3, 16, {"launch.nproc": 5, "ranks": (1, 5)}, "scaling"),
         (1, 3, 16, {"launch.nproc": 5, "ranks": (1, 5), "train.global_batch": 32}, "scaling"),
         (1, 3, 15, {"launch.nproc": 5, "ranks": (1, 5), "train.global_batch": 25}, None),
-        (0, 2, 16, {"sync.name": "served", "launch.nproc": 5, "ranks": (1, 5)}, None),
+        (0, 2, 16, {"sync.name": "served", "launch.nproc": 5, "ranks": (1, 5)}, "scaling"),
     ],
-    ids=["equal workers", "equal ranks", "more of both", "as many samples per worker", "per rank", "neither"],
+    ids=[
+        "equal workers",
+        "equal ranks",
+        "more of both",
+        "as many samples per worker",
+        "per rank",
+        "another strategy",
+    ],
 )
 def test_equal_workers_or_equal_ranks_are_compared(launch, servers, ranks, batch, other, name):
     def run(merged, servers, world_size, **keys):

@@ -67,7 +67,7 @@ def test_a_report_is_on_its_question(
     other = [labels[f"questions.{each}.question.title"] for each in OTHERS if each != name]
     assert [title for title in other if f"# {title}" in text] == []
     assert ("1.900" in text, "1.700" in text, "60.0 %" in text) == (False, False, False)
-    assert ("75.0 %" in text) == (name == "scaling")
+    assert ("75.0 %" in text) == (name in ("scaling", "topology"))
     assert ("+1.30 %" in text) == (question.loss_drift is not None)
 
 

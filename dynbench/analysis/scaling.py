@@ -1,0 +1,129 @@
+"""How arms scale with the ranks that train: each strategy against its own arm with the fewest, strongly and weakly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dynbench.analysis.arms import Arm
+from dynbench.analysis.crowding import oversubscribed
+from dynbench.analysis.metrics import means
+from dynbench.analysis.pairing import pair_launches
+from dynbench.analysis.questions.base import Unit
+from dynbench.analysis.record import Kind, ScalingRecord
+from dynbench.analysis.speedup import seconds_per_unit, speedup_of
+from dynbench.analysis.stats import Ratio
+from dynbench.units import mb
+
+ITSELF = Ratio(1.0, None, None, 0)
+
+
+def reference_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm, Kind] | None:
+    """The arm of the same strategy with the fewest workers that an arm is held against, and how its batch grew.
+
+    Args:
+        arm: one of them.
+        arms: all.
+
+    Returns:
+        The arm itself where it has the fewest; None where the batch neither stayed nor grew with the workers.
+    """
+    same = [other for other in arms if _way(other) == _way(arm)]
+    fewest = min(_workers(other) for other in same)
+    if _workers(arm) == fewest:
+        return arm, "reference"
+    for other in (other for other in same if _workers(other) == fewest):
+        if _batch(arm) == _batch(other):
+            return other, "strong"
+        if _batch(arm) * fewest == _batch(other) * _workers(arm):
+            return other, "weak"
+    return None
+
+
+def efficiency_of(arm: Arm, arms: Sequence[Arm], unit: Unit, confidence: float, first: int | None) -> float | None:
+    """What each of an arm's workers gives, as a part of what each of its reference's does; None where nothing pairs."""
+    found = _against(arm, arms, unit, confidence, first)
+    if found is None:
+        return None
+    other, _, ratio = found
+    return ratio.estimate * _workers(other) / _workers(arm)
+
+
+def scaling_of(
+    arms: Sequence[Arm],
+    summaries: Mapping[str, Mapping[str, object]],
+    unit: Unit,
+    confidence: float,
+    first: int | None = None,
+) -> list[ScalingRecord]:
+    """A record per arm, strategy by strategy; none where all arms have as many workers.
+
+    Args:
+        arms: with their launches.
+        summaries: by id of the run.
+        unit: of work.
+        confidence: level of the intervals.
+        first: as of a comparison in two stages.
+    """
+    if len({_workers(arm) for arm in arms}) < 2:
+        return []
+    found = []
+    for arm in arms:
+        against = _against(arm, arms, unit, confidence, first)
+        if against is None:
+            continue
+        other, kind, ratio = against
+        found.append(_record(arm, other, kind, ratio, means([summaries[run.run.id] for run in arm.whole]), unit))
+    return sorted(found, key=lambda one: [item.strategy for item in found].index(one.strategy))
+
+
+def _record(arm: Arm, other: Arm, kind: Kind, ratio: Ratio, mean: Mapping[str, float], unit: Unit) -> ScalingRecord:
+    run, rate = arm.runs[0], [1 / seconds_per_unit(run, unit) for run in arm.whole if run.measured.height]
+    step, comm, sent = (mean.get(key) for key in ("step_time_ms.mean", "comm_ms.mean", "bytes_wire.mean"))
+    fewer = _workers(other) / _workers(arm)
+    return ScalingRecord(
+        arm=arm.label,
+        strategy=run.facts.config.sync.name,
+        kind=kind,
+        against=other.label,
+        workers=_workers(arm),
+        world_size=run.world_size,
+        oversubscribed=oversubscribed(run.facts),
+        global_batch=_batch(arm),
+        units_per_s=sum(rate) / len(rate),
+        speedup=ratio.estimate,
+        ci95=None if ratio.low is None or ratio.high is None else (ratio.low, ratio.high),
+        efficiency=ratio.estimate * fewer,
+        efficiency_of_ranks=ratio.estimate * other.runs[0].world_size / run.world_size,
+        step_ms=step,
+        comm_ms=comm,
+        comm_share=comm / step if comm is not None and step else None,
+        exposed_comm_ms=mean.get("exposed_comm_ms.mean"),
+        gb_per_s=mb(sent) / comm if sent and comm else None,
+    )
+
+
+def _against(
+    arm: Arm, arms: Sequence[Arm], unit: Unit, confidence: float, first: int | None
+) -> tuple[Arm, Kind, Ratio] | None:
+    found = reference_of(arm, arms)
+    if found is None:
+        return None
+    other, kind = found
+    if other is arm:
+        return arm, kind, ITSELF
+    pairs = pair_launches(other, arm).pairs
+    return (other, kind, speedup_of(pairs, unit, confidence, first)) if pairs else None
+
+
+def _way(arm: Arm) -> tuple[object, ...]:
+    """What brings an arm's gradients together: strategy, compressor, and their settings."""
+    config = arm.runs[0].facts.config
+    return repr(config.sync), repr(config.compress)
+
+
+def _workers(arm: Arm) -> int:
+    return arm.runs[0].workers
+
+
+def _batch(arm: Arm) -> int:
+    return arm.runs[0].facts.config.train.global_batch
