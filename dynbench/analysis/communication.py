@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import polars as pl
@@ -11,15 +11,13 @@ from dynbench.analysis.calls import by_operation
 from dynbench.analysis.comparability import fact
 from dynbench.analysis.merge import MergedRun, read_merged
 from dynbench.analysis.steps import OPTIONAL_MEANS
-from dynbench.config.digest import differences
+from dynbench.config.silent import is_like
 from dynbench.errors import DynbenchError
 from dynbench.runs.columns import COMPRESSES, COUNTED_FROM_MB
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 from dynbench.units import mb
 
-_OF_NULL = {"sync.communicate", "compress.name", "train.save_model", "train.tensorboard"}
-"""Keys that differ in a run without communication: the first, and what it makes idle."""
 _PARTS = {
     "compute_ms": ["compute_ms"],
     "sync_ms": ["wait_ms", "exposed_comm_ms"],
@@ -113,25 +111,24 @@ def _part(merged: MergedRun, columns: Sequence[str]) -> float:
 
 
 def _null_of(merged: MergedRun) -> MergedRun | None:
-    """The run of the same launch that differs in nothing but that its ranks sent nothing."""
-    config = merged.facts.config
-    if not config.sync.communicate:
+    silent = silent_run(merged.run)
+    try:
+        return None if silent is None else read_merged(silent)[0]
+    except DynbenchError:  # without a row: as if it had not been
         return None
-    for run in _beside(merged.facts.env, merged.run):
+
+
+def silent_run(run: Run) -> Run | None:
+    """The run of the same launch that differs in nothing but that its ranks sent nothing; None where none is there."""
+    ids = fact(run.env(), "together.runs")
+    for other in ids if isinstance(ids, list) else ():
+        beside = Run(run.path.parent / str(other))
         try:
-            apart = set(differences(config, run.config()))
-            if "sync.communicate" in apart and apart <= _OF_NULL:
-                return read_merged(run)[0]
-        except DynbenchError:  # gone, or without a row: as if it had not been
+            if other != run.id and is_like(beside.config(), run.config()):
+                return beside
+        except DynbenchError:  # gone
             continue
     return None
-
-
-def _beside(env: Mapping[str, object], run: Run) -> Iterator[Run]:
-    ids = fact(env, "together.runs")
-    for other in ids if isinstance(ids, list) else ():
-        if other != run.id:
-            yield Run(run.path.parent / str(other))
 
 
 def _mean(steps: pl.DataFrame, column: str) -> float | None:

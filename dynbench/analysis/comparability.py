@@ -35,6 +35,7 @@ NOT_COMPARED = (
     "together.seed",
     "together.launch",
     "packed_rows",
+    "memory_parts",
     "unknown",
     "environment.SLURM_JOB_ID",
     "environment.DYNBENCH_CACHE",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from dynbench.analysis import ranking, tables
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.crowding import load_of
+from dynbench.analysis.exposed_table import exposed_table
+from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.operations_table import operations_table
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
@@ -56,7 +58,9 @@ def further_tables(report: Report) -> list[Table]:
         scaling_table(report.scaling),
         waste_table(launches),
         timed_table(launches),
+        exposed_table(launches),
         operations_table(launches),
+        memory_table(launches),
         *profiles,
     )
     return [table for table in shown if table]

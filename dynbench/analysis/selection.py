@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynbench.analysis.analyze import Baseline, run_folders
+from dynbench.analysis.communication import silent_run
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.kept import named_probes
 from dynbench.analysis.merge import rank_files
@@ -131,15 +132,17 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
             if not run.status.is_over:
                 raise RunLookupError(f"run {run.label}: is {run.status}", "Export it when it has ended.")
         files = {run.id: _files([run, *elsewhere]) for run, *elsewhere in folders}
-        probes = {
+        beside = {
             probe.id: record_files(probe)
             for run, *_ in folders
             for probe in named_probes(flatten(run.config()), run.path.parent)
         }
+        silent = (silent_run(run) for run, *_ in folders)
+        beside |= {run.id: _files([run]) for run in silent if run is not None and run.id not in files}
         labels = None if arms is None else {name: [run.id for run in launches] for name, launches in arms.items()}
         stored = chosen.baseline[0] if chosen.baseline else None
         asked = (chosen.question, chosen.first) if arm is None else (None, None)
-        write_export(path, files, probes, labels, stored, *asked)
+        write_export(path, files, beside, labels, stored, *asked)
         return [run for run, *_ in folders]
 
 

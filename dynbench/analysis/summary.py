@@ -21,7 +21,9 @@ from dynbench.analysis.comparability import fact
 from dynbench.analysis.crowding import Load, load_of, oversubscribed
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.epochs import epochs_of
+from dynbench.analysis.exposed_table import exposed_table
 from dynbench.analysis.finding import Finding
+from dynbench.analysis.memory_parts import memory_parts, memory_table
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.operations_table import operations_table
 from dynbench.analysis.profile import profile_of, profile_table
@@ -76,6 +78,8 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     shown = (
         waste_table(launches),
         timed_table(launches),
+        memory_table(launches),
+        exposed_table(launches),
         operations_table(launches),
         profile_table(summary["profile"]),
     )
@@ -138,6 +142,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "real_tokens": int(steps["real_tokens"].sum()),
         "epochs": epochs_of(merged),
         "profile": profile_of(merged),
+        "memory_parts": memory_parts(merged),
         "timed_ms": timed_ms(merged),
         **communication_of(merged),
     }

@@ -48,18 +48,19 @@ def command(
     exposed: bool,
 ) -> None:
     """Train a model on several ranks and record where every step's time goes."""
-    for asked, key in ((save_model, "train.save_model"), (tensorboard, "train.tensorboard")):
+    flags = {"train.save_model": save_model, "train.tensorboard": tensorboard, "train.exposed": exposed}
+    for key, asked in flags.items():
         if asked:
             settings = settings.with_flag(key, True)
     config, store = settings.config(paths=True), settings.store()
     if dry_run:
         from dynbench.engine.launching.run_launch import plan_launch
 
-        if exposed:
-            from dynbench.experiment.without_communication import with_null
+        if config.train.exposed:
+            from dynbench.experiment.without_communication import one_with_silent
 
-            (_, (null, beside)), _ = with_null(config, {"name": name, "replace": replace}, store)
-            plan_launch(null, store, **beside)  # what cannot work of the one beside it
+            (_, (silent, beside)), _ = one_with_silent(config, {"name": name, "replace": replace}, store)
+            plan_launch(silent, store, **beside)  # what cannot work of the one beside it
         _show_plan(plan_launch(config, store, name=name, replace=replace, asked=config), settings)
         return
 
@@ -68,7 +69,7 @@ def command(
 
     with progress_display(settings.shows_progress) as on_progress:
         result = run_training(
-            config, store, name=name, replace=replace, on_progress=on_progress, figures=not no_figures, exposed=exposed
+            config, store, name=name, replace=replace, on_progress=on_progress, figures=not no_figures
         )
     if result is not None:
         _show_result(result, store, settings)
@@ -110,15 +111,22 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     run, summary = result.run, result.summary
     record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
     shown = {"id": run.id, "name": record.name, "path": run.path, "status": record.status}
-    if answered(settings, "train", {"run": shown, "summary": summary, "figures": figures}, str(run.path)):
+    facts: dict[str, object] = {"run": shown, "summary": summary, "figures": figures}
+    silent = result.silent
+    if silent is not None:
+        facts["silent"] = {"id": silent.run.id, "name": silent.run.record().name, "path": silent.run.path}
+    if answered(settings, "train", facts, str(run.path)):
         return
     if summary is not None:
-        header, cells = readable(summary_rows({run.label: summary}))
+        beside = {} if silent is None or silent.summary is None else {silent.run.label: silent.summary}
+        header, cells = readable(summary_rows({run.label: summary, **beside}))
         print_table(header, cells)
         print_line(f"\n{LEGEND}{_virtual_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
         for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
             print_line(f"{word:<9}{sentence}")
     print_line(f"run      {run.path}")
+    if silent is not None:
+        print_line(f"beside   {silent.run.path}  (without communication)")
     if figures:
         print_line(f"figures  {len(figures)} in {run.figures_dir}")
     if run.config().train.tensorboard:

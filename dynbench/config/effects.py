@@ -201,6 +201,8 @@ _COMMON: dict[str, Effect] = {
     "train.epochs": Effect("train"),
     "train.warmup_steps": Effect("train"),
     "train.profile_steps": Effect("train"),
+    "train.memory_parts": Effect("train"),  # refused where there is no warm-up, and for virtual ranks
+    "train.exposed": Effect("train"),  # refused where there is nothing to leave out
     "train.global_batch": Effect("train probe"),
     "train.batch_per_worker": Effect("train probe"),
     "train.seed": Effect("train probe solve"),

@@ -210,6 +210,12 @@ class Train(Section):
     profile_steps: NonNegativeInt = 0
     """Steps under torch.profiler, the last ones of `warmup_steps`, so that they are never measured; 0 for none. The
     ranks' traces, for TensorBoard and Perfetto, are in `profiler/`."""
+    exposed: bool = False
+    """Train the same without communication in turns with it, as a run beside it: what a step takes more than that one's
+    is what communication costs."""
+    memory_parts: bool = False
+    """Count in the first step of the warm-up what every rank holds: parameters, gradients, what the optimizer keeps and
+    activations, after they are made, before the optimizer's step and after it."""
     global_batch: PositiveInt = 64
     """Samples per optimizer step over all ranks (B)."""
     batch_per_worker: PositiveInt | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dynbench.config.schema import Config
+from dynbench.plugins import STRATEGIES
 
 
 def _learning_rate_gets_up(config: Config) -> Iterator[str]:
@@ -42,4 +43,37 @@ def _a_model_can_be_saved(config: Config) -> Iterator[str]:
         yield f"train.save_model: true, but with {config.sync.silent} no model is trained; change either"
 
 
-TRAIN_RULES = (_learning_rate_gets_up, _steps_can_be_profiled, _a_model_can_be_saved)
+def _there_is_communication_to_leave_out(config: Config) -> Iterator[str]:
+    if not config.train.exposed:
+        return
+    strategy = STRATEGIES.get(config.sync.name)
+    if config.launch.launcher == "virtual":
+        yield "train.exposed: true, but virtual ranks send nothing to each other; set launch.launcher to torchrun"
+    if not config.sync.trains:
+        yield f"train.exposed: true, but {config.sync.silent} sends nothing already; change either"
+    if strategy is not None and strategy.servers:
+        yield (
+            f"train.exposed: true, but under sync.name {config.sync.name!r} a server steps by what workers send; set "
+            "it to false, or choose another strategy"
+        )
+    if config.train.profile_steps:
+        yield (
+            f"train.exposed: true, but a profiler (train.profile_steps: {config.train.profile_steps}) is of the whole "
+            "process, in which two trainings take turns; set one of them to its default"
+        )
+
+
+def _memory_is_counted_out_of_what_is_measured(config: Config) -> Iterator[str]:
+    if config.train.memory_parts and config.launch.launcher == "virtual":
+        yield "train.memory_parts: true, but one process plays all virtual ranks; set launch.launcher to torchrun"
+    if config.train.memory_parts and not config.train.warmup_steps:
+        yield "train.memory_parts: true, but there is no warm-up to count in; set train.warmup_steps to 1 or more"
+
+
+TRAIN_RULES = (
+    _learning_rate_gets_up,
+    _steps_can_be_profiled,
+    _a_model_can_be_saved,
+    _there_is_communication_to_leave_out,
+    _memory_is_counted_out_of_what_is_measured,
+)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from dynbench.analysis.exposed_table import exposed_table
+from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.metrics import lookup
-from dynbench.analysis.operations_table import operations_table
+from dynbench.analysis.operations_table import Launches, operations_table
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import number
 from dynbench.experiment.subject import Subject, whole
@@ -25,11 +27,26 @@ _KEYS = {
 """Placeholder to its key in a summary."""
 
 
+def exposed(subject: Subject, template: Template) -> str:
+    """Exposed communication told two ways, of all arms; empty where none took turns with one that sends nothing."""
+    found = exposed_table(_launches(subject), template.label)
+    return found.markdown(whole=True) if found else ""
+
+
+def held_memory(subject: Subject, template: Template) -> str:
+    """What the ranks of all arms held in their first step; empty where it was not counted."""
+    found = memory_table(_launches(subject), template.label)
+    return found.markdown(whole=True) if found else ""
+
+
 def operations(subject: Subject, template: Template) -> str:
     """The table of all arms; empty where nothing is known of any."""
-    launches = {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
-    found = operations_table(launches, template.label)
+    found = operations_table(_launches(subject), template.label)
     return found.markdown(whole=True) if found else ""
+
+
+def _launches(subject: Subject) -> Launches:
+    return {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
 
 
 def exposures(speaker: Speaker) -> str:

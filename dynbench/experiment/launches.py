@@ -6,18 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dynbench.config.change import changed
 from dynbench.config.recipes import Recipe
+from dynbench.engine.launching.progress import Progress
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, NothingFits, ReplicasTooLarge, WorkerFailed
 from dynbench.experiment.state import CompareState, LaunchState, read_state
 from dynbench.experiment.training import run_arms
+from dynbench.experiment.without_communication import turn_steps, with_silent
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 
 _log = logging.getLogger(__name__)
-
+Item = TypeVar("Item")
 
 Epochs = Sequence[Sequence[str]]
 
@@ -97,7 +100,7 @@ def run_launches(
         try:
             state = launch.run(_reporter(state, members, clock, on_progress))
         except ReplicasTooLarge as error:
-            if recipe.launches.mode != "auto":
+            if recipe.launches.mode != "auto" or len(members) == 1:
                 raise
             for made in launch.made:
                 if made.record_file.exists():  # of several nodes, one keeps the folders that they share
@@ -144,23 +147,40 @@ class _Launch:
         """Train, and return the state after it."""
         states = [self.state.launches[index] for index in self.members]
         configs = [changed(self.recipe.arms[one.arm], {"train.seed": one.seed}) for one in states]
-        on_step(0, sum(config.train.warmup_steps + config.train.steps for config in configs), ())
+        arms = with_silent(
+            [
+                (one.arm, config, self._naming(index))
+                for one, config, index in zip(states, configs, self.members, strict=True)
+            ]
+        )
+        on_step(0, sum(one.config.train.warmup_steps + one.config.train.steps for one in arms), ())
         first = states[0]
-        turns = Turns(
-            tuple(one.arm for one in states), self.recipe.launches.block, first.seed - first.block, first.block
-        )
-        results = run_arms(
-            [(config, self._naming(index)) for config, index in zip(configs, self.members, strict=True)],
-            self.store,
-            turns=turns if len(states) > 1 else None,
-            on_progress=lambda progress: on_step(progress.steps_done, progress.total_steps, progress.epochs),
-            on_made=self._keep,
-        )
-        return self._with([result.run for result in results], done=True)
+        block = turn_steps(self.recipe.launches, configs)
+        turns = Turns(tuple(one.arm for one in arms), block, first.seed - first.block, first.block)
 
-    def _keep(self, runs: Sequence[Run]) -> None:
-        self.made = runs
-        self._with(runs, done=False).write(self.comparison.path)
+        def own(of_each: Sequence[Item]) -> list[Item]:
+            return [item for one, item in zip(arms, of_each, strict=True) if not one.silent]
+
+        def keep(runs: Sequence[Run]) -> None:
+            self.made = runs
+            self._with(own(runs), done=False).write(self.comparison.path)
+
+        def tell(progress: Progress) -> None:
+            on_step(progress.steps_done, progress.total_steps, own(progress.epochs) if progress.epochs else ())
+
+        try:
+            results = run_arms(
+                [(one.config, one.naming) for one in arms],
+                self.store,
+                turns=turns if len(arms) > 1 else None,
+                on_progress=tell,
+                on_made=keep,
+            )
+        except DynbenchError as error:
+            if error.arm is not None:
+                error.arm = arms[error.arm].member
+            raise
+        return self._with([result.run for result in own(results)], done=True)
 
     def _with(self, runs: Sequence[Run], *, done: bool) -> CompareState:
         ids = {index: run.id for index, run in zip(self.members, runs, strict=True)}

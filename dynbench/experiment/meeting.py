@@ -18,8 +18,9 @@ from dynbench.plugins.strategies import DilocoOptions, LocalOptions
 Mode = Literal["interleaved", "apart"]
 Groups = tuple[tuple[str, ...], ...]
 
-MOST_TOGETHER = 20
-"""Arms of one launch: each has process groups, threads and a replica that rest while the others run."""
+MOST_TOGETHER = 24
+"""Arms of one launch, their likes without communication among them: each has process groups, threads and a replica that
+rest while the others run."""
 OFTEN = 5
 """Steps between evaluations below which too little is left: in a shared launch, the step after each does not count."""
 LEAST_BLOCK = 8
@@ -81,8 +82,10 @@ def decide_meeting(launches: Launches, arms: Mapping[str, Config], baseline: str
         baseline: the arm that the others are compared with.
 
     Raises:
-        ConfigError: arms are to be interleaved and cannot be; names what is in the way.
+        ConfigError: arms are to be interleaved and cannot be, or one and its like without communication; names what is
+            in the way.
     """
+    check_silent_turns(arms)
     if launches.mode == "apart":
         return apart(list(arms), "launches.mode is apart")
     found = list(dict.fromkeys(obstacles(launches, arms, baseline)))
@@ -92,10 +95,28 @@ def decide_meeting(launches: Launches, arms: Mapping[str, Config], baseline: str
     if found:
         return apart(list(arms), "; ".join(found))
     asked = "launches.mode is interleaved" if launches.mode == "interleaved" else "the arms can share their processes"
-    if len(arms) > MOST_TOGETHER:
-        reason = f"{asked}; {len(arms)} arms are more than {MOST_TOGETHER}, so each meets the baseline"
+    silent = sum(config.train.exposed for config in arms.values())
+    if len(arms) + silent > MOST_TOGETHER:
+        besides = f" and {silent} without communication" if silent else ""
+        reason = f"{asked}; {len(arms)} arms{besides} are more than {MOST_TOGETHER}, so each meets the baseline"
         return Meeting("interleaved", reason, _pairs(list(arms), baseline))
     return Meeting("interleaved", asked, (tuple(arms),))
+
+
+def check_silent_turns(arms: Mapping[str, Config]) -> None:
+    """Refuse arms that ask for `train.exposed` and cannot take turns with their likes without communication.
+
+    Raises:
+        ConfigError: names what is in the way.
+    """
+    problems = [
+        f"train.exposed: true, but {obstacle}"
+        for name, config in arms.items()
+        if config.train.exposed
+        for obstacle in obstacles(Launches(block=least_turn(config)), {name: config}, name)
+    ]
+    if problems:
+        raise ConfigError(problems, "Change that, or set train.exposed to false.")
 
 
 def _pairs(arms: Sequence[str], baseline: str) -> Groups:

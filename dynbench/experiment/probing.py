@@ -18,7 +18,15 @@ log = logging.getLogger(__name__)
 
 NOT_PROBED = (
     *NOT_IDENTITY,
-    *("schedule", "analysis", "probe.run", "train.eval_every", "train.eval_samples"),
+    *(
+        "schedule",
+        "analysis",
+        "probe.run",
+        "train.eval_every",
+        "train.eval_samples",
+        "train.exposed",
+        "train.memory_parts",
+    ),
     "launch.timeout_s",
 )
 """Keys that arms may differ in without a probe measuring anything else."""

@@ -139,6 +139,8 @@ def _tables(sources: Sources) -> Values:
         "table.metrics": metrics_table(subject, template),
         "table.waste": waste_answers.wasted(subject.arms, template),
         "table.timed": communication_table(subject, template),
+        "table.exposed": communication_answers.exposed(subject, template),
+        "table.memory_parts": communication_answers.held_memory(subject, template),
         "table.operations": communication_answers.operations(subject, template),
         "table.checks": tables.checks_table(subject.checks or (), template),
         "table.arms": arms_table(subject, template),

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -37,6 +37,8 @@ class TrainingResult:
     """As in summary.json; None where another node's launcher writes it."""
     figures: Sequence[Path] = ()
     """Files drawn: pictures, each with the numbers in it."""
+    silent: TrainingResult | None = None
+    """The same without communication, of one that took turns with it."""
 
 
 def run_training(
@@ -46,7 +48,6 @@ def run_training(
     on_progress: OnProgress | None = None,
     warn_unread: bool = True,
     figures: bool = False,
-    exposed: bool = False,
     **naming: Unpack[Naming],
 ) -> TrainingResult | None:
     """Probe where the configuration asks for it, train, merge, summarise and draw.
@@ -62,32 +63,33 @@ def run_training(
         warn_unread: warn of what the settings leave open and of those that nothing reads; a comparison does so once,
             for all its arms.
         figures: draw the run's figures; where that fails, a warning says why, and the run is complete all the same.
-        exposed: train the same without communication in turns with it, as a run beside it.
         naming: what the run is called.
 
     Returns:
         The result; None on ranks other than 0 that torchrun or srun started.
 
     Raises:
-        DynbenchError: as `launch_training`, and `with_null`.
+        DynbenchError: as `launch_training`, and `one_with_silent`.
     """
     attached, asked = started_as_rank(config), config if warn_unread else None
-    if attached and exposed:
+    if attached and config.train.exposed:
         raise UsageError(
-            "--exposed launches two arms, and was started as a rank of one", "Start it outside of torchrun and srun."
+            "train.exposed: true launches two arms, and was started as a rank of one",
+            "Start it outside of torchrun and srun.",
         )
     arms: Sequence[tuple[Config, Naming]] = [(config, naming)]
     turns = None
-    if exposed:
-        from dynbench.experiment.without_communication import with_null
+    if config.train.exposed:
+        from dynbench.experiment.without_communication import one_with_silent
 
-        arms, turns = with_null(config, naming, store)
+        arms, turns = one_with_silent(config, naming, store)
     if not attached and wants_probe(config):
         plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
         config = with_probe(config, store)
         arms = [(using_probe(one, config.probe.run), named) for one, named in arms]
     if not attached:
-        return run_arms(arms, store, turns=turns, on_progress=on_progress, asked=asked, figures=figures)[0]
+        first, *silent = run_arms(arms, store, turns=turns, on_progress=on_progress, asked=asked, figures=figures)
+        return replace(first, silent=silent[0] if silent else None)
     from dynbench.engine.launching.attach import join_training
 
     with _partial_summarised():
@@ -113,7 +115,7 @@ def run_arms(
         turns: how several arms take turns; None for one.
         on_progress: told how far they are.
         on_made: told the run folders before anything is launched.
-        asked: the settings as asked for, for what is warned of; None where that has been done.
+        asked: the settings of the first as asked for, for what is warned of; None where that has been done.
         figures: draw each run's figures.
 
     Raises:

@@ -66,7 +66,7 @@ class Export:
 def write_export(
     path: Path,
     runs: Mapping[str, Mapping[str, Path]],
-    probes: Mapping[str, Mapping[str, Path]],
+    beside: Mapping[str, Mapping[str, Path]],
     arms: Mapping[str, Sequence[str]] | None,
     stored: str | None = None,
     question: str | None = None,
@@ -77,7 +77,7 @@ def write_export(
     Args:
         path: where to.
         runs: run id to its files, by their name in a run folder.
-        probes: the same of the probes that the runs used.
+        beside: the same of what the runs refer to: probes, and runs without communication that took turns with them.
         arms: label to run ids; None where the runs were named one by one.
         stored: the arm that is a stored baseline.
         question: what the comparison asks; None of runs.
@@ -99,7 +99,7 @@ def write_export(
     try:
         with replacing(path) as target, ZipFile(target, "w") as file:
             file.writestr(_entry(MANIFEST), json.dumps(jsonable(manifest), indent=2) + "\n")
-            for run_id, files in sorted({**probes, **runs}.items()):
+            for run_id, files in sorted({**beside, **runs}.items()):
                 for name, source in sorted(files.items()):
                     _add(file, f"{RUNS}/{run_id}/{name}", source)
     except OSError as error:

@@ -75,6 +75,10 @@ class Run:
         """When the collectives of one rank were under way."""
         return self.ranks_dir / f"calls_{rank}.csv"
 
+    def held_file(self, rank: int) -> Path:
+        """What one rank held in its first step; the launcher puts it into `env.json`."""
+        return self.ranks_dir / f"held_{rank}.json"
+
     @property
     def profiler_dir(self) -> Path:
         """Traces of profiled steps, and what their time went to."""

@@ -141,6 +141,10 @@ class Strategy(ABC):
     def drain(self) -> None:  # noqa: B027  # most leave nothing running
         """Wait for what still runs for this model in the background; called within the last step of an arm's turn."""
 
+    def buffers(self) -> Iterable[Tensor]:
+        """What it holds between steps besides parameters, their gradients, and what the optimizer keeps."""
+        return ()
+
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole mean gradient, a scalar, the same wherever it is asked for.
 

@@ -57,6 +57,11 @@ class LocalSteps(Strategy):
     def _every(self) -> int:
         return options_of(self.settings, LocalOptions).inner_steps
 
+    def buffers(self) -> Iterable[Tensor]:
+        """Where ranks last met, and what goes on from one meeting to the next."""
+        kept = [(each.anchor, each.momentum, each.change) for each in self._fragments]
+        return [tensor for of_fragment in kept for tensor in of_fragment if tensor is not None]
+
     def _cut(self, named: Named) -> list[Named]:
         """What meets together."""
         return _by_kind(named)

@@ -177,6 +177,10 @@ class Zero1(Replicated):
         precision.step(optimizer)
         self.module.gather()
 
+    def buffers(self) -> Iterable[Tensor]:
+        """The buckets in which whole gradients are put together."""
+        return [bucket.flat for bucket in self.module.sharded]
+
     def gradient_norm(self) -> Tensor:
         """Over the pieces of all ranks."""
         return self.norm_over_shards(gradient_norm(self.module.pieces).to(self.module.sharded[0].weights))

@@ -17,11 +17,12 @@ pytestmark = pytest.mark.multiproc
 
 
 def test_a_training_beside_its_like_without_communication(store: RunStore) -> None:
-    config = load_config(None, [*TINY, "sync.name=fsdp", "train.steps=4"])
+    config = load_config(None, [*TINY, "sync.name=fsdp", "train.steps=4", "train.exposed=true"])
     with forked_ranks():
-        result = run_training(config, store, exposed=True, name="both")
+        result = run_training(config, store, name="both")
     assert result is not None and result.summary is not None
     null = store.resolve("both-null")
+    assert result.silent is not None and result.silent.run.id == null.id and result.silent.summary is not None
     assert (result.run.status, null.status) == (Status.COMPLETED, Status.COMPLETED)
     against = result.summary["against_null"]
     assert isinstance(against, dict) and (against["run"], against["steps"]) == (null.id, 4)

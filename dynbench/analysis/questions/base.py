@@ -17,6 +17,8 @@ ALWAYS = (
     "train.eval_every",
     "train.eval_samples",
     "train.profile_steps",
+    "train.memory_parts",
+    "train.exposed",
     "launch.timeout_s",
     "launch.node_rank",
     "launch.rdzv_endpoint",

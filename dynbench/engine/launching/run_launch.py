@@ -122,7 +122,7 @@ def launch_arms(
         turns: how several arms take turns; None for one.
         on_progress: called from a thread when steps were completed.
         on_made: told the run folders before anything is launched.
-        asked: the settings as asked for, for what is warned of; None where that has been done.
+        asked: the settings of the first as asked for, for what is warned of; None where that has been done.
 
     Raises:
         ConfigError, UsageError, RunLookupError: settings that cannot work; nothing was made.
@@ -134,7 +134,10 @@ def launch_arms(
     The last three, when there are run folders, come after their records are finished and carry that of the arm that was
     on as `run_path`, and its position as `arm`.
     """
-    plans = [plan_launch(config, store, asked=asked, **naming) for config, naming in arms]
+    plans = [
+        plan_launch(config, store, asked=None if number else asked, **naming)
+        for number, (config, naming) in enumerate(arms)
+    ]
     launch, train = plans[0].resolved.config.launch, plans[0].resolved.config.train
     ranks = [range(plan.resolved.world_size if launch.nnodes == 1 else 1) for plan in plans]
     unit = "tokens" if has_lengths(plans[0].resolved.config) else "samples"

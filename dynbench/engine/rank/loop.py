@@ -8,6 +8,7 @@ from dynbench.config.ranks import Ranks
 from dynbench.engine.planning import PlanSource
 from dynbench.engine.rank.arm_loop import ArmLoop
 from dynbench.engine.rank.exchange import GlobalBatch, PlannedBatch
+from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.engine.rank.profile import Profile
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.replica import seed_dropout
@@ -38,6 +39,7 @@ class Loop(ArmLoop):
     calls: CallWriter
     sent: SentBytes
     profile: Profile
+    held: HeldMemory
     fixed_batch: bool
     """Every step has `train.global_batch` samples."""
 
@@ -62,9 +64,10 @@ class Loop(ArmLoop):
             batches = evened_out(batches, total.most_micro_batches())
         if batches:
             seed_dropout(train.seed, self.ranks.worker(self.context.rank), step, self.context.device)
-        parts = self.replica.compute(batches, total.scale)
+        with self.held.computing():
+            parts = self.replica.compute(batches, total.scale)
         with self.timer.device("optimizer"):
-            self.replica.update()
+            self.replica.update(self.held.stepped)
         if moment.leaving:
             with self.timer.device("sync"):
                 strategy.drain()

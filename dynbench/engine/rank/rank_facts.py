@@ -97,6 +97,9 @@ def merge_facts(run: Run) -> None:
     if not path.exists():
         return
     facts = json.loads(path.read_text(encoding="utf-8"))
+    held = [file for rank in range(facts["ranks"]["world_size"]) if (file := run.held_file(rank)).exists()]
+    if held:
+        facts["memory_parts"] = [json.loads(file.read_text(encoding="utf-8")) for file in held]
     env = run.env()
     for key, value in facts.items():
         present = env.get(key)

@@ -15,6 +15,7 @@ from dynbench.engine.rank.epochs import Epochs
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks, wait_for_all
 from dynbench.engine.rank.gather import GatheredPlans
+from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
@@ -77,6 +78,7 @@ def real_loop(
             writer=writer,
             calls=files.enter_context(CallWriter(run.calls_file(context.rank))),
             sent=SentBytes(counts_bytes(replica)),
+            held=HeldMemory(run, context.rank, replica, memory, wanted=config.train.memory_parts),
             profile=Profile(run, context.rank, context.device, profiled, wait_for_all),
             told=Told(total_steps(config), says=first_worker),
             epochs=Epochs(

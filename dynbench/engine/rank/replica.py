@@ -127,10 +127,11 @@ class Replica:
             return self._grades.graded_loss(self.strategy.module, batch.inputs)
         return self._workload.loss(self.strategy.module, batch.inputs), None
 
-    def update(self) -> None:
-        """One optimizer step with its learning rate; gradients are cleared."""
+    def update(self, stepped: Callable[[], None] = lambda: None) -> None:
+        """One optimizer step with its learning rate; gradients are cleared, once `stepped` has been called."""
         self._rate.advance()
         self.strategy.step(self.optimizer, self.precision)
+        stepped()
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
 
     @property

@@ -62,7 +62,7 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
 def test_dry_run_refuses_what_cannot_take_turns_with_no_communication(results: Path, capsys: Output) -> None:
     asked = ["train", "--dry-run", "--exposed", "--device", "cpu", "--nproc", "2"]
     assert main([*asked, "--set", "launch.launcher=virtual", "--set", "launch.world_size=2"]) == 2
-    assert "--exposed: virtual ranks send nothing to each other" in capsys.readouterr().err
+    assert "train.exposed: true, but virtual ranks send nothing to each other" in capsys.readouterr().err
     assert main([*asked, "--sync", "ps"]) == 2
     assert "a server steps by what workers send" in capsys.readouterr().err
     assert main([*asked, "--name", "b"]) == 0

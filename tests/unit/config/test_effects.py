@@ -101,6 +101,8 @@ VALUES: dict[str, str] = {
     "train.epochs": "2",
     "train.warmup_steps": "3",
     "train.profile_steps": "1",
+    "train.exposed": "true",
+    "train.memory_parts": "true",
     "train.global_batch": "32",
     "train.batch_per_worker": "8",
     "train.seed": "5",

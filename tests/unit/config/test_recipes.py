@@ -13,6 +13,7 @@ from dynbench.config.recipes import dump_recipe, find_recipe, list_recipes, load
 from dynbench.errors import ConfigError, UsageError
 
 SHIPPED = [
+    "buckets",
     "compression",
     "custom_workload",
     "first_steps",
@@ -26,6 +27,7 @@ SHIPPED = [
     "regimes",
     "sst2",
     "sst2_cost_types",
+    "sync",
 ]
 
 GOOD = """\

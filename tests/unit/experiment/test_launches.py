@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from dynbench.cli import compare
 from dynbench.cli.main import main
 from dynbench.config.load import load_config
 from dynbench.config.recipes import find_recipe
+from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.launching.run_launch import plan_launch
+from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches
 from dynbench.experiment.recipe_warnings import recipe_warnings
-from dynbench.runs.store import RunStore
+from dynbench.experiment.state import read_state
+from dynbench.runs.store import Naming, RunStore
+
+EXPOSED = "train: {exposed: true}, launch: {launcher: torchrun, nproc: 2, device: cpu}"
 
 
 def test_arms_are_warned_about_together_and_launches_draw_nothing(
@@ -58,3 +64,27 @@ def test_what_all_launches_have_in_common_is_said_once(tmp_path: Path) -> None:
 def test_nothing_is_registered_where_an_arm_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "_start", lambda *_: pytest.fail("registered"))
     assert main(["compare", "quickstart", "--global-batch", "63", "--nproc", "2", "--results", str(tmp_path)]) == 2
+
+
+def test_a_failure_of_the_like_without_communication_is_that_of_its_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the last run of a launch fails, the like of its last arm; that arm goes apart."""
+    launched: list[tuple[list[str], Turns | None]] = []
+
+    def training(arms: Sequence[tuple[Config, Naming]], *_: object, turns: Turns | None, **__: object) -> None:
+        launched.append(([str(naming.get("name")) for _, naming in arms], turns))
+        error = WorkerFailed("enough", rank=1)
+        error.arm = len(arms) - 1
+        raise error
+
+    monkeypatch.setattr(launches, "run_arms", training)
+    arms = "[{name: a}, {name: b, set: {sync.name: flat}}]"
+    (tmp_path / "r.yaml").write_text(f"description: d\nsettings: {{{EXPOSED}}}\narms: {arms}\nlaunches: 2\n")
+    arguments = ["compare", str(tmp_path / "r.yaml"), "--results", str(tmp_path / "results"), "--name", "c"]
+    assert main(arguments) == 3
+    ((names, turns),) = launched
+    assert turns is not None and turns.arms == ("a", "a-null", "b", "b-null")
+    assert [name.partition("-")[2].endswith("-null") for name in names] == [False, True, False, True]
+    state = read_state(RunStore(tmp_path / "results").resolve("c").path)
+    assert state.groups == (("a",), ("b",)) and "arm b ended a launch" in state.reason

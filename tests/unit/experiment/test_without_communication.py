@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from dynbench.config.digest import differences
+from dynbench.config.launches import Launches
 from dynbench.config.load import load_config
+from dynbench.config.schema import Config
+from dynbench.config.silent import is_like
 from dynbench.engine.launching import attach
-from dynbench.errors import UsageError
-from dynbench.experiment import training
+from dynbench.errors import ConfigError, UsageError
+from dynbench.experiment import meeting, training
+from dynbench.experiment.meeting import decide_meeting
 from dynbench.experiment.training import run_training
-from dynbench.experiment.without_communication import with_null
+from dynbench.experiment.without_communication import one_with_silent, turn_steps, with_silent
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.store import RunStore
 
@@ -22,27 +26,35 @@ REAL = (
     "launch.device=cpu",
     "workload.subset=96",
     "train.global_batch=12",
+    "train.exposed=true",
 )
+
+
+def real(*settings: str) -> Config:
+    return load_config(None, [*REAL, *settings])
 
 
 @pytest.mark.parametrize("sync", STRATEGIES)
 def test_every_strategy_has_a_like_that_sends_nothing_or_says_why_not(tmp_path: Path, sync: str) -> None:
     entry = STRATEGIES[sync]
     if entry.servers or not entry.trains:
-        with pytest.raises(UsageError, match=r"--exposed: .*(server steps by|sends nothing already)"):
-            with_null(load_config(None, [*REAL, f"sync.name={sync}"]), {}, RunStore(tmp_path))
+        with pytest.raises(ConfigError, match=r"train\.exposed: true, but .*(server steps by|sends nothing already)"):
+            real(f"sync.name={sync}")
         return
-    config = load_config(None, [*REAL, f"sync.name={sync}", "train.save_model=true"])
-    arms, turns = with_null(config, {"name": "a", "replace": True}, RunStore(tmp_path))
-    (one, named), (null, beside) = arms
-    assert set(differences(one, null)) == {"sync.communicate", "train.save_model"}
+    config = real(f"sync.name={sync}", "train.save_model=true", "train.eval_samples=64")
+    arms, turns = one_with_silent(config, {"name": "a", "replace": True}, RunStore(tmp_path))
+    (one, named), (silent, beside) = arms
+    assert set(differences(one, silent)) == {"sync.communicate", "train.save_model", "train.exposed"}
+    assert is_like(silent, one) and not is_like(one, silent) and not is_like(one, one)
     assert (named["name"], beside["name"], beside["replace"]) == ("a", "a-null", True)
     assert turns.block == (8 if entry.across_steps or entry.reads("inner_steps") else 1)
 
 
 def test_ranks_that_step_apart_take_turns_of_as_many_steps(tmp_path: Path) -> None:
-    config = load_config(None, [*REAL, "sync.name=diloco", "sync.inner_steps=20", "sync.overlap_steps=2"])
-    assert with_null(config, {}, RunStore(tmp_path))[1].block == 20
+    config = real("sync.name=diloco", "sync.inner_steps=20", "sync.overlap_steps=2")
+    assert one_with_silent(config, {}, RunStore(tmp_path))[1].block == 20
+    assert turn_steps(Launches(), [config]) == 20 and turn_steps(Launches(block=32), [config]) == 32
+    assert turn_steps(Launches(), [config, config]) == 1, "checked where arms meet"
 
 
 @pytest.mark.parametrize(
@@ -50,16 +62,44 @@ def test_ranks_that_step_apart_take_turns_of_as_many_steps(tmp_path: Path) -> No
     [
         (("launch.launcher=virtual",), "virtual ranks send nothing"),
         (("sync.communicate=false",), "sync.communicate false sends nothing already"),
-        (("train.eval_every=2",), "take turns: train.eval_every of arm with is 2 steps"),
+        (("train.profile_steps=2",), "a profiler"),
     ],
 )
-def test_what_cannot_take_turns_is_refused(tmp_path: Path, settings: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        with_null(load_config(None, [*REAL, *settings]), {}, RunStore(tmp_path))
+def test_what_there_is_not_to_leave_out_is_refused(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        real(*settings)
+
+
+def test_what_cannot_take_turns_is_refused_also_where_arms_are_apart(tmp_path: Path) -> None:
+    config = real("train.eval_every=2")
+    for mode in ("apart", "auto"):
+        with pytest.raises(ConfigError, match=r"train\.exposed: true, but train\.eval_every of arm a is 2 steps"):
+            decide_meeting(Launches(mode=mode), {"a": config, "b": real()}, "b")
+    with pytest.raises(ConfigError, match=r"train\.exposed: true, but train\.eval_every"):
+        one_with_silent(config, {}, RunStore(tmp_path))
+
+
+def test_only_arms_that_ask_have_a_like_and_each_is_known_by_its_arm() -> None:
+    plain = load_config(None, [one for one in REAL if "exposed" not in one])
+    arms = with_silent([("ps", plain, {"name": "ps-1"}), ("flat", real("sync.name=flat"), {"name": "flat-1"})])
+    assert [(one.arm, one.member, one.silent, one.naming["name"]) for one in arms] == [
+        ("ps", 0, False, "ps-1"),
+        ("flat", 1, False, "flat-1"),
+        ("flat-null", 1, True, "flat-1-null"),
+    ]
+    assert [one.config.sync.communicate for one in arms] == [True, True, False]
+
+
+def test_likes_count_among_the_arms_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MOST_TOGETHER", 5)
+    arms = {name: real(f"sync.name={name}") for name in ("ddp", "naive", "flat")}
+    found = decide_meeting(Launches(), arms, "ddp")
+    assert found.groups == (("ddp", "naive"), ("ddp", "flat"))
+    assert "3 arms and 3 without communication are more than 5" in found.reason
 
 
 def test_a_rank_that_torchrun_started_launches_no_two_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "started_as_rank", lambda _: True)
     monkeypatch.setattr(attach, "join_training", lambda *_, **__: pytest.fail("it trains"))
-    with pytest.raises(UsageError, match="--exposed launches two arms"):
-        run_training(load_config(None, REAL), RunStore(tmp_path), exposed=True)
+    with pytest.raises(UsageError, match=r"train\.exposed: true launches two arms"):
+        run_training(real(), RunStore(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ from dynbench.config.held import copies_held
 from dynbench.config.load import load_config
 from dynbench.config.ranks import ranks_under
 from dynbench.config.schema import Config
+from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.rehearsal import rehearsed
 from dynbench.probe.trial import TrialStep
+from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload
 
@@ -138,6 +141,33 @@ def test_a_trial_holds_what_the_compressor_keeps(
     if name == "fsdp" and form.startswith("fp8"):
         least = 1.0  # no rank gives a mean to the others
     assert 0.95 * least - 0.02 <= held(form) - held("none") <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_a_rank_counts_by_kind_adds_up_to_what_the_registry_says(
+    name: str, workload: Workload, group: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, run = trial_of(name, workload, group), Run(tmp_path)
+    replica = trial._replica
+    held = HeldMemory(run, 1, replica, trial.memory, wanted=True)
+    monkeypatch.setattr(replica, "update", partial(replica.update, held.stepped))
+    monkeypatch.setattr(replica, "compute", held.computing()(replica.compute))
+    run.ranks_dir.mkdir()
+    trial.step(2, 16)
+    found = json.loads(run.held_file(1).read_text())
+    kinds = ("parameters_mb", "gradients_mb", "optimizer_mb", "strategy_mb")
+    entry, model_mb = STRATEGIES[name], 4e-6 * trial.gradient_numel
+    wanted = copies_held(config_of(name), ranks_under(name, WORKERS + entry.servers))
+    assert found["whole_mb"] == pytest.approx(model_mb)
+    assert sum(found["after_step"][kind] for kind in kinds) == pytest.approx(wanted * model_mb, rel=0.12)
+    made = found["initialised"]
+    assert made["optimizer_mb"] == 0 and found["before_step"]["optimizer_mb"] == 0, "made in the first step"
+    divided = WORKERS if entry.moments == "divided" else 1
+    if name != "zero1_torch":  # deals out whole parameters
+        state = 0 if entry.moments == "served" else 2 * model_mb / divided
+        assert found["after_step"]["optimizer_mb"] == pytest.approx(state, rel=0.12)
+    assert found["activations_mb"] > 0
 
 
 @pytest.mark.slow
