@@ -120,7 +120,10 @@ def _null_of(merged: MergedRun) -> MergedRun | None:
 
 def silent_run(run: Run) -> Run | None:
     """The run of the same launch that differs in nothing but that its ranks sent nothing; None where none is there."""
-    ids = fact(run.env(), "together.runs")
+    try:
+        ids = fact(run.env(), "together.runs")
+    except DynbenchError:  # of a run that ended before it was written
+        return None
     for other in ids if isinstance(ids, list) else ():
         beside = Run(run.path.parent / str(other))
         try:

@@ -361,8 +361,8 @@ def test_a_comparison_needs_two_arms_and_one_base(
 # ---- the file that says the same --------------------------------------------------------------------------------
 
 
-WITHOUT_LENGTHS = ("first_steps", "buckets")
-"""Recipes of samples that the policy of a further arm cannot deal."""
+OTHERS = ("first_steps", "buckets", "sync")
+"""Recipes of samples that the policy of a further arm cannot deal, or with a server that is not slowed down."""
 
 
 def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object) -> bool:
@@ -373,7 +373,7 @@ def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object
     return [replace(recipe, cell={}) for recipe in load_cells(path)] == [replace(each, cell={}) for each in recipes]
 
 
-@pytest.mark.parametrize("name", [name for name in list_recipes() if name not in WITHOUT_LENGTHS])
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name not in OTHERS])
 @pytest.mark.parametrize(
     "laid",
     [
