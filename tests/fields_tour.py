@@ -68,6 +68,7 @@ CELLS = "cells:\n  - {train.seed: 0}\n  - {train.seed: 9}\n"
 STRATEGY = {
     "comm_ms": 1.5, "comm_sum_ms": 2.0, "hidden_comm_ms": 0.5, "collectives": 1, "bytes_raw": 100, "bytes_wire": 50,
     "sync_forward_ms": 0.0, "sync_backward_ms": 0.0, "sync_optimizer_ms": 0.0, "bytes_sent": 51,
+    "gradient_bytes_raw": 100, "gradient_bytes_wire": 25,
 }  # fmt: skip
 
 
@@ -226,4 +227,6 @@ def written(root: Path) -> Iterator[tuple[str, Path]]:
                 name = f"figures/{name}"
             elif name == "summary.json" and (path.parent / "bench.json").is_file():
                 name = f"bench/{name}"
+            elif name == "results.csv" and (path.parent / "results.json").is_file():
+                name = f"solve/{name}"
             yield name.replace(".parquet", ".csv"), path

@@ -22,6 +22,7 @@ from dynbench.analysis.page import metric_rows, summary_markdown
 from dynbench.analysis.pairwise import ArmPair, compare_pairs
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
+from dynbench.analysis.result_line import RESULTS_FILE, results_csv
 from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
 from dynbench.config.recipes import RECIPE_FILE
@@ -39,7 +40,7 @@ Baseline = tuple[str, Sequence[Run]]
 WITH_ROWS = ("train",)
 """Commands whose entries hold rank files."""
 
-SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md")
+SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE)
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ def _write(report: Report) -> None:
     folder = report.folder.path
     if _overall_files(report.folder, [run.run for run in report.runs]):
         write_text(folder / "summary.csv", metric_rows(report).write_csv())
+        write_text(folder / RESULTS_FILE, results_csv(list(report.summaries.values())))
         write_text(folder / "summary.md", summary_markdown(report))
         write_json(folder / COMPARISON_FILE, report.record().as_dict())
         keep_runs(folder, report.runs)
@@ -214,7 +216,7 @@ def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
     """Files of an analysis over several runs; none when the entry is the run itself."""
     if len(runs) == 1 and entry.id == runs[0].id:
         return []
-    return [entry.path / name for name in (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md")]
+    return [entry.path / name for name in (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md", RESULTS_FILE)]
 
 
 def _derived_files(run: Run) -> list[Path]:

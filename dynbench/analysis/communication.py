@@ -18,6 +18,7 @@ from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 from dynbench.units import mb
 
+GRADIENT_BYTES = ("gradient_bytes_raw", "gradient_bytes_wire")
 _PARTS = {
     "compute_ms": ["compute_ms"],
     "sync_ms": ["wait_ms", "exposed_comm_ms"],
@@ -30,9 +31,11 @@ def communication_of(merged: MergedRun) -> dict[str, object]:
     """The keys of a summary about communication, for runs that record it; means per rank and step."""
     steps = merged.measured
     found: dict[str, object] = {name: {"mean": _mean(steps, name)} for name in OPTIONAL_MEANS if name in steps.columns}
-    if {"bytes_raw", "bytes_wire"} <= set(steps.columns):
-        compressed = steps.filter(pl.col(COMPRESSES.name)) if COMPRESSES.name in steps.columns else steps
-        found["compression_ratio"] = _ratio(_total(compressed, "bytes_raw"), _total(compressed, "bytes_wire"))
+    if "gradient_bytes_wire" in steps.columns:
+        counted = steps.filter(pl.col(COMPRESSES.name)) if COMPRESSES.name in steps.columns else steps
+        raw, gradient, wire = (_total(counted, name) or 0.0 for name in (*GRADIENT_BYTES, "bytes_wire"))
+        found["compression_ratio"] = _ratio(raw, gradient)
+        found["traffic_compression_ratio"] = _ratio(wire - gradient + raw, wire)
     against = against_null(merged)
     if against is not None:
         found |= {"exposed_vs_null_ms": {"mean": against.exposed_ms}, "against_null": asdict(against)}
@@ -40,6 +43,7 @@ def communication_of(merged: MergedRun) -> dict[str, object]:
         return found
     sent = sent_bytes(steps)
     found |= {
+        "comm_ratio": _ratio(_total(steps, "comm_ms"), _total(steps, "step_time_ms_mean")),
         "overlap_fraction": _ratio(_total(steps, "hidden_comm_ms"), _total(steps, "comm_ms")),
         "bytes_sent_ratio": sent.ratio,
         "bytes_sent_reason": None if sent.reason is None else str(sent.reason),

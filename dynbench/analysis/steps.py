@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dynbench.runs.columns import COMPRESSES
+from dynbench.runs.columns import CLIPPED, COMPRESSES, GRAD_NORM
 
 SPREAD_COLUMNS = ("compute_ms", "step_time_ms", "padded_tokens", "local_batch", "peak_mem_mb")
 """Columns whose standard deviation over ranks is reported."""
@@ -25,8 +25,11 @@ MERGED_COLUMNS = (
 OPTIONAL_MEANS = (
     *("comm_ms", "comm_sum_ms", "comm_wait_ms", "comm_transfer_ms", "hidden_comm_ms", "collectives"),
     *("sync_forward_ms", "sync_backward_ms", "sync_optimizer_ms", "bytes_raw", "bytes_wire", "bytes_sent"),
+    *("gradient_bytes_raw", "gradient_bytes_wire"),
 )
 """Columns that only some runs have."""
+CODING = ("compress_ms", "decompress_ms")
+"""Likewise, of runs that compress."""
 
 
 def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
@@ -42,12 +45,17 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
         `<phase>_mean` over ranks of `PHASES`; `wait_max_ms`; `plan_max_ms`; `real_tokens`, `padded_tokens`,
         `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global` (by weight, null
         where nothing weighs); `work_hash` (sum modulo 2**64); `skipped` (bool); throughputs; means over ranks of
-        `OPTIONAL_MEANS`, `turn`, and `compresses` (bool), where the run has them. And the number of steps dropped.
+        `OPTIONAL_MEANS` and `CODING`, `turn`, and `compresses` and `clipped` (bool), where the run has them; `finite`
+        (bool): every rank's loss is, and the norm of the gradient where it is known. And the number of steps dropped.
     """
-    optional = [name for name in OPTIONAL_MEANS if name in rows.columns]
+    optional = [name for name in (*OPTIONAL_MEANS, *CODING) if name in rows.columns]
     turn = [pl.col("turn").first()] if "turn" in rows.columns else []
     if COMPRESSES.name in rows.columns:
         turn.append((pl.col(COMPRESSES.name) > 0).all())
+    if CLIPPED.name in rows.columns:
+        turn.append((pl.col(CLIPPED.name) > 0).any())
+    finite = [pl.col(name).is_finite().all() for name in ("loss", GRAD_NORM.name) if name in rows.columns]
+    turn.append(pl.all_horizontal(finite).alias("finite"))
     grouped = rows.lazy().group_by("step").agg(*_aggregates(optional), *turn).collect(engine="streaming").sort("step")
     complete = grouped.filter(pl.col("ranks") == ranks)
     return complete.with_columns(_derived()).with_columns(_other()), grouped.height - complete.height

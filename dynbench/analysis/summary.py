@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import polars as pl
 from dynbench.analysis import tables
 from dynbench.analysis.communication import communication_of
 from dynbench.analysis.comparability import fact
+from dynbench.analysis.compression import compression_of
 from dynbench.analysis.crowding import Load, load_of, oversubscribed
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.epochs import epochs_of
@@ -28,9 +29,11 @@ from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.operations_table import operations_table
 from dynbench.analysis.profile import profile_of, profile_table
 from dynbench.analysis.proxy import proxy_error
+from dynbench.analysis.result_line import RESULTS_FILE, result_line, results_csv
 from dynbench.analysis.slowest import slowest_ranks
 from dynbench.analysis.steps import PHASES, SPREAD_COLUMNS
-from dynbench.analysis.timed import served_mem_mb, timed_ms, timed_table
+from dynbench.analysis.targets import targets_of
+from dynbench.analysis.timed import largest, timed_ms, timed_table
 from dynbench.analysis.waste import waste_of
 from dynbench.analysis.waste_table import waste_table
 from dynbench.config.image_rules import has_lengths
@@ -65,6 +68,7 @@ def write_summary(merged: MergedRun) -> Summary:
     summary = summary_of(merged)
     folder = merged.run.path
     write_json(folder / "summary.json", summary)
+    write_text(folder / RESULTS_FILE, results_csv([summary]))
     write_text(folder / "summary.csv", tables.summary_rows({merged.label: summary}).write_csv())
     write_page(merged, summary)
     return summary
@@ -117,10 +121,12 @@ def summary_of(merged: MergedRun) -> Summary:
         "rows": merged.rows,
         "partial": merged.partial,
         "missing": list(merged.lacks),
-        "step_time_ms": {**_distribution(steps, "step_time_max_ms", 50, 95), "total": total_ms},
+        "step_time_ms": {**_distribution(steps, "step_time_max_ms", 50, 90, 95), "total": total_ms},
         "exposed_comm_ms": _distribution(steps, "exposed_comm_ms"),
         "time_ms": {phase.removesuffix("_ms"): _mean(steps, f"{phase}_mean") for phase in PHASES},
         "skipped_steps": int(steps["skipped"].sum()),
+        "nan_steps": steps.filter(~pl.col("finite") | pl.col("skipped")).height,
+        "clipped_steps": int(steps["clipped"].sum()) if "clipped" in steps.columns else None,
         "throughput_samples_per_s": _throughput(steps, total_ms, "global_batch", "throughput_samples_per_s"),
         "throughput_tokens_per_s": _throughput(steps, total_ms, "real_tokens", "throughput_tokens_per_s"),
         "padded_tokens_max": {
@@ -135,7 +141,11 @@ def summary_of(merged: MergedRun) -> Summary:
         "std_over_ranks": {name: _distribution(steps, f"{name}_std", 95) for name in SPREAD_COLUMNS},
         "step_length_tokens": _step_lengths(steps),
         "proxy": proxy_error(merged),
-        "peak_mem_mb": {"max": _number(steps["peak_mem_mb_max"].max()), "servers_max": served_mem_mb(merged)},
+        "peak_mem_mb": {
+            "max": _number(steps["peak_mem_mb_max"].max()),
+            "servers_max": largest(merged, "servers", "peak_mem_mb"),
+        },
+        "reserved_mem_mb": {"max": largest(merged, "workers", "reserved_mem_mb")},
         "loss": {"first": _end(steps, 0), "last": _end(steps, -1)} if facts.trains else {"first": None, "last": None},
         "eval": _evaluation(merged.evaluations, fact(facts.env, "data.unigram_perplexity")),
         "samples": int(steps["global_batch"].sum()),
@@ -145,8 +155,11 @@ def summary_of(merged: MergedRun) -> Summary:
         "memory_parts": memory_parts(merged),
         "timed_ms": timed_ms(merged),
         **communication_of(merged),
+        "compression": compression_of(merged),
+        "targets": targets_of(merged),
     }
-    return found if has_lengths(facts.config) else found | _WITHOUT_LENGTHS
+    found = found if has_lengths(facts.config) else found | _WITHOUT_LENGTHS
+    return {**found, "record": asdict(result_line(merged, found))}
 
 
 _NONE: dict[str, float | None] = {"mean": None, "std": None, "p95": None, "total": None}

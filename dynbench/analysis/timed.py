@@ -49,11 +49,11 @@ def timed_ms(merged: MergedRun) -> dict[str, Times]:
     return found
 
 
-def served_mem_mb(merged: MergedRun) -> float | None:
-    """Peak memory over the ranks that serve and measured steps; None where none do, or it is not known."""
+def largest(merged: MergedRun, side: str, column: str) -> float | None:
+    """Of a column over a side's ranks and measured steps; None where there are none, or it is not known."""
     measured = merged.measured.lazy().select("step")
-    rows = rows_of_side(merged, "servers").join(measured, on="step", how="semi")
-    peak = rows.select(pl.col("peak_mem_mb").max()).collect().item()
+    rows = rows_of_side(merged, side).join(measured, on="step", how="semi")
+    peak = rows.select(pl.col(column).max()).collect().item()
     return None if peak is None else float(peak)
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from dynbench.runs.columns import GRAD_REL_ERROR, Column
+from dynbench.runs.columns import GRAD_MAX_ERROR, GRAD_REL_ERROR, Column
 from dynbench.wire.channel import Channel
 
 ERROR_COLUMNS: tuple[Column, ...] = (
     GRAD_REL_ERROR,
+    GRAD_MAX_ERROR,
     Column("grad_cos_sim", "number", "", "Cosine of the angle between the two; likewise."),
     Column("residual_norm", "number", "", "2-norm of what compression has left out so far; likewise."),
 )
@@ -25,12 +26,18 @@ class Error:
     exact: float = 0.0
     found: float = 0.0
     product: float = 0.0
+    largest: float = 0.0
+    largest_difference: float = 0.0
     measured: bool = False
 
     def add(self, exact: Tensor, found: Tensor) -> None:
         """A flat gradient's mean, and what came of it, both of shape [n]."""
         a, b = exact.double(), found.double()
-        self.difference += float((a - b).square().sum())
+        apart = a - b
+        self.difference += float(apart.square().sum())
+        if a.numel():
+            self.largest = max(self.largest, float(a.abs().max()))
+            self.largest_difference = max(self.largest_difference, float(apart.abs().max()))
         self.exact += float(a.square().sum())
         self.found += float(b.square().sum())
         self.product += float(a @ b)
@@ -43,6 +50,7 @@ class Error:
         both = (self.exact * self.found) ** 0.5
         return {
             GRAD_REL_ERROR.name: (self.difference / self.exact) ** 0.5 if self.exact else None,
+            GRAD_MAX_ERROR.name: self.largest_difference / self.largest if self.largest else None,
             "grad_cos_sim": self.product / both if both else None,
             "residual_norm": residual_norm,
         }

@@ -79,8 +79,8 @@ class GradiVeq(Compressing):
         taken = {part.name for part in parts}
         whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in taken and segment.numel]
         if whole:
-            self._tally.extra += bool(sliced)
-            average(channel, whole)
+            with self._tally.beside(bool(sliced)):
+                average(channel, whole)
         self._refresh(channel, [each for each in sliced if self._is_due(each.part.name)])
         if sliced:
             with self._tally.timed("compress_ms"):
@@ -121,12 +121,13 @@ class GradiVeq(Compressing):
             return
         with self._tally.timed("compress_ms"):
             moments = [each.slices.T @ each.slices for each in due]
-        self._tally.extra += 2
-        average(channel, moments)
+        with self._tally.beside():
+            average(channel, moments)
         with self._tally.timed("compress_ms"):
             found = [self._principal(moment, channel.rank == 0) for moment in moments]
         together = torch.stack(found)
-        channel.all_reduce(together).wait()  # the others' are zero: libraries may differ in signs
+        with self._tally.beside():
+            channel.all_reduce(together).wait()  # the others' are zero: libraries may differ in signs
         for each, moment, basis in zip(due, moments, together, strict=True):
             self._basis.pop(each.part.name, None)
             if moment.isfinite().all():

@@ -145,8 +145,8 @@ class CompressedMean(Compressing):
         measured = self._encoded(items)
         with self._tally.timed("compress_ms"):
             numbers = torch.stack([self.codec.measure(item.values).double() for item in measured])
-        self._tally.extra += 1
-        channel.all_reduce(numbers, dist.ReduceOp.MAX).wait()
+        with self._tally.beside():
+            channel.all_reduce(numbers, dist.ReduceOp.MAX).wait()
         for item, number in zip(measured, numbers.unbind(), strict=True):
             item.known = replace(item.known, number=number)
 
@@ -155,6 +155,7 @@ class CompressedMean(Compressing):
         message = Message([[item.codec.fields(item.part.numel, item.known) for item in piece] for piece in items])
         like = next(item.values for piece in items for item in piece)
         sent = self._bytes("sent", len(items) * message.nbytes, like)
+        self._tally.wrote(len(sent))
         with self._tally.timed("compress_ms"):
             for number, piece in enumerate(items):
                 row = message.row(sent, number)
@@ -176,15 +177,14 @@ class CompressedMean(Compressing):
             lane = [[item for item in piece if (item.codec is not self.codec) == whole] for piece in items]
             if not any(lane):
                 continue
-            self._tally.extra += number
             message, sent = self._written(lane)
             dtype = next(item.codec.fields(1, item.known)[0].dtype for piece in lane for item in piece)
-            received = sent
-            if size is None:
-                channel.all_reduce(sent.view(dtype)).wait()
-            else:
-                received = self._bytes("summed", message.nbytes, out)
-                channel.reduce_scatter(received.view(dtype), sent.view(dtype)).wait()
+            received = sent if size is None else self._bytes("summed", message.nbytes, out)
+            with self._tally.beside(bool(number)):
+                if size is None:
+                    channel.all_reduce(sent.view(dtype)).wait()
+                else:
+                    channel.reduce_scatter(received.view(dtype), sent.view(dtype)).wait()
             with self._tally.timed("decompress_ms"):
                 for item, payload in zip(lane[rank], message.payloads(received, rank), strict=True):
                     with item.target(out, rank * (size or 0)) as target:

@@ -79,8 +79,8 @@ class PowerSgd(Compressing):
             for each in matrices:
                 each.left = each.values @ each.right
         if whole:
-            self._tally.extra += bool(matrices)
-            average(channel, whole)
+            with self._tally.beside(bool(matrices)):
+                average(channel, whole)
         if matrices:
             average(channel, [each.left for each in matrices])
             with self._tally.timed("compress_ms"):

@@ -96,9 +96,9 @@ class Sketch(Compressing):
             sketches = [each.write(given) for each, given in zip(hashes, values, strict=True)]
         whole = [segment.of(flat).view(-1) for segment in segments if segment.name not in names and segment.numel]
         if whole:
-            average(channel, whole)
+            with self._tally.beside(bool(parts)):
+                average(channel, whole)
         if parts:
-            self._tally.extra += bool(whole)
             average(channel, sketches)
             with self._tally.timed("compress_ms"):
                 found = [each.read(sketch).abs() for each, sketch in zip(hashes, sketches, strict=True)]

@@ -59,6 +59,11 @@ def _joins_texts(s: Situation) -> bool:
     return own or (_has_texts(s) and not WORKLOADS[s.config.workload.name].classes)
 
 
+def _has_perplexity(s: Situation) -> bool:
+    workload, train = s.config.workload, s.config.train
+    return train.eval_samples > 0 and (workload.runs_own_code or not WORKLOADS[workload.name].classes)
+
+
 def _has_lengths(s: Situation) -> bool:
     return has_lengths(s.config)
 
@@ -124,6 +129,7 @@ _NOT_OWN = "the workload is none of your own (workload.name)"
 _NO_LENGTHS = "samples of '{workload}' have no lengths (workload.name)"
 _NO_COST = "policy '{policy}' plans without a predicted cost"
 _NO_PROBE = "no probe is made (probe.run=auto)"
+_NO_PERPLEXITY = "the workload has no perplexity, or evaluation is off (train.eval_samples is 0)"
 _NO_MEETING = "the ranks need no meeting point here"
 
 _COMMON: dict[str, Effect] = {
@@ -262,6 +268,8 @@ _COMMON: dict[str, Effect] = {
     ),
     "analysis.confidence": Effect("compare analyze"),
     "analysis.loss_tolerance": Effect("compare analyze"),
+    "analysis.target_perplexity": Effect("train compare", _has_perplexity, _NO_PERPLEXITY),
+    "analysis.time_budget_s": Effect("train compare", _has_perplexity, _NO_PERPLEXITY),
 }
 
 _READ_BY = (

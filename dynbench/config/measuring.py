@@ -43,3 +43,7 @@ class Analysis(Section):
     """Level of the intervals."""
     loss_tolerance: PositiveFloat = 1e-3
     """Largest relative difference of the global loss that still counts as parity, at level `step`."""
+    target_perplexity: PositiveFloat | None = None
+    """Evaluation perplexity to which time, steps and bytes are told; evaluate often enough (train.eval_every)."""
+    time_budget_s: PositiveFloat | None = None
+    """Training time, seconds, at which the perplexity is told; evaluation is off this clock."""

@@ -60,6 +60,11 @@ COMM_COLUMNS: tuple[Column, ...] = (
     Column("bytes_raw", "integer", "B", "What the strategy gave this rank's wire, before anything was compressed."),
     Column("bytes_wire", "integer", "B", "What this rank sent, from the sizes sent and each collective's formula."),
     Column(
+        *("gradient_bytes_raw", "integer", "B"),
+        "What of gradients, or of the changes of steps apart, this rank would have sent as they are; by the formulas.",
+    ),
+    Column("gradient_bytes_wire", "integer", "B", "What it sent of them."),
+    Column(
         "bytes_sent",
         "integer",
         "B",
@@ -107,6 +112,12 @@ GRAD_REL_ERROR = Column(
     "was measured (compress.error_every), and of what this rank averages where ranks hold shards.",
 )
 """Of the same; where it was measured more was sent than is counted."""
+GRAD_MAX_ERROR = Column(
+    "grad_rel_error_max",
+    "number",
+    "",
+    "Largest difference of an element of it, over the largest element of the uncompressed one; likewise.",
+)
 
 
 def write_columns(folder: Path, columns: Sequence[Column]) -> None:

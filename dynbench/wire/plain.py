@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch.distributed as dist
 from torch import Tensor
@@ -35,11 +36,13 @@ class PlainWire:
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """Divided first, so that a sum in half precision does not overflow, then all-reduced."""
-        return self._begin(lambda: self._channel.all_reduce(flat.div_(self.world_size)), flat, flat)
+        with self._averaging("all_reduce", flat):
+            return self._begin(lambda: self._channel.all_reduce(flat.div_(self.world_size)), flat, flat)
 
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """Divided first, then reduce-scattered."""
-        return self._begin(lambda: self._channel.reduce_scatter(shard, flat.div_(self.world_size)), shard, flat)
+        with self._averaging("reduce_scatter", flat):
+            return self._begin(lambda: self._channel.reduce_scatter(shard, flat.div_(self.world_size)), shard, flat)
 
     def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
         """All-gathered."""
@@ -78,6 +81,10 @@ class PlainWire:
         """Start an operation of the channel, for which the strategy hands in a tensor, or none."""
         self._hand_in(handed_in)
         return operation()
+
+    def _averaging(self, operation: str, flat: Tensor) -> AbstractContextManager[None]:
+        """What is called within averages `flat`, in place of one operation."""
+        return self._channel.ledger.averaging(operation, nbytes(flat), self.world_size)
 
     def _hand_in(self, tensor: Tensor | None) -> None:
         if tensor is not None:

@@ -64,11 +64,21 @@ class QueuedWire(PlainWire):
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """The compressor's mean."""
-        return self._queue(lambda: self._averager.mean(self._channel, flat, segments), flat, flat)
+
+        def average() -> None:
+            with self._averaging("all_reduce", flat):
+                self._averager.mean(self._channel, flat, segments)
+
+        return self._queue(average, flat, flat)
 
     def mean_shard(self, flat: Tensor, segments: Sequence[Segment], shard: Tensor) -> Future[Tensor]:
         """The compressor's mean of this rank's shard."""
-        return self._queue(lambda: self._averager.mean_shard(self._channel, flat, segments, shard), shard, flat)
+
+        def average() -> None:
+            with self._averaging("reduce_scatter", flat):
+                self._averager.mean_shard(self._channel, flat, segments, shard)
+
+        return self._queue(average, shard, flat)
 
     def row(self) -> Mapping[str, object]:
         """What the compressor says of the step that ended."""

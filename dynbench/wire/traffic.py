@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dynbench.clock import NS_PER_MS, Clock
@@ -49,6 +50,10 @@ class Traffic:
     """Time in which at least one operation was under way."""
     bytes_raw: int
     """What the strategy handed to the wire, before anything was compressed."""
+    gradient_raw: int = 0
+    """What this rank would have sent of gradients that it averaged, had they been sent as they are, see `SENT`."""
+    gradient_wire: int = 0
+    """What it sent of these."""
     calls: Sequence[Call] = ()
     """All calls, in their order."""
 
@@ -72,6 +77,7 @@ class Entry:
     number: int
     bytes_in: int
     bytes_wire: int
+    of_gradient: bool
     start: object
     end: object | None = None
 
@@ -87,6 +93,8 @@ class Ledger:
     clock: Clock
     _entries: list[Entry] = field(default_factory=list)
     _bytes_raw: int = 0
+    _gradient_raw: int = 0
+    _here: threading.local = field(default_factory=threading.local)
     _numbers: Counter[tuple[str, int]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -95,11 +103,23 @@ class Ledger:
         with self._lock:
             self._bytes_raw += size
 
+    @contextmanager
+    def averaging(self, operation: str, size: int, ranks: int) -> Iterator[None]:
+        """What this thread calls within averages gradients, for which `operation` of `size` bytes would do."""
+        with self._lock:
+            self._gradient_raw += SENT[operation](size, ranks)
+        self._here.averages = True
+        try:
+            yield
+        finally:
+            self._here.averages = False
+
     def begin(self, operation: str, size: int, ranks: int, peer: int = EVERYONE) -> Entry:
         """An operation is called with so many bytes, of a send or receive with the other rank."""
         among = "everyone" if peer == EVERYONE else operation, peer
+        averages, sent = getattr(self._here, "averages", False), SENT[operation](size, ranks)
         with self._lock:
-            entry = Entry(operation, peer, self._numbers[among], size, SENT[operation](size, ranks), self.clock.mark())
+            entry = Entry(operation, peer, self._numbers[among], size, sent, averages, self.clock.mark())
             self._numbers[among] += 1
             self._entries.append(entry)
         return entry
@@ -120,6 +140,7 @@ class Ledger:
             done = [entry for entry in self._entries if entry.end is not None]
             self._entries = [entry for entry in self._entries if entry.end is None]
             raw, self._bytes_raw = self._bytes_raw, 0
+            gradient_raw, self._gradient_raw = self._gradient_raw, 0
         to_ns = self.clock.to_host_ns()
         calls = [
             Call(entry.operation, entry.peer, entry.number, entry.bytes_wire, to_ns(entry.start), to_ns(entry.end))
@@ -134,7 +155,9 @@ class Ledger:
                 before.bytes_wire + entry.bytes_wire,
                 before.ms + (call.end_ns - call.start_ns) / NS_PER_MS,
             )
-        return Traffic(operations, union_ms([(call.start_ns, call.end_ns) for call in calls]), raw, calls)
+        busy_ms = union_ms([(call.start_ns, call.end_ns) for call in calls])
+        gradient_wire = sum(entry.bytes_wire for entry in done if entry.of_gradient)
+        return Traffic(operations, busy_ms, raw, gradient_raw, gradient_wire, calls)
 
 
 def union_ms(spans: Iterable[tuple[float, float]]) -> float:

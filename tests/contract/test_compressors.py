@@ -176,8 +176,13 @@ def test_a_run_says_what_compression_did_and_leaves_whole_steps_out_of_its_ratio
     compressed = rows.filter(pl.col("compresses") == 1)
     assert (compressed["density"] > 0.29).all() and (compressed["density"] < 0.35).all()
     assert (compressed["residual_mb"] > 0).all() and (compressed["index_bytes"] > 0).all()
-    ratio = compressed["bytes_raw"].sum() / compressed["bytes_wire"].sum()
-    assert summarise(run)["compression_ratio"] == pytest.approx(ratio)
+    ratio = compressed["gradient_bytes_raw"].sum() / compressed["gradient_bytes_wire"].sum()
+    summary = summarise(run)
+    assert summary["compression_ratio"] == pytest.approx(ratio)
+    compression = summary["compression"]
+    assert isinstance(compression, dict) and compression["residual_mb"] == compressed["residual_mb"].max()
+    share = compressed["index_bytes"].sum() / compressed["payload_bytes"].sum()
+    assert compression["index_share"] == pytest.approx(share) and 0 < share < 0.5
 
 
 @pytest.mark.parametrize("shards", [False, True])

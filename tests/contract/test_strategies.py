@@ -132,6 +132,8 @@ def test_bytes_are_counted(ranks: WarmRanks, sync: str, null: bool) -> None:
             if null:
                 assert (dict(traffic.operations), traffic.bytes_wire, traffic.busy_ms) == ({}, 0, 0.0)
             else:
+                assert traffic.gradient_raw == traffic.gradient_wire <= traffic.bytes_wire, "nothing is compressed"
+                assert traffic.gradient_raw >= gradient_bytes() // 2
                 assert traffic.bytes_wire == sum(tally.bytes_wire for tally in traffic.operations.values()) > 0
                 assert 0 < traffic.busy_ms <= sum(tally.ms for tally in traffic.operations.values()) + 1e-6
 
@@ -148,6 +150,8 @@ def test_a_compressors_bytes_are_those_that_it_sends(ranks: WarmRanks, compress:
         for step in rank:
             assert step["traffic"].bytes_raw == gradient_bytes()
             assert step["traffic"].bytes_wire == pytest.approx(share * gradient_bytes(), rel=0.01)
+            assert step["traffic"].gradient_wire == step["traffic"].bytes_wire
+            assert step["traffic"].gradient_raw == gradient_bytes(), "a ring of two"
 
 
 @pytest.mark.parametrize("sync", [name for name, made in ALL.items() if made.equal_gradients])

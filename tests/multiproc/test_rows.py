@@ -26,6 +26,8 @@ def test_every_rank_has_a_row_for_every_step(static_run: Run) -> None:
     assert tuple(read_columns(static_run.ranks_dir).values()) == (TURN, *COMM_COLUMNS)
     assert rows["bytes_raw"].n_unique() == 1
     assert (rows["bytes_wire"] == rows["bytes_raw"]).all(), "a ring of two"
+    assert (rows["gradient_bytes_raw"] == rows["gradient_bytes_wire"]).all(), "as they are"
+    assert rows["gradient_bytes_raw"].min() > 0.99 * rows["bytes_wire"].max()
     assert (rows["comm_ms"] > 0).all()
 
 

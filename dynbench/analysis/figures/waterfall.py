@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +13,9 @@ from matplotlib.axes import Axes
 
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.speedup import unit_of
+from dynbench.analysis.steps import CODING
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken, waste_of
 
 MOST_PANELS = 4
@@ -21,12 +23,13 @@ TITLES: Mapping[str, str] = {
     "padding": "padding",
     "waiting": "waiting",
     "exposed_comm": "communication",
+    "compression": "compression",
     "planning": "planning",
     "data": "data",
     "other": "other",
     "ideal": "needed work",
 }
-"""A change's part and what its line is called, from top to bottom."""
+"""A change's part and what its line is called, from top to bottom; compression only where an arm compresses."""
 GAIN, COST, IDEAL, LOST = "#009E73", "#D55E00", "#0072B2", "#BBBBBB"
 BAR = 0.66
 LINE_IN = 0.27
@@ -79,18 +82,34 @@ def waterfall(arms: Sequence[ArmView]) -> style.Drawing | None:
 
 def _times(arm: ArmView) -> Times | None:
     """Time of the ideal and of `PARTS`, ms per 1,000 real tokens, means over launches; None where one has none."""
-    launches = [
-        ms_per_kilotoken(waste_of(run), run.time_ms, float(run.measured["real_tokens"].sum())) for run in arm.runs
-    ]
+    launches = [_of_launch(run) for run in arm.runs]
     known = [launch for launch in launches if launch is not None]
     if len(known) < len(launches):
         return None
-    return {part: fmean(launch[part] for launch in known) for part in ("ideal", *PARTS)}
+    return {part: fmean(launch[part] for launch in known) for part in ("ideal", *PARTS, "compression")}
+
+
+def _of_launch(run: MergedRun) -> Times | None:
+    """Compression has that part of the exposed communication which it has of both, hidden or not."""
+    found = ms_per_kilotoken(waste_of(run), run.time_ms, float(run.measured["real_tokens"].sum()))
+    if found is None:
+        return None
+    coding, moving = (
+        sum(float(run.measured[name].sum()) for name in names if name in run.measured.columns)
+        for names in (CODING, ["comm_ms"])
+    )
+    compression = found["exposed_comm"] * (coding / (coding + moving) if coding else 0.0)
+    return {**found, "exposed_comm": found["exposed_comm"] - compression, "compression": compression}
+
+
+def _parts(arms: Iterable[Times]) -> list[str]:
+    """Of `TITLES`, those that say something of the arms."""
+    return [part for part in TITLES if part != "compression" or any(times[part] for times in arms)]
 
 
 def _changes(base: Times, times: Times) -> list[tuple[str, float]]:
     """What each part takes more than in the baseline, in the order of `TITLES`."""
-    return [(part, times[part] - base[part]) for part in TITLES]
+    return [(part, times[part] - base[part]) for part in _parts((base, times))]
 
 
 def _extent(base: Times, times: Times) -> float:
@@ -115,7 +134,7 @@ def _draw(axes: Axes, base: tuple[str, Times], candidate: tuple[str, Times], ext
     axes.plot([reached] * 2, [last - 1 + BAR / 2, last - BAR / 2], color=style.FAINT_INK, linewidth=0.8)
     for label, color in (("given back", GAIN), ("costs more", COST)):
         axes.barh(0, 0, BAR, color=color, label=label)
-    names = [_short(base[0], 22), *TITLES.values(), _short(candidate[0], 22)]
+    names = [_short(base[0], 22), *(TITLES[part] for part, _ in steps), _short(candidate[0], 22)]
     axes.set_yticks(range(last + 1), names)
     axes.set_ylim(last + 0.6, -0.6)
     axes.set_xlim(0, ROOM * extent)
@@ -139,8 +158,9 @@ def _short(label: str, most: int) -> str:
 
 def _rows(base: Times, shown: Mapping[str, Times]) -> Iterator[dict[str, object]]:
     """One per arm and part, and the total of each arm."""
+    parts = _parts(shown.values())
     for label, times in shown.items():
-        for part in TITLES:
+        for part in parts:
             yield {"arm": label, "part": part, "ms": times[part], "change_ms": times[part] - base[part]}
         total = sum(times.values())
         yield {"arm": label, "part": "total", "ms": total, "change_ms": total - sum(base.values())}

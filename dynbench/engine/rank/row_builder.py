@@ -59,6 +59,8 @@ def extra_values(
         },
         "bytes_raw": traffic.bytes_raw,
         "bytes_wire": traffic.bytes_wire,
+        "gradient_bytes_raw": traffic.gradient_raw,
+        "gradient_bytes_wire": traffic.gradient_wire,
         "bytes_sent": bytes_sent,
     }
     return {

@@ -70,8 +70,10 @@ def test_a_run_with_warm_up_only_has_no_numbers(make_run):
 
 
 def test_compressed_runs_report_what_travelled(make_run):
-    summary = summarise(make_run("static", extra={"comm_ms": 2.5, "bytes_raw": 4000, "bytes_wire": 1000}))
-    assert summary["compression_ratio"] == 4
+    sent = {"comm_ms": 2.5, "bytes_raw": 4000, "bytes_wire": 1000}
+    summary = summarise(make_run("static", extra=sent | {"gradient_bytes_raw": 2000, "gradient_bytes_wire": 500}))
+    assert summary["compression_ratio"] == 4, "of the exchange of gradients"
+    assert summary["traffic_compression_ratio"] == 2.5, "what is no gradient travels as it is"
     assert lookup(summary, "bytes_wire.mean") == 1000
     assert "compression_ratio" not in summarise(make_run("static"))
 

@@ -56,6 +56,23 @@ def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> No
 
 
 @pytest.mark.slow
+def test_compression_has_its_part_of_what_is_exposed(make_run: Make) -> None:
+    """Three quarters of what the arm takes to communicate and compress is compression."""
+    spent = {"comm_ms": 1.0, "compresses": 1, "compress_ms": 2.0, "decompress_ms": 1.0}
+    arms = [
+        ArmView("as it is", (merge_run(make_run(transfer_ms=2.0, noise=0.0)),)),
+        ArmView("compressed", (merge_run(make_run(transfer_ms=4.0, noise=0.0, extra=spent)),)),
+    ]
+    found = drawn(arms)
+    assert found is not None
+    rows = {row["part"]: row for row in found.table.filter(arm="compressed").iter_rows(named=True)}
+    assert rows["compression"]["ms"] == pytest.approx(3 * rows["exposed_comm"]["ms"])
+    assert rows["compression"]["change_ms"] == rows["compression"]["ms"] > 0 > rows["exposed_comm"]["change_ms"]
+    changes = [row["change_ms"] for part, row in rows.items() if part != "total"]
+    assert sum(changes) == pytest.approx(rows["total"]["change_ms"], abs=1e-9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3, len(ARMS)])
 def test_no_text_covers_another_or_leaves_the_figure(make_run: Make, number: int) -> None:
     with matplotlib.rc_context(style.RC):

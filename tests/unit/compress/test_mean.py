@@ -214,6 +214,7 @@ def test_a_step_says_what_it_did() -> None:
         assert (row["extra_collectives"], row["compresses"]) == (1, 1)
         assert 0 < row["density"] < 0.6 and 0 < row["index_bytes"] < calls[1][1]
         assert row["residual_mb"] == pytest.approx((301 + 77 + 128) * 4 / 1e6)
+        assert row["extra_collective_ms"] > 0 and row["payload_bytes"] == calls[1][1]
         assert row["compress_ms"] > 0 and row["decompress_ms"] > 0
         assert (empty["density"], empty["extra_collectives"], empty["compress_ms"]) == (None, 0, 0.0)
 

@@ -140,6 +140,8 @@ VALUES: dict[str, str] = {
     "analysis.noise_threshold": "0.1",
     "analysis.confidence": "0.9",
     "analysis.loss_tolerance": "0.1",
+    "analysis.target_perplexity": "20.0",
+    "analysis.time_budget_s": "60.0",
 }
 """A value other than the default for every field that takes one by itself."""
 
@@ -229,6 +231,7 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "probe.memory_fraction": ((PROBE, "launch.device=cpu"), (PROBE, "launch.device=cuda")),
     "probe.memory_limit": ((PROBE, "launch.device=cuda"), (PROBE, "launch.device=cpu")),
     "analysis.noise_threshold": ((), (PROBE,)),
+    **{f"analysis.{name}": ((), ("workload.name=causal_lm",)) for name in ("target_perplexity", "time_budget_s")},
     **{f"probe.{name}": ((), (PROBE,)) for name in ("lengths", "margin", "gap", "trials", "repeats", "soak_steps")},
 }
 """For every field that is not always read in training, a configuration in which it is not, and one in which it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -72,6 +73,21 @@ def test_overlapping_calls_count_each_and_once_together() -> None:
     assert traffic.operations == {"all_gather": Tally(1, 10, 30, 4)}
     assert (traffic.busy_ms, traffic.bytes_raw) == (4, 0)
     assert ledger.take().operations == {}
+
+
+def test_what_averages_gradients_is_told_from_the_rest() -> None:
+    ledger = Ledger(Hands())
+    with ledger.averaging("all_reduce", 400, 2):
+        for operation in ("all_to_all", "all_gather"):
+            ledger.end(ledger.begin(operation, 40, 2))
+        elsewhere = threading.Thread(target=lambda: ledger.end(ledger.begin("broadcast", 8, 2)))
+        elsewhere.start()
+        elsewhere.join()
+    ledger.end(ledger.begin("all_gather", 100, 2))
+    traffic = ledger.take()
+    assert (traffic.gradient_raw, traffic.gradient_wire) == (400, 20 + 40)
+    assert traffic.bytes_wire == 20 + 40 + 4 + 100
+    assert ledger.take().gradient_raw == 0
 
 
 def test_an_all_reduce_sends_what_its_two_halves_send() -> None:
