@@ -61,7 +61,7 @@ test-quick: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"
 
 test-matrix: install-test
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests/multiproc tests/contract
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests
 
 test-gpu: install-test
 	$(PYTEST) -m gpu tests/gpu

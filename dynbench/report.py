@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -126,7 +127,12 @@ def record_labels(language: str) -> Mapping[str, str]:
     if language == RECORDS_LANGUAGE:
         return {}
     path = templates_dir() / f"labels.{language}.yaml"
-    labels, _ = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    return _parsed_labels(path, path.read_text(encoding="utf-8"))
+
+
+@cache
+def _parsed_labels(path: Path, text: str) -> Mapping[str, str]:
+    labels, _ = parse_yaml(text, str(path))
     return _flatten(labels)
 
 
@@ -174,6 +180,11 @@ def _read_template(path: Path) -> Template:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"{path}: the template cannot be read: {error}", "Give a UTF-8 Markdown file.") from error
+    return _parsed(path, text)
+
+
+@cache
+def _parsed(path: Path, text: str) -> Template:
     front = _FRONT_MATTER.match(text)
     if front is None:
         return Template(path, text, {}, text)

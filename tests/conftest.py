@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
+from pixel import png
 from warm import WarmRanks
 
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -58,3 +59,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
     warm = WarmRanks(tmp_path_factory.mktemp("meet"))
     yield warm
     warm.close()
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn from the data as always, and not made into pixels, which takes most of their time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(png()))

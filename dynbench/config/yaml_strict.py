@@ -54,7 +54,7 @@ _ADVICE = {"@": "quote the value", "`": "quote the value", "%": "quote the value
 """What to do about a character that cannot stand where it was found."""
 
 
-def use_core_schema(cls: type[yaml.SafeLoader] | type[yaml.SafeDumper]) -> None:
+def use_core_schema(cls: type[yaml.SafeLoader] | type[yaml.CSafeLoader] | type[yaml.SafeDumper]) -> None:
     """Replace the YAML 1.1 scalar rules of a loader or dumper class by those of YAML 1.2."""
     cls.yaml_implicit_resolvers = {}
     for tag, pattern, first in _PATTERNS:
@@ -67,6 +67,20 @@ class _CoreLoader(yaml.SafeLoader):
 
 
 use_core_schema(_CoreLoader)
+_FastLoader: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = _CoreLoader
+"""The same in C where PyYAML has it: ten times as fast, but it says less of a mistake and nests without a limit."""
+if yaml.__with_libyaml__:
+
+    class _CoreCLoader(yaml.CSafeLoader):
+        """As `_CoreLoader`."""
+
+    use_core_schema(_CoreCLoader)
+    _FastLoader = _CoreCLoader
+
+_FAST_DEPTH = 1000
+"""Nesting up to which the C loader is let."""
+_MOST_VALUES = 100_000
+"""Keys and values of a text with its aliases written out; more is a mistake or an attack."""
 
 
 @dataclass
@@ -108,6 +122,7 @@ class _Reader:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.open_nodes: set[int] = set()
+        self.values = 0
 
     def problem(self, line: int | str, text: str) -> None:
         self.document.problems.append(f"{self.document.source}:{line}: {text}")
@@ -116,6 +131,9 @@ class _Reader:
         if id(node) in self.open_nodes:
             self.problem(self.document.positions.get(path, _line(node)), f"{path}: contains itself through an alias")
             raise _Refused
+        self.values += 1
+        if self.values > _MOST_VALUES:
+            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, its aliases written out; name fewer")
         self.open_nodes.add(id(node))
         try:
             if not isinstance(node, ScalarNode) and node.tag not in (_MAP, _SEQ):
@@ -178,17 +196,29 @@ def read_yaml(text: str, source: str) -> Document:
     """
     document = Document(source)
     try:
-        root = yaml.compose(text, _CoreLoader)
+        root = _compose(text)
+        if root is None or (isinstance(root, ScalarNode) and root.tag == _NULL):
+            return document
+        if not isinstance(root, MappingNode):
+            line = root.start_mark.line + 1
+            document.problems.append(f"{source}:{line}: expected `key: value` lines at the top level")
+            return document
+        document.mapping = _Reader(document).mapping(root, "")
     except yaml.YAMLError as error:
         document.problems.append(_syntax_problem(error, text, source))
-        return document
-    if root is None or (isinstance(root, ScalarNode) and root.tag == _NULL):
-        return document
-    if not isinstance(root, MappingNode):
-        document.problems.append(f"{source}:{root.start_mark.line + 1}: expected `key: value` lines at the top level")
-        return document
-    document.mapping = _Reader(document).mapping(root, "")
+    except RecursionError:
+        document.problems.append(f"{source}:1: nested too deeply to be read")
     return document
+
+
+def _compose(text: str) -> Node | None:
+    lines = text.splitlines()
+    # What opens in a line indents, or is a bracket: neither nests more often than there are such characters.
+    depth = 2 * max(map(len, lines), default=0) + sum(map(text.count, "[{"))
+    if depth <= _FAST_DEPTH:
+        with suppress(yaml.YAMLError):
+            return yaml.compose(text, _FastLoader)
+    return yaml.compose(text, _CoreLoader)
 
 
 def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:
@@ -211,11 +241,12 @@ def parse_scalar(text: str, source: str) -> Value:
     """
     document = Document(source)
     try:
-        node = yaml.compose(text, _CoreLoader)
+        node = _compose(text)
+        value = None if node is None else _Reader(document).value(node, source)
     except yaml.YAMLError as error:
         raise ConfigError([f"{source}: {text!r} is not a YAML value: {_reason(error)}"]) from None
-    try:
-        value = None if node is None else _Reader(document).value(node, source)
+    except RecursionError:
+        raise ConfigError([f"{source}: nested too deeply to be read"]) from None
     except _Refused:
         value = None
     if document.problems:

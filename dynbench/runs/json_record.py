@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from dynbench.errors import RecordError
 
 T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Making one takes longer than reading a record with it."""
 
 
 def read_json(path: Path, form: type[T], remedy: str, version: int | None = None) -> T:
@@ -33,11 +37,12 @@ def read_json(path: Path, form: type[T], remedy: str, version: int | None = None
     if version is not None:
         check_version(path, data, version)
     try:
-        return TypeAdapter(form).validate_python(data)
+        content: T = _adapter(form).validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RecordError(f"{path}: {where or 'content'}: {first['msg']}", remedy) from error
+    return content
 
 
 def check_version(path: Path, data: object, version: int) -> None:

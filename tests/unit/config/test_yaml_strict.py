@@ -3,11 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.config.dump import dump_yaml
-from dynbench.config.yaml_strict import parse_scalar, parse_yaml, read_yaml
+from dynbench.config.yaml_strict import _CoreLoader, _FastLoader, parse_scalar, parse_yaml, read_yaml
 from dynbench.errors import ConfigError
 
 
@@ -148,3 +149,23 @@ def test_any_text_gives_a_document_or_problems(text: str) -> None:
 @pytest.mark.parametrize(("text", "advice"), [("a: @x", "quote the value"), ("a:\n\t- x", "indent with spaces")])
 def test_characters_out_of_place_come_with_advice(text: str, advice: str) -> None:
     assert read_yaml(text, "f.yaml").problems[0].endswith(f"; {advice}")
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 5000, "- " * 5000 + "a", "a: " + "{b: " * 5000 + "}" * 5000])
+def test_nesting_without_end_is_a_mistake_and_ends_nothing(text: str) -> None:
+    assert read_yaml(text, "f.yaml").problems == ["f.yaml:1: nested too deeply to be read"]
+    with pytest.raises(ConfigError, match="key: nested too deeply to be read"):
+        parse_scalar(text, "key")
+
+
+def test_aliases_that_multiply_are_refused_before_they_are_written_out() -> None:
+    lines = ["a0: &a0 [1]", *(f"a{n}: &a{n} [{', '.join(f'*a{n - 1}' for _ in range(10))}]" for n in range(1, 12))]
+    (problem,) = read_yaml("\n".join(lines), "f.yaml").problems
+    assert "more than 100,000 values, its aliases written out" in problem
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=4)))
+def test_the_fast_loader_reads_what_the_other_reads(value: object) -> None:
+    text = yaml.safe_dump({"key": value}, allow_unicode=True)
+    slow, fast = (yaml.serialize(yaml.compose(text, loader)) for loader in (_CoreLoader, _FastLoader))
+    assert slow == fast
