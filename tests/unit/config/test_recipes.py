@@ -20,6 +20,7 @@ SHIPPED = [
     "fsdp_bottleneck",
     "hf_peers",
     "hf_published",
+    "levers",
     "multinode",
     "packing_or_fewer_steps",
     "ps_allreduce_ddp",
