@@ -24,7 +24,7 @@ from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
 from dynbench.analysis.result_line import RESULTS_FILE, results_csv
 from dynbench.analysis.scaling import scaling_of
-from dynbench.analysis.summary import CHECKS_FILE, Summary, write_page, write_summary
+from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
@@ -40,7 +40,7 @@ Baseline = tuple[str, Sequence[Run]]
 WITH_ROWS = ("train",)
 """Commands whose entries hold rank files."""
 
-SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE)
+SUMMARY_FILES = ("summary.json", "summary.csv", "summary.md", RESULTS_FILE, PROFILE_CSV)
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,7 @@ def _write(report: Report) -> None:
         write_text(folder / "summary.csv", metric_rows(report).write_csv())
         write_text(folder / RESULTS_FILE, results_csv(list(report.summaries.values())))
         write_text(folder / "summary.md", summary_markdown(report))
+        write_profile(folder, {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms})
         write_json(folder / COMPARISON_FILE, report.record().as_dict())
         keep_runs(folder, report.runs)
     else:

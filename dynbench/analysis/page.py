@@ -13,7 +13,7 @@ from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.operations_table import operations_table
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
-from dynbench.analysis.profile import profile_table
+from dynbench.analysis.profile_table import phases_table, profile_table
 from dynbench.analysis.scaling_table import scaling_table
 from dynbench.analysis.timed import timed_table
 from dynbench.analysis.verdict import Verdict
@@ -50,10 +50,6 @@ def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True
 def further_tables(report: Report) -> list[Table]:
     """How the arms scale, where step time goes beyond its ideal, what communication is, and the profiles."""
     launches = {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms}
-    several = len(report.arms) > 1
-    profiles = (
-        profile_table(summaries[0]["profile"], label if several else "") for label, summaries in launches.items()
-    )
     shown = (
         scaling_table(report.scaling),
         waste_table(launches),
@@ -61,7 +57,8 @@ def further_tables(report: Report) -> list[Table]:
         exposed_table(launches),
         operations_table(launches),
         memory_table(launches),
-        *profiles,
+        phases_table(launches),
+        profile_table(launches),
     )
     return [table for table in shown if table]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from statistics import fmean
 
 import polars as pl
 
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.tables import format_value
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import read_json
 from dynbench.runs.profile_record import COMMUNICATION, PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
-from dynbench.table_text import MARKDOWN_WIDTH, Table
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +51,3 @@ def _read(merged: MergedRun, name: str) -> RankProfile | None:
     except RecordError as error:
         log.warning("%s; the profile goes without it", error.message)
         return None
-
-
-def profile_table(profile: object, label: str = "") -> Table | None:
-    """The rows for people; None where no step was profiled."""
-    if not isinstance(profile, Mapping):
-        return None
-    cells = [
-        [
-            str(row["phase"]),
-            str(row["operation"]),
-            *(format_value(float(row[key]), unit) for key, unit in (("calls", ""), ("ms", "ms"), ("share", "%"))),
-        ]
-        for row in profile["rows"]
-    ]
-    title = f"profiled step of {format_value(profile['step_ms'], 'ms')} ms{f', {label}' if label else ''}"
-    headings = ["phase", "operation", "calls", "time\n(ms)", "of the step"]
-    return Table(headings, cells, title, width=MARKDOWN_WIDTH, keys=2)

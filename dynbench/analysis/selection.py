@@ -239,7 +239,9 @@ def _files(folders: Sequence[Run]) -> dict[str, Path]:
     ranks = {f"ranks/{path.name}": path for path in rank_files(folders).values()}
     kept = (folder.calls_file(rank) for folder in reversed(folders) for rank in rank_files(folders))
     calls = {f"ranks/{path.name}": path for path in kept if path.is_file()}
+    told = (folder.profile_file(rank) for folder in reversed(folders) for rank in rank_files(folders))
+    profiles = {f"{path.parent.name}/{path.name}": path for path in told if path.is_file()}
     if not ranks:
         raise RecordError(f"run {folders[0].label}: has no rank files", "Only runs that wrote rows can be compared.")
     folders[0].config()
-    return files | ranks | calls
+    return files | ranks | calls | profiles

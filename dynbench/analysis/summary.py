@@ -8,7 +8,7 @@ over that time; planning and data are inside it. Times in ms, memory in MB (1e6 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from dynbench.analysis.finding import Finding
 from dynbench.analysis.memory_parts import memory_parts, memory_table
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.operations_table import operations_table
-from dynbench.analysis.profile import profile_of, profile_table
+from dynbench.analysis.profile import profile_of
+from dynbench.analysis.profile_table import phases_table, profile_rows, profile_table
 from dynbench.analysis.proxy import proxy_error
 from dynbench.analysis.result_line import RESULTS_FILE, result_line, results_csv
 from dynbench.analysis.slowest import slowest_ranks
@@ -41,11 +42,14 @@ from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
+from dynbench.table_text import csv_text
 
 log = logging.getLogger(__name__)
 
 Summary = dict[str, object]
 
+PROFILE_CSV = "profile.csv"
+"""What profiled steps went to, by arm, phase and operation."""
 CHECKS_FILE = "checks.json"
 """What the checks found on a single run; a comparison holds its own."""
 
@@ -70,8 +74,16 @@ def write_summary(merged: MergedRun) -> Summary:
     write_json(folder / "summary.json", summary)
     write_text(folder / RESULTS_FILE, results_csv([summary]))
     write_text(folder / "summary.csv", tables.summary_rows({merged.label: summary}).write_csv())
+    write_profile(folder, {merged.label: [summary]})
     write_page(merged, summary)
     return summary
+
+
+def write_profile(folder: Path, launches: Mapping[str, Sequence[Mapping[str, object]]]) -> None:
+    """Writes profile.csv, where steps of an arm were profiled."""
+    rows = profile_rows(launches)
+    if rows:
+        write_text(folder / PROFILE_CSV, csv_text(rows))
 
 
 def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
@@ -85,7 +97,8 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
         memory_table(launches),
         exposed_table(launches),
         operations_table(launches),
-        profile_table(summary["profile"]),
+        phases_table(launches),
+        profile_table(launches),
     )
     data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
     parts = [

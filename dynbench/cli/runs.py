@@ -114,7 +114,7 @@ def show_run(settings: Settings, ref: str) -> None:
 @click.option("--arm", metavar="NAME", help="Of a comparison: this arm alone.")
 @common_options
 def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | None) -> None:
-    """Put runs, or those of one comparison, into one FILE, without logs and figures.
+    """Put runs, or those of one comparison, into one FILE, without logs, models, figures and profilers' traces.
 
     `dynbench analyze RUN... --against FILE` compares with it, `dynbench analyze FILE` analyzes its runs.
     """
@@ -123,6 +123,8 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
     runs = export_runs(refs, settings.store(), output, arm)
     if not answered(settings, "runs export", {"runs": [run.id for run in runs], "path": output}, str(output)):
         print_line(str(output))
+        if traced := [run.label for run in runs if any(run.profiler_dir.glob("*.trace.json"))]:
+            print_line(f"left out: profilers' traces of {', '.join(traced)}; they stay in their folders' profiler/")
         print_line(f"next  dynbench analyze RUN... --against {shlex.quote(str(output))}")
 
 

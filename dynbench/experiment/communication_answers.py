@@ -6,7 +6,7 @@ from statistics import fmean
 
 from dynbench.analysis.exposed_table import exposed_table
 from dynbench.analysis.memory_parts import memory_table
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.operations_table import Launches, operations_table
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import number
@@ -62,4 +62,12 @@ def exposures(speaker: Speaker) -> str:
                 for place, what in enumerate(_KEYS)
             }
             lines.append(speaker.say("answers.exposed.line", exposed_name=f"`{name}`", **own))
-    return speaker.bullets(lines) if lines else speaker.say("answers.exposed.unknown")
+    return speaker.bullets(lines) if lines else speaker.say(f"answers.exposed.{_why_unknown(speaker.subject)}")
+
+
+def _why_unknown(subject: Subject) -> str:
+    """Which text says why no step without communication was measured: nobody asked, or none of the arms can."""
+    summaries = [member.summary for member in subject.members]
+    if all(summary.get("launcher") == "virtual" for summary in summaries):
+        return "virtual"
+    return "served" if all(workers_of(one) != lookup(one, "world_size") for one in summaries) else "unknown"

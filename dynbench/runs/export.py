@@ -1,6 +1,7 @@
 """Exported runs: the folders of some runs in one file, for a comparison later and elsewhere.
 
-The file is a zip of the run folders themselves, without logs, figures and what an analysis makes anew. A digest of
+The file is a zip of the run folders themselves, without logs, models, profilers' traces (which are large, and which no
+analysis reads), figures and what an analysis makes anew. A digest of
 them would be smaller, and would lack whatever the next check or figure reads; so the file is unpacked into a temporary
 folder, and the usual code analyzes what lies there. Zip tells all names and sizes before anything is unpacked and has a
 checksum for every file. Equal runs give equal bytes.
@@ -26,11 +27,11 @@ EXPORT_FILE = "stored_runs.zip"
 """The export that a comparison keeps in its folder, where its runs come from one."""
 MANIFEST = "export.json"
 KIND = "dynbench export"
-EXPORT_SCHEMA_VERSION = 3
+EXPORT_SCHEMA_VERSION = 4
 RUNS = "runs"
 """Folder of the run folders within the file."""
 RECORDS = ("run.json", "config.yaml", "env.json", "eval.csv", "speeds.csv", f"ranks/{COLUMNS_FILE}", PROBE_FILE)
-"""Files of a run folder that are kept, with the rows and the calls of its ranks."""
+"""Files of a run folder that are kept, with the rows, the calls and the profiles of its ranks."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16

@@ -34,7 +34,8 @@ MOST_DEPTH = 32
 
 HINT = "Make it again where the runs are: dynbench runs export REF -o FILE."
 _FOLDER = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"
-_MEMBER = re.compile(rf"{RUNS}/{_FOLDER}/(?:{'|'.join(map(re.escape, RECORDS))}|ranks/(?:rank|calls)_\d{{1,9}}\.csv)")
+_OF_RANKS = r"ranks/(?:rank|calls)_\d{1,9}\.csv|profiler/profile_\d{1,9}\.json"
+_MEMBER = re.compile(rf"{RUNS}/{_FOLDER}/(?:{'|'.join(map(re.escape, RECORDS))}|{_OF_RANKS})")
 _BROKEN = (BadZipFile, EOFError, NotImplementedError, RuntimeError, UnicodeError, ValueError, zlib.error)
 """What reading a zip raises where it is torn, changed, encrypted or packed in another way."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
 from dynbench.analysis.communication import against_null, sent_bytes
+from dynbench.analysis.profile import profile_of
 
 COMMUNICATION_LIMIT = 0.30
 TWO_WAYS_LIMIT = 0.10
@@ -13,6 +14,8 @@ TWO_WAYS_LIMIT = 0.10
 LEAST_DIFFERENCE = 0.02
 """Of the step, below which a difference is noise."""
 BYTES_LIMIT = 0.05
+PROFILE_LIMIT, PROFILED_FROM = 0.10, 0.25
+"""Part by which the two shares may differ, where at least this part of a profiled step is communication."""
 
 
 def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
@@ -53,3 +56,15 @@ def bytes_sent(evidence: Evidence) -> Iterator[Seen]:
         if ratio is not None and abs(ratio - 1) > BYTES_LIMIT:
             values = {"run": run.label, "ratio": ratio, "limit": BYTES_LIMIT, "strategy": run.facts.config.sync.name}
             yield Seen("warn", values, "more" if ratio > 1 else "fewer")
+
+
+def profiled_shares(evidence: Evidence) -> Iterator[Seen]:
+    """Runs of which the profiler and the wire do not agree on how much of the profiled steps is communication."""
+    for run in evidence.runs:
+        found = profile_of(run)
+        if found is None or not isinstance(wire := found["wire_comm_share"], float):
+            continue
+        profiled = float(str(found["comm_share"]))
+        if max(wire, profiled) >= PROFILED_FROM and abs(profiled / wire - 1 if wire else 1) > PROFILE_LIMIT:
+            values = {"run": run.label, "profiled": profiled, "wire": wire, "limit": PROFILE_LIMIT}
+            yield Seen("warn", values, "fewer") if profiled > wire else Seen("info", values, "more")

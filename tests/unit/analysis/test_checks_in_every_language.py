@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 
 import polars as pl
@@ -24,6 +24,7 @@ from dynbench.experiment.report_texts import finding_texts
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.owner import host_name, start_mark
+from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -121,6 +122,13 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
         yield alone(scaled(merge_run(run), **more))
     for sent in (40_000_000, 10_000_000):
         yield alone(merged("static", extra={"bytes_wire": 20_000_000, "bytes_sent": sent}))
+    for wire_ms in (10.0, 90.0):
+        rows = [ProfileRow("backward", "communication", 1.0, 50.0, 0.5)]
+        told = make_run("static")
+        told.profiler_dir.mkdir()
+        seen_there = {"schema_version": PROFILE_SCHEMA_VERSION, **asdict(RankProfile(0, 8, 2, 100.0, rows))}
+        write_json(told.profile_file(0), seen_there)
+        yield alone(scaled(merge_run(told), comm_ms=pl.lit(wire_ms), step_time_ms_mean=pl.lit(100.0)))
     for overrides in ((), ("launch.slowdown={1: 1.3}",), ("launch.launcher=virtual", "launch.world_size=2")):
         yield alone(merged("static", slow={1: 1.5}, steps=150, overrides=overrides))
     probed = make_probe(RunStore(make_run("static").path.parent), memory_limit_mb=405.0)

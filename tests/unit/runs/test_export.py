@@ -121,7 +121,7 @@ HOSTILE = {
     "no manifest": lambda members: members.pop(MANIFEST),
     "empty": lambda members: members.clear(),
     "other kind": manifest(kind="something"),
-    "newer": manifest(schema_version=4),
+    "newer": manifest(schema_version=5),
     "no version": manifest(schema_version=None, runs=3),
     "not an object": added(MANIFEST, b"[1]"),
     "deep manifest": added(MANIFEST, b"[" * 100_000),
@@ -185,8 +185,8 @@ def refused(path: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_later_version_is_named(
     exported: Path, room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewritten(exported, manifest(schema_version=4, kind="what later versions say"))
-    assert "has schema version 4, this dynbench reads up to 3" in refused(exported, room, tmp_path, capsys)
+    rewritten(exported, manifest(schema_version=5, kind="what later versions say"))
+    assert "has schema version 5, this dynbench reads up to 4" in refused(exported, room, tmp_path, capsys)
 
 
 def test_a_bomb_is_told_by_its_sizes(
@@ -248,4 +248,4 @@ def test_no_such_file(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[st
 def test_the_kind_is_part_of_the_format(exported: Path) -> None:
     with ZipFile(exported) as file:
         found = json.loads(file.read(MANIFEST))
-    assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 3, MANIFEST)
+    assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 4, MANIFEST)
