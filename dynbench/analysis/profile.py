@@ -37,11 +37,26 @@ def profile_of(merged: MergedRun) -> dict[str, object] | None:
         "steps": first.steps,
         "ranks": len(found),
         "step_ms": step_ms,
+        "phase_ms": _phases(merged, range(first.first_step, first.first_step + first.steps)),
         "comm_share": sum(row.ms for profile in found for row in profile.rows if row.operation == COMMUNICATION)
         / sum(profile.step_ms for profile in found),
         "wire_comm_share": float(steps["comm_ms"].sum()) / float(steps["step_time_ms_mean"].sum()) if of_wire else None,
         "rows": rows,
     }
+
+
+def _phases(merged: MergedRun, steps: range) -> dict[str, float] | None:
+    """How long each phase was by the rows of these steps, what other ranks were waited for in it included."""
+    rows = merged.worker_rows().filter(pl.col("step").is_in(list(steps)))
+    if not {"sync_forward_ms", "sync_optimizer_ms"} <= set(rows.collect_schema().names()):
+        return None
+    within = pl.col("sync_forward_ms") + pl.col("sync_optimizer_ms")
+    found = rows.select(
+        forward=(pl.col("forward_ms") + pl.col("sync_forward_ms")).mean(),
+        backward=(pl.col("backward_ms") + pl.col("sync_ms") - within).mean(),
+        optimizer=(pl.col("optimizer_ms") + pl.col("sync_optimizer_ms")).mean(),
+    )
+    return {phase: float(ms) for phase, ms in found.collect().row(0, named=True).items() if ms is not None}
 
 
 def _read(merged: MergedRun, name: str) -> RankProfile | None:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from dynbench.analysis.overview import Label, in_english
 from dynbench.analysis.tables import format_value
-from dynbench.runs.profile_record import BY_ITSELF, COMMUNICATION, COMPUTE, PHASE
+from dynbench.runs.profile_record import BY_ITSELF, COMMUNICATION, COMPUTE
 from dynbench.table_text import MARKDOWN_WIDTH, Table
 
 Launches = Mapping[str, Sequence[Mapping[str, object]]]
@@ -64,7 +64,6 @@ def profile_table(launches: Launches, label: Label = in_english) -> Table | None
             *(format_value(getattr(row, key), unit) for key, unit in COLUMNS.items()),
         ]
         for row in spent(launches)
-        if row.operation != PHASE
     ]
     said = ("calls", "calls"), ("ms", "time\n(ms)"), ("share", "of the step")
     headings = [label("headings.arm", "arm"), label("profile.phase", "phase"), label("profile.operation", "operation")]
@@ -106,11 +105,11 @@ def _profiles(summaries: Sequence[Mapping[str, object]]) -> list[Mapping[str, ob
 
 def _bottleneck(name: str, profiles: Sequence[Mapping[str, object]]) -> Bottleneck:
     rows = list(_of_arm(name, [{"profile": profile} for profile in profiles]))
-    whole = {row.phase: row.ms for row in rows if row.operation == PHASE}
+    whole = _whole(profiles)
     sent = {row.phase: row.ms for row in rows if row.operation == COMMUNICATION}
     shares: dict[str, float] = {}
     for row in rows:
-        if row.operation not in (COMPUTE, COMMUNICATION, PHASE, BY_ITSELF):
+        if row.operation not in (COMPUTE, COMMUNICATION, BY_ITSELF):
             shares[row.operation] = shares.get(row.operation, 0.0) + row.share
     wire = [value for one in profiles if isinstance(value := one.get("wire_comm_share"), int | float)]
     return Bottleneck(
@@ -122,6 +121,12 @@ def _bottleneck(name: str, profiles: Sequence[Mapping[str, object]]) -> Bottlene
         largest=max(shares.items(), key=lambda item: item[1], default=None),
         compute_share=sum(row.share for row in rows if row.operation == COMPUTE),
     )
+
+
+def _whole(profiles: Sequence[Mapping[str, object]]) -> dict[str, float]:
+    """How long each phase was, mean over those launches that say so."""
+    told = [found for one in profiles if isinstance(found := one.get("phase_ms"), Mapping)]
+    return {phase: fmean(each[phase] for each in told) for phase in (told[0] if told else ())}
 
 
 def _mean(profiles: Sequence[Mapping[str, object]], key: str) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.crowding import oversubscribed
+from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import means
 from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.questions.base import Unit
@@ -17,7 +19,18 @@ from dynbench.units import mb
 ITSELF = Ratio(1.0, None, None, 0)
 
 
-def reference_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm, Kind] | None:
+class Launched(Protocol):
+    """What has launches: an arm, or what a figure shows of one."""
+
+    @property
+    def runs(self) -> tuple[MergedRun, ...]:
+        """Its launches."""
+
+
+AnyArm = TypeVar("AnyArm", bound=Launched)
+
+
+def reference_of(arm: AnyArm, arms: Sequence[AnyArm]) -> tuple[AnyArm, Kind] | None:
     """The arm of the same strategy with the fewest workers that an arm is held against, and how its batch grew.
 
     Args:
@@ -115,15 +128,15 @@ def _against(
     return (other, kind, speedup_of(pairs, unit, confidence, first)) if pairs else None
 
 
-def _way(arm: Arm) -> tuple[object, ...]:
+def _way(arm: Launched) -> tuple[object, ...]:
     """What brings an arm's gradients together: strategy, compressor, and their settings."""
     config = arm.runs[0].facts.config
     return repr(config.sync), repr(config.compress)
 
 
-def _workers(arm: Arm) -> int:
+def _workers(arm: Launched) -> int:
     return arm.runs[0].workers
 
 
-def _batch(arm: Arm) -> int:
+def _batch(arm: Launched) -> int:
     return arm.runs[0].facts.config.train.global_batch

@@ -41,8 +41,8 @@ def scaling_table(records: Sequence[ScalingRecord], label: Label = in_english) -
     serve = any(one.world_size != one.workers for one in records)
     headings = [
         label("headings.arm", "arm"),
-        *(label(f"scaling.{key}", text) for key, text in (("strategy", "strategy"), ("kind", "scaled"))),
         label("scaling.ranks", "ranks that train"),
+        *(label(f"scaling.{key}", text) for key, text in (("strategy", "strategy"), ("kind", "scaled"))),
         label("scaling.batch", "global batch"),
         label("headings.speedup", "speed-up"),
         label("scaling.interval", "interval"),
@@ -53,9 +53,9 @@ def scaling_table(records: Sequence[ScalingRecord], label: Label = in_english) -
     rows = [
         [
             one.arm,
+            ranks_text(one.workers, one.world_size, one.oversubscribed, label),
             one.strategy,
             label(f"scaling.kinds.{one.kind}", KINDS[one.kind]),
-            ranks_text(one.workers, one.world_size, one.oversubscribed, label),
             f"{one.global_batch:,}",
             format_ratio(one.speedup),
             format_interval(one.ci95),
@@ -65,7 +65,7 @@ def scaling_table(records: Sequence[ScalingRecord], label: Label = in_english) -
         ]
         for one in records
     ]
-    return Table(headings, rows, label("scaling.title", TITLE), width=MARKDOWN_WIDTH, keys=4)
+    return Table(headings, rows, label("scaling.title", TITLE), width=MARKDOWN_WIDTH, keys=2)
 
 
 def _heading(key: str, text: str, unit: str, label: Label) -> str:

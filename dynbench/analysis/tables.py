@@ -109,8 +109,9 @@ def virtual_note(comm_model: object) -> str:
 
 def oversubscribed_note(arm: str, load: Load) -> str:
     """That the ranks of an arm share cores, to stand with every table of them."""
+    threads = "1 thread" if load.threads == 1 else f"{load.threads} threads"
     return (
-        f"{MARK.capitalize()}: {arm} has {load.ranks} ranks of {load.threads} threads each on {load.cores} cores; "
+        f"{MARK.capitalize()}: {arm} has {load.ranks} ranks of {threads} each on {load.cores} cores; "
         "its times are also of ranks that wait for a core."
     )
 

@@ -29,23 +29,24 @@ _KEYS = {
 
 def exposed(subject: Subject, template: Template) -> str:
     """Exposed communication told two ways, of all arms; empty where none took turns with one that sends nothing."""
-    found = exposed_table(_launches(subject), template.label)
+    found = exposed_table(launches_of(subject), template.label)
     return found.markdown(whole=True) if found else ""
 
 
 def held_memory(subject: Subject, template: Template) -> str:
     """What the ranks of all arms held in their first step; empty where it was not counted."""
-    found = memory_table(_launches(subject), template.label)
+    found = memory_table(launches_of(subject), template.label)
     return found.markdown(whole=True) if found else ""
 
 
 def operations(subject: Subject, template: Template) -> str:
     """The table of all arms; empty where nothing is known of any."""
-    found = operations_table(_launches(subject), template.label)
+    found = operations_table(launches_of(subject), template.label)
     return found.markdown(whole=True) if found else ""
 
 
-def _launches(subject: Subject) -> Launches:
+def launches_of(subject: Subject) -> Launches:
+    """Name of the arm to the summaries of the launches that tables show."""
     return {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
 
 

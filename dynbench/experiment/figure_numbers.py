@@ -11,7 +11,7 @@ from dynbench.experiment import report_texts as texts
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
 
-UNTOLD = (*SOLVE_FIGURES, "waterfall")
+UNTOLD = (*SOLVE_FIGURES, "waterfall", "epochs")
 """Figures of some subjects only: where they are not drawn, nothing is said of it."""
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dynbench.analysis.crowding import MARK
 from dynbench.analysis.figures import FIGURES
 from dynbench.analysis.figures.style import smoothing_window
 from dynbench.analysis.finding import Finding
@@ -51,6 +52,12 @@ def said(template: Template, record: object, text: object) -> str:
     values = record.get("values")
     found = say(template, f"phrases.{record.get('say')}", values if isinstance(values, Mapping) else {})
     return str(record.get("text", text)) if found is None else found
+
+
+def marked(subject: Subject, template: Template, arm: str) -> str:
+    """The name of an arm, with a mark where its ranks share cores."""
+    mark = template.label("scaling.oversubscribed", MARK)
+    return f"`{arm}` ({mark})" if arm in subject.oversubscribed else f"`{arm}`"
 
 
 def status(template: Template, word: object) -> str:

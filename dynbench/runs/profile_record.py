@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROFILE_SCHEMA_VERSION = 1
-COMMUNICATION, COMPUTE, PHASE = "communication", "compute", "phase"
-"""Operations of a row that are none of the wire: all of these together, what computes, and the phase as a whole."""
+COMMUNICATION, COMPUTE = "communication", "compute"
+"""Operations of a row that are none of the wire: all of these together, and what computes."""
 BY_ITSELF = "past the wire"
 """Communication that no operation of the wire began."""
 
@@ -18,8 +18,7 @@ class ProfileRow:
     phase: str
     """forward, backward (up to the gradients' meeting), optimizer, or other."""
     operation: str
-    """Of the wire; `communication` for all of them, `past the wire` for what it did not begin, `compute`, or `phase`
-    for the whole phase."""
+    """Of the wire; `communication` for all of them, `past the wire` for what it did not begin, or `compute`."""
     calls: float
     """How often it was under way."""
     ms: float

@@ -32,6 +32,7 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "time_breakdown": "time_breakdown",
         "waterfall": "waterfall",
         "scaling": "scaling",
+        "epochs": "epochs",
     },
     "solve": {
         "solve_speedup": "solve_costs",

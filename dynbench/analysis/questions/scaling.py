@@ -48,5 +48,5 @@ QUESTION = Scaling(
     overview=("wait_fraction", "exposed_comm_ms.mean", "bytes_wire.mean", "padding_ratio", "peak_mem_mb.max"),
     figures=("scaling", "time_breakdown", "step_time_distribution", "step_time"),
     columns=("efficiency",),
-    chapters=("scaling", "traffic", "time"),
+    chapters=("scaling", "traffic", "profile", "time"),
 )

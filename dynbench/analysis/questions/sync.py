@@ -38,5 +38,5 @@ QUESTION = Question(
         "peak_mem_mb.max",
         *EVALUATION,
     ),
-    chapters=("time", "traffic", "memory"),
+    chapters=("time", "traffic", "profile", "memory"),
 )

@@ -14,7 +14,7 @@ QUESTION = scaling.Scaling(
     loss_drift=0.05,
     metrics=sync.QUESTION.metrics,
     overview=("step_time_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean", "wait_fraction", *EVALUATION),
-    figures=("scaling", "time_breakdown", "step_time_distribution"),
+    figures=("epochs", "scaling", "time_breakdown", "step_time_distribution"),
     columns=("efficiency",),
-    chapters=("scaling", "traffic", "loss", "time"),
+    chapters=("topology", "server", "training", "growth", "scaling", "traffic", "profile", "time"),
 )

@@ -21,7 +21,6 @@ from dynbench.runs.profile_record import (
     BY_ITSELF,
     COMMUNICATION,
     COMPUTE,
-    PHASE,
     PROFILE_SCHEMA_VERSION,
     ProfileRow,
     RankProfile,
@@ -128,7 +127,7 @@ def table_of(events: Iterable[Event], steps: int, world_size: int) -> tuple[list
     for phase, windows in phases.items():
         of_wire = [span for name, spans in found.communication.items() if name != BY_ITSELF for span in spans]
         parts = {**found.communication, COMMUNICATION: of_wire}
-        for operation, spans in {PHASE: windows, COMPUTE: found.compute, **parts}.items():
+        for operation, spans in {COMPUTE: found.compute, **parts}.items():
             inside = _clipped(spans, windows)
             if inside:
                 ms = union_ms(inside) / steps

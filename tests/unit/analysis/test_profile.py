@@ -27,9 +27,7 @@ STEP_MS = 100.0
 def profiled(run: Run, comm_ms: float) -> Run:
     """Two ranks whose profile says that so much of a step is an all-reduce of the backward pass."""
     rows = [
-        ProfileRow("forward", "phase", 2.0, 30.0, 0.3),
         ProfileRow("forward", "compute", 5.0, 29.0, 0.29),
-        ProfileRow("backward", "phase", 2.0, 60.0, 0.6),
         ProfileRow("backward", "compute", 5.0, 40.0, 0.4),
         ProfileRow("backward", "all_reduce", 1.0, comm_ms, comm_ms / STEP_MS),
         ProfileRow("backward", "communication", 1.0, comm_ms, comm_ms / STEP_MS),
@@ -70,9 +68,10 @@ def test_a_wire_that_ends_its_calls_early_or_late_is_found(
     assert f"{profiler_ms:.1f}%" in finding.seen.replace(" %", "%") and f"{wire_ms:.1f}" in finding.seen
 
 
-def test_tables_by_phase_and_operation_leave_out_whole_phases(make_run: Make) -> None:
-    summary = summarise(profiled(make_run("static"), 30.0))
-    launches = {"one": [summary], "none": [{"profile": None}]}
+def test_tables_by_phase_and_operation(make_run: Make) -> None:
+    profile = summarise(profiled(make_run("static"), 30.0))["profile"]
+    assert isinstance(profile, dict)
+    launches = {"one": [{"profile": {**profile, "phase_ms": {"backward": 60.0}}}], "none": [{"profile": None}]}
     table, phases = profile_table(launches), phases_table(launches)
     assert table is not None and phases is not None
     assert [row[:3] for row in table.rows] == [
@@ -92,3 +91,19 @@ def test_profiled_steps_are_kept_as_csv_in_full_precision(make_run: Make) -> Non
     rows = pl.read_csv(run.path / "profile.csv")
     assert rows.columns == ["arm", "phase", "operation", "calls", "ms", "share"]
     assert rows.filter(operation="all_reduce")["ms"].to_list() == [30.125]
+
+
+def test_phases_are_as_long_as_rows_say_with_what_passes_wait_for(make_run: Make) -> None:
+    """What is waited for moves from sync into the pass that waits, and nothing is counted twice."""
+    run = profiled(make_run("static", extra={"sync_forward_ms": 1.0, "sync_optimizer_ms": 0.5}), 30.0)
+    profile = summarise(run)["profile"]
+    assert isinstance(profile, dict)
+    rows = merge_run(run).worker_rows().filter(pl.col("step").is_between(8, 9)).collect()
+    total = sum(float(rows[name].mean()) for name in ("forward_ms", "backward_ms", "sync_ms", "optimizer_ms"))  # type: ignore[arg-type]
+    assert sum(profile["phase_ms"].values()) == pytest.approx(total)
+    assert profile["phase_ms"]["forward"] == pytest.approx(float(rows["forward_ms"].mean()) + 1.0)  # type: ignore[arg-type]
+
+
+def test_runs_whose_rows_do_not_tell_what_passes_wait_for_have_no_phases(make_run: Make) -> None:
+    profile = summarise(profiled(make_run("static"), 30.0))["profile"]
+    assert isinstance(profile, dict) and profile["phase_ms"] is None

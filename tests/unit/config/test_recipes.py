@@ -26,6 +26,7 @@ SHIPPED = [
     "ps_allreduce_ddp",
     "quickstart",
     "regimes",
+    "scaling",
     "sst2",
     "sst2_cost_types",
     "sync",

@@ -249,3 +249,17 @@ def test_the_kind_is_part_of_the_format(exported: Path) -> None:
     with ZipFile(exported) as file:
         found = json.loads(file.read(MANIFEST))
     assert (found["kind"], found["schema_version"], file.namelist()[0]) == (KIND, 4, MANIFEST)
+
+
+def test_profiles_are_exported_and_their_traces_said_to_be_left(
+    run: Run, tmp_path: Path, room: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.profiler_dir.mkdir()
+    run.profile_file(0).write_text("{}", encoding="utf-8")
+    (run.profiler_dir / "rank_0.pt.trace.json").write_text("{}", encoding="utf-8")
+    path = tmp_path / "profiled.zip"
+    assert main(["runs", "export", "one", "-o", str(path), "--results", str(tmp_path / "results")]) == 0
+    assert "left out: profilers' traces of one; they stay in their folders' profiler/" in capsys.readouterr().out
+    with open_export(path) as found:
+        (back,) = found.runs
+        assert [each.name for each in back.profiler_dir.iterdir()] == ["profile_0.json"]

@@ -1,0 +1,266 @@
+"""An all-reduce against a parameter server: the steps of a server's batch, what each arm costs, and how both grow."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
+from statistics import fmean
+
+from dynbench.analysis.metrics import lookup, workers_of
+from dynbench.analysis.record import ScalingRecord
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.formats import NBSP, number, percent, ratio
+from dynbench.experiment.report_texts import marked
+from dynbench.experiment.subject import Subject, mean_of, whole
+from dynbench.report import Template, table
+from dynbench.units import mb
+
+SOURCE, METHODS = "sync/parameter_server.py", ("finish", "serve", "step")
+"""Where a server's batch is written, and what of it."""
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "compute": ("Replica", ("time_ms.compute",)),
+    "push": ("ParameterServer.finish", ("timed_ms.workers.push_ms",)),
+    "receive": ("ParameterServer.serve", ("timed_ms.servers.receive_ms",)),
+    "average": ("ParameterServer.serve", ("timed_ms.servers.average_ms",)),
+    "update": ("ParameterServer.step", ("timed_ms.servers.optimizer_ms",)),
+    "pull": ("ParameterServer.step", ("timed_ms.servers.send_ms", "timed_ms.workers.pull_ms")),
+}
+"""Step of a server's batch to the code that does it, and where a summary has its time on one side or on both."""
+COSTS: Mapping[str, str] = {
+    "time": "comm_ms.mean",
+    "share": "",
+    "exposed": "exposed_comm_ms.mean",
+    "bytes": "bytes_wire.mean",
+    "speed": "",
+}
+"""What communication costs, in five figures, and where a summary has it; the others are of two of these."""
+OWN = ("server.names", "server.list", "server.expected", "server.found", "server.fewest", "server.most")
+"""Placeholders that only the sentences of this module use."""
+
+
+def served_arms(subject: Subject) -> list[str]:
+    """Names of the arms of which a rank serves."""
+    return [
+        name
+        for name, members in subject.arms.items()
+        if any(workers_of(one.summary) != lookup(one.summary, "world_size") for one in members)
+    ]
+
+
+def steps_of_a_batch(subject: Subject, template: Template) -> str:
+    """The six steps with their code and times, an arm a column; empty where no arm has a server."""
+    arms = served_arms(subject)
+    if not arms:
+        return ""
+    rows = []
+    for index, (step, (code, keys)) in enumerate(STEPS.items(), start=1):
+        times = [" / ".join(number(mean_of(subject.arms[name], key)) or "" for key in keys) for name in arms]
+        rows.append(
+            [
+                str(index),
+                template.label(f"server.{step}"),
+                template.label(f"server.side_of.{step}"),
+                f"`{code}`",
+                *times,
+            ]
+        )
+    headings = [template.label(f"server.{name}") for name in ("number", "happens", "side", "code")]
+    return table([*headings, *(f"{name} (ms)" for name in arms)], rows, numeric_from=4)
+
+
+def server_code(subject: Subject) -> str:
+    """The code of these steps, as it ran; empty where no arm has a server."""
+    if not served_arms(subject):
+        return ""
+    text = resources.files("dynbench").joinpath(SOURCE).read_text(encoding="utf-8")
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name in METHODS]
+    lines = text.splitlines()
+    parts = ["\n".join(line[4:] for line in lines[node.lineno - 1 : node.end_lineno]) for node in methods]
+    return "```python\n" + "\n\n".join(parts) + "\n```"
+
+
+def server_sentence(speaker: Speaker) -> str:
+    """What the table of a server's batch is, or that there is none."""
+    arms = served_arms(speaker.subject)
+    names = ", ".join(f"`{name}`" for name in arms)
+    return speaker.say(f"answers.server.{'steps' if arms else 'none'}", server_names=names)
+
+
+def costs(speaker: Speaker) -> str:
+    """Five figures of what communication costs, each with the numbers of all arms."""
+    return _listed(speaker, "answers.costs", {kind: _numbers(speaker.subject, kind) for kind in COSTS})
+
+
+def _listed(speaker: Speaker, prefix: str, found: Mapping[str, Mapping[str, str]]) -> str:
+    """A line per kind, with what every arm has of it."""
+    lines = []
+    for kind, told in found.items():
+        each = (f"{marked(speaker.subject, speaker.template, name)}{NBSP}{text}" for name, text in told.items())
+        if told:
+            lines.append(speaker.say(f"{prefix}.{kind}", server_list=", ".join(each)))
+    return speaker.bullets(lines)
+
+
+def _numbers(subject: Subject, kind: str) -> dict[str, str]:
+    told = {}
+    for name, members in subject.arms.items():
+        step, comm, sent = (mean_of(members, key) for key in ("step_time_ms.mean", COSTS["time"], COSTS["bytes"]))
+        text: str | None
+        match kind:
+            case "share":
+                text = percent(comm / step) if comm is not None and step else None
+            case "speed":
+                text = number(mb(sent) / comm) if sent and comm else None
+            case "bytes":
+                text = None if sent is None else number(mb(sent))
+            case _:
+                text = number(mean_of(members, COSTS[kind]))
+        if text is not None:
+            told[name] = text
+    return told
+
+
+def outcomes(speaker: Speaker) -> str:
+    """Throughput, what came of the epochs, and how the arms at as many workers come out, in sentences."""
+    subject = speaker.subject
+    speeds = {item.candidate: item.speedup for item in subject.comparisons}
+    rates = {name: number(mean_of(arm, "throughput_samples_per_s.mean")) for name, arm in subject.arms.items()}
+    said = {
+        "throughput": {
+            name: f"{rate} ({ratio(speeds[name])})" if name in speeds else rate for name, rate in rates.items() if rate
+        },
+        "training": _each(subject, _seconds),
+        "loss": _each(subject, _last),
+    }
+    return _listed(speaker, "answers.outcomes", said)
+
+
+def order_sentence(speaker: Speaker) -> str:
+    """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers."""
+    subject = speaker.subject
+    served, workers = served_arms(subject), workers_of(subject.first.summary)
+    rates = {
+        name: rate
+        for name, members in subject.arms.items()
+        if workers_of(members[0].summary) == workers
+        and (rate := mean_of(members, "throughput_samples_per_s.mean")) is not None
+    }
+
+    def rank(name: str) -> int:
+        return 2 if name in served else 0 if name == subject.baseline else 1
+
+    expected, found = sorted(rates, key=rank), sorted(rates, key=lambda name: -rates[name])
+    if len({rank(name) for name in rates}) < 2:
+        return ""
+    holds = [rank(name) for name in found] == sorted(rank(name) for name in found)
+    listed = {"server_expected": _order(expected), "server_found": _order(found)}
+    return speaker.say(f"answers.order.{'holds' if holds else 'not'}", **listed)
+
+
+def _order(names: Sequence[str]) -> str:
+    return " > ".join(f"`{name}`" for name in names)
+
+
+Told = Mapping[str, object]
+
+
+def _each(subject: Subject, tell: Callable[[Sequence[Told]], str | float | None]) -> dict[str, str]:
+    """What a function tells of the epochs of an arm's launches, of the arms that have some."""
+    found = {}
+    for name, members in subject.arms.items():
+        epochs = [one for member in whole(members) if isinstance(one := member.summary.get("epochs"), Mapping)]
+        value = tell(epochs) if epochs else None
+        if value is not None:
+            found[name] = value if isinstance(value, str) else number(value) or ""
+    return found
+
+
+def _seconds(launches: Sequence[Told]) -> float:
+    return fmean(sum(float(epoch["train_s"]) for epoch in _list(launch)) for launch in launches)
+
+
+def _last(launches: Sequence[Told]) -> str | None:
+    """Evaluation loss and accuracy after the last epoch."""
+    lasts = [_list(launch)[-1] for launch in launches if _list(launch)]
+    losses = [one["eval_loss"] for one in lasts if one["eval_loss"] is not None]
+    right = [one["eval_accuracy"] for one in lasts if one["eval_accuracy"] is not None]
+    if not losses:
+        return None
+    said = number(fmean(losses)) or ""
+    return f"{said} ({percent(fmean(right))})" if right else said
+
+
+def _list(launch: Told) -> Sequence[Mapping[str, float]]:
+    each = launch.get("each")
+    return each if isinstance(each, list) else []
+
+
+def growth_table(subject: Subject, template: Template) -> str:
+    """Arms with a server beside those without, at as many workers and at as many processes; empty without both."""
+    scaled = [one for one in subject.scaling if one.kind != "weak"]
+    served = [one for one in scaled if one.world_size != one.workers]
+    alone = [one for one in scaled if one.world_size == one.workers]
+    rows = [
+        [template.label(f"server.{basis}"), str(count), *(_cell(one) for one in (other, server)), _times(other, server)]
+        for basis, counted in (("workers", _workers), ("processes", _processes))
+        for server in sorted(served, key=counted)
+        for other in alone
+        for count in [counted(server)]
+        if counted(other) == count
+    ]
+    headings = [template.label(f"server.{name}") for name in ("equal", "count", "without", "with", "times")]
+    return table(headings, rows, numeric_from=1) if rows else ""
+
+
+def _workers(one: ScalingRecord) -> int:
+    return one.workers
+
+
+def _processes(one: ScalingRecord) -> int:
+    return one.world_size
+
+
+def _cell(one: ScalingRecord) -> str:
+    return f"`{one.arm}`: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
+
+
+def _times(other: ScalingRecord, server: ScalingRecord) -> str:
+    return ratio(server.step_ms / other.step_ms) or "" if server.step_ms and other.step_ms else ""
+
+
+def growth_sentences(speaker: Speaker) -> Iterator[str]:
+    """How much longer a step is with the most workers than with the fewest, of every strategy that has both."""
+    for strategy in dict.fromkeys(one.strategy for one in speaker.subject.scaling):
+        arms = [one for one in speaker.subject.scaling if one.strategy == strategy and one.comm_ms is not None]
+        arms.sort(key=_workers)
+        if len(arms) > 1 and arms[0].workers != arms[-1].workers:
+            first, last = arms[0], arms[-1]
+            yield speaker.say(
+                "answers.server.grows",
+                server_names=f"`{strategy}`",
+                server_list=f"{number(first.comm_ms)} → {number(last.comm_ms)}",
+                server_fewest=str(first.workers),
+                server_most=str(last.workers),
+            )
+
+
+def tables(subject: Subject, template: Template) -> dict[str, str]:
+    """Placeholders of the tables, and of the code."""
+    return {
+        "table.server_steps": steps_of_a_batch(subject, template),
+        "table.growth": growth_table(subject, template),
+        "code.server": server_code(subject),
+    }
+
+
+def sentences(speaker: Speaker) -> dict[str, str]:
+    """Placeholders of the sentences."""
+    return {
+        "say.server": server_sentence(speaker),
+        "say.costs": costs(speaker),
+        "say.outcomes": outcomes(speaker),
+        "say.order_found": order_sentence(speaker),
+        "say.growth": speaker.bullets(list(growth_sentences(speaker))),
+    }

@@ -1,0 +1,153 @@
+"""What a report says of servers and of profiled steps, from made-up summaries, in both languages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from languages import english_sentences
+
+from dynbench.analysis.record import ScalingRecord
+from dynbench.experiment import profile_answers, server_answers
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.communication_answers import exposures
+from dynbench.experiment.subject import Member, Subject
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.run import Run
+
+RATES = {"ddp": 900.0, "by_hand": 600.0, "ps": 300.0, "ps_1w": 200.0}
+RANKS = {"ddp": (2, 2), "by_hand": (2, 2), "ps": (2, 3), "ps_1w": (1, 2)}
+
+
+def profile(comm: float, compute: float) -> dict[str, object]:
+    rows = [
+        {"phase": "backward", "operation": "all_reduce", "calls": 1.0, "ms": 100 * comm, "share": comm},
+        {"phase": "backward", "operation": "communication", "calls": 1.0, "ms": 100 * comm, "share": comm},
+        {"phase": "backward", "operation": "compute", "calls": 9.0, "ms": 100 * compute, "share": compute},
+    ]
+    phases = {"backward": 80.0}
+    return {"step_ms": 100.0, "comm_share": comm, "wire_comm_share": comm, "phase_ms": phases, "rows": rows}
+
+
+def member(name: str, rate: float, **more: object) -> Member:
+    workers, world_size = RANKS[name]
+    timed = {
+        "workers": {"push_ms": 10.0, "pull_ms": 20.0},
+        "servers": {"receive_ms": 11.0, "average_ms": 3.0, "optimizer_ms": 4.0, "send_ms": 12.0},
+    }
+    summary = {
+        "workers": workers,
+        "world_size": world_size,
+        "launcher": "torchrun",
+        "throughput_samples_per_s": {"mean": rate},
+        "step_time_ms": {"mean": 48000 / rate},
+        "comm_ms": {"mean": 20.0},
+        "bytes_wire": {"mean": 4e6},
+        "exposed_comm_ms": {"mean": 15.0},
+        "time_ms": {"compute": 30.0},
+        "timed_ms": timed if world_size != workers else {"workers": {}, "servers": {}},
+        "epochs": {"each": [{"train_s": 2.0, "eval_loss": 0.9, "eval_accuracy": 0.4}] * 2},
+        "profile": profile(0.3, 0.6),
+        **more,
+    }
+    return Member(name, name, summary, None)
+
+
+def scaled(arm: str, step_ms: float) -> ScalingRecord:
+    workers, world_size = RANKS[arm]
+    return ScalingRecord(
+        arm=arm, strategy="ps" if world_size > workers else arm, kind="reference", against=arm, workers=workers,
+        world_size=world_size, global_batch=48, units_per_s=1.0, speedup=1.0, efficiency=1.0, efficiency_of_ranks=1.0,
+        step_ms=step_ms, comm_ms=step_ms / 2,
+    )  # fmt: skip
+
+
+def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str, object]) -> Subject:
+    members = {name: [member(name, RATES[name], **more.get(name, {}))] for name in arms}
+    scaling = [scaled(name, 48000 / RATES[name]) for name in arms]
+    return Subject(Run(tmp_path), members, scaling=scaling)
+
+
+def speaker(found: Subject, language: str = "en") -> Speaker:
+    return Speaker(found, load_template(language), {"baseline.name": f"`{found.baseline}`"})
+
+
+def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> None:
+    found = subject(tmp_path)
+    lines = server_answers.steps_of_a_batch(found, load_template("en")).splitlines()
+    assert len(lines) == 8 and "ps (ms)" in lines[0] and "ps_1w (ms)" in lines[0] and "ddp" not in lines[0]
+    times = [[cell.strip() for cell in line.split("|")][5] for line in lines[2:]]
+    assert times == ["30", "10", "11", "3", "4", "12 / 20"]
+    code = server_answers.server_code(found)
+    assert code.startswith("```python\ndef finish(self)") and "def serve(self)" in code and "def step(self" in code
+
+
+def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
+    found = subject(tmp_path, ("ddp", "by_hand"))
+    assert server_answers.steps_of_a_batch(found, load_template("en")) == server_answers.server_code(found) == ""
+    assert server_answers.server_sentence(speaker(found)) == "No arm has a server."
+    assert server_answers.growth_table(found, load_template("en")) == ""
+
+
+def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path: Path) -> None:
+    rows = server_answers.growth_table(subject(tmp_path), load_template("en")).splitlines()[2:]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    assert [(row[0], row[1], row[2].split(":")[0], row[3].split(":")[0]) for row in cells] == [
+        ("workers", "2", "`ddp`", "`ps`"),
+        ("workers", "2", "`by_hand`", "`ps`"),
+        ("processes", "2", "`ddp`", "`ps_1w`"),
+        ("processes", "2", "`by_hand`", "`ps_1w`"),
+    ]
+    assert [row[4] for row in cells] == ["3.000", "2.000", "4.500", "3.000"]
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(600.0, True), (1000.0, False), (250.0, False)])
+def test_the_order_is_told_as_it_came(tmp_path: Path, rate: float, holds: bool) -> None:
+    """Only arms with as many workers count, so that `ps_1w` is none of them."""
+    found = subject(tmp_path, by_hand={"throughput_samples_per_s": {"mean": rate}})
+    text = server_answers.order_sentence(speaker(found))
+    assert text.startswith("**`ddp` > `by_hand` > `ps` holds here" if holds else "**`ddp` > `by_hand` > `ps` does not")
+    assert "ps_1w" not in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_sentence_is_in_the_language_of_the_report(tmp_path: Path, language: str) -> None:
+    found = speaker(subject(tmp_path), language)
+    texts = [
+        server_answers.server_sentence(found),
+        server_answers.costs(found),
+        server_answers.outcomes(found),
+        server_answers.order_sentence(found),
+        *server_answers.growth_sentences(found),
+        profile_answers.bottleneck_sentences(found),
+    ]
+    assert all(text and "{{" not in text and "None" not in text for text in texts)
+    assert len(server_answers.costs(found).splitlines()) == 5
+    if language != "en":
+        assert [english_sentences(text) for text in texts if english_sentences(text)] == []
+
+
+@pytest.mark.parametrize(("comm", "compute", "said"), [(0.3, 0.6, "is not the"), (0.7, 0.2, "is the")])
+def test_a_bottleneck_is_what_takes_more_of_the_step(tmp_path: Path, comm: float, compute: float, said: str) -> None:
+    found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
+    text = profile_answers.bottleneck_sentences(speaker(found)).replace("\N{NO-BREAK SPACE}", " ")
+    assert f"**Communication {said} bottleneck of `ddp`:**" in text
+    assert f"{100 * comm:.1f} % of a profiled step" in text and f"in {100 * comm / 0.8:.1f} % of its backward" in text
+
+
+def test_without_a_profile_the_report_says_how_to_have_one(tmp_path: Path) -> None:
+    found = subject(tmp_path, ("ddp",), ddp={"profile": None})
+    assert "`train.profile_steps`" in profile_answers.bottleneck_sentences(speaker(found))
+    assert profile_answers.profiles(found, load_template("en")) == ""
+
+
+@pytest.mark.parametrize(
+    ("arms", "launcher", "advice"),
+    [(("ddp", "ps"), "torchrun", True), (("ps", "ps_1w"), "torchrun", False), (("ddp",), "virtual", False)],
+)
+def test_turns_without_communication_are_advised_only_where_they_can_be(
+    tmp_path: Path, arms: tuple[str, ...], launcher: str, advice: bool
+) -> None:
+    found = subject(tmp_path, arms, **{name: {"launcher": launcher} for name in arms})
+    assert ("--exposed" in exposures(speaker(found))) == advice
