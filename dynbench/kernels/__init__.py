@@ -8,8 +8,17 @@ For a training loop of your own, with `PlannedBatchSampler(…, layout="packed")
 `check_packed_rows` proves on your own samples that they do not see each other. `recipes/own_loop` has a whole program.
 """
 
+from dynbench.kernels.flash_torch import FlashAttentionTorch
+from dynbench.kernels.flash_triton import FlashAttentionTriton
 from dynbench.kernels.leak_check import check_packed_rows
 from dynbench.kernels.packed_models import use_packed_rows
 from dynbench.kernels.packed_rows import Boundaries, PackedCollator
 
-__all__ = ["Boundaries", "PackedCollator", "check_packed_rows", "use_packed_rows"]
+__all__ = [
+    "Boundaries",
+    "FlashAttentionTorch",
+    "FlashAttentionTriton",
+    "PackedCollator",
+    "check_packed_rows",
+    "use_packed_rows",
+]

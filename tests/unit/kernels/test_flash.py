@@ -1,0 +1,224 @@
+"""FlashAttention-2 in PyTorch and in Triton against softmax in float64: results, logsumexp, gradients, and memory."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynbench.errors import UsageError
+from dynbench.kernels import Boundaries, FlashAttentionTorch, FlashAttentionTriton, flash_torch
+from dynbench.kernels.flash_torch import Tiles, forward_tiles, tiles_for
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+BOTH = [FlashAttentionTorch, pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow])]
+LENGTHS = [(1, 1), (16, 24), (33, 50), (50, 33), (49, 49)]
+"""Queries and keys: one tile and several, whole or not."""
+CASES = [
+    *((FlashAttentionTorch, *lengths, is_causal) for lengths in LENGTHS for is_causal in (False, True)),
+    *(
+        pytest.param(FlashAttentionTriton, *case, marks=[needs_triton, pytest.mark.slow])
+        for case in ((33, 50, True), (50, 33, True), (33, 50, False))
+    ),
+]
+SAMPLES = (3, 1, 20, 8, 8, 13)
+LARGEST = {torch.float32: 1e-5, torch.float16: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few tokens are several tiles."""
+    monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=16, keys=24, rows=2))
+
+
+def states(leading: tuple[int, ...], queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Query, key and value, and the gradient of the result; d is no power of two."""
+    drawn = torch.Generator().manual_seed(0)
+    given = [torch.randn(*leading, n, 20, generator=drawn).to(dtype) for n in (queries, keys, keys, queries)]
+    return [*(each.requires_grad_() for each in given[:3]), given[3]]
+
+
+def by_softmax(given: list[Tensor], is_causal: bool, boundaries: Boundaries | None = None) -> list[Tensor]:
+    """Result, logsumexp and the three gradients, in float64."""
+    query, key, value = (each.detach().double().requires_grad_() for each in given[:3])
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    if is_causal:
+        seen = seen.tril()
+    if boundaries is not None:
+        seen &= boundaries.sample[:, None] == boundaries.sample
+    scores = scores.masked_fill(~seen, -torch.inf)
+    result = scores.softmax(-1) @ value
+    gradients = torch.autograd.grad(result, (query, key, value), given[3].double())
+    return [each.detach() for each in (result, scores.logsumexp(-1), *gradients)]
+
+
+def errors(kernel: Any, given: list[Tensor], is_causal: bool, boundaries: Boundaries | None = None) -> list[float]:
+    """Largest differences from the same by softmax, in its order; NaN is no difference below anything."""
+    query = given[0]
+    result = kernel.apply(*given[:3], is_causal, boundaries)
+    saved = [each for each in result.grad_fn.saved_tensors if each.shape == query.shape[:-1]]
+    assert len(saved) == 1 and result.dtype == query.dtype and result.shape == query.shape
+    gradients = torch.autograd.grad(result, given[:3], given[3])
+    assert [each.dtype for each in gradients] == [each.dtype for each in given[:3]]
+    right = by_softmax(given, is_causal, boundaries)
+    return [float((a - b).abs().max()) for a, b in zip((result.detach(), saved[0], *gradients), right, strict=True)]
+
+
+@pytest.mark.parametrize(("kernel", "queries", "keys", "is_causal"), CASES)
+def test_results_logsumexp_and_gradients(kernel: Any, queries: int, keys: int, is_causal: bool) -> None:
+    found = errors(kernel, states((3,) if kernel is FlashAttentionTorch else (1,), queries, keys), is_causal)
+    assert all(error < LARGEST[torch.float32] for error in found), found
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+def test_heads_and_half_precision(kernel: Any) -> None:
+    found = errors(kernel, states((2, 1), 33, 33, torch.float16), True)
+    assert all(error < LARGEST[torch.float16] for error in found), found
+    half = states((1,), 33, 33, torch.bfloat16)
+    assert all(error < 5e-2 for error in errors(kernel, half, True))
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_samples_of_a_packed_row_do_not_see_each_other(kernel: Any, is_causal: bool) -> None:
+    boundaries = Boundaries(SAMPLES)
+    found = errors(kernel, states((1, 2), boundaries.tokens, boundaries.tokens), is_causal, boundaries)
+    assert all(error < LARGEST[torch.float32] for error in found), found
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+def test_states_of_any_strides(kernel: Any) -> None:
+    given = [each.detach().transpose(1, 2).contiguous().transpose(1, 2) for each in states((2,), 33, 33)]
+    given = [*(each.requires_grad_() for each in given[:3]), given[3][:, :1].expand_as(given[0])]
+    assert not any(each.is_contiguous() for each in given)
+    assert all(error < LARGEST[torch.float32] for error in errors(kernel, given, True))
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+def test_scores_far_apart_give_no_nan(kernel: Any) -> None:
+    given = states((1,), 49, 49)
+    with torch.no_grad():
+        given[0].mul_(100)
+        given[0][:, ::2].mul_(-1)
+    result = kernel.apply(*given[:3], True)
+    for each in (result, *torch.autograd.grad(result, given[:3], given[3])):
+        assert torch.isfinite(each).all()
+    assert float((result.detach() - by_softmax(given, True)[0]).abs().max()) < 1e-4
+
+
+def test_gradients_in_float64_by_differences() -> None:
+    given = [each.detach().double().requires_grad_() for each in states((1,), 17, 26)[:3]]
+    assert torch.autograd.gradcheck(lambda *each: FlashAttentionTorch.apply(*each, True), given, fast_mode=True)
+
+
+def test_under_autocast_as_torchs_own() -> None:
+    given = states((2,), 33, 33)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = FlashAttentionTorch.apply(*given[:3], True)
+        own = torch.nn.functional.scaled_dot_product_attention(*given[:3], is_causal=True)
+    assert result.dtype is own.dtype is torch.bfloat16
+    assert float((result - own).detach().abs().max()) < 5e-2
+    gradients = torch.autograd.grad(result, given[:3], given[3].bfloat16())
+    assert all(each.dtype is torch.float32 and torch.isfinite(each).all() for each in gradients)
+
+
+def test_no_tile_is_computed_that_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = []
+    subtract = torch.Tensor.sub_
+
+    def counted(tensor: Tensor, other: Tensor) -> Tensor:
+        scores.append(tensor.shape)
+        return subtract(tensor, other)
+
+    monkeypatch.setattr(torch.Tensor, "sub_", counted)
+    query, key, value = (each.detach() for each in states((1,), 48, 96)[:3])
+    forward_tiles(query, key, value, True)
+    computed = sum(rows * columns for _, rows, columns in scores if columns > 1)
+    assert computed == 16 * (16 + 32 + 48)
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_causal"),
+    [
+        ("a tile of keys off by one", False),
+        ("a tile of keys off by one", True),
+        ("no rescale", False),
+        ("no rescale", True),
+        ("a mask off by one", True),
+    ],
+)
+def test_planted_errors_are_seen(fault: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, hide = flash_torch._seen_keys, flash_torch._hide_later
+    if fault == "a tile of keys off by one":
+        monkeypatch.setattr(
+            flash_torch, "_seen_keys", lambda first, queries, keys, *more: seen(first, queries, max(1, keys - 1), *more)
+        )
+    elif fault == "a mask off by one":
+        monkeypatch.setattr(flash_torch, "_hide_later", lambda scores, first, keys: hide(scores, first + 1, keys))
+    else:
+        monkeypatch.setattr(torch.Tensor, "mul_", lambda self, _: self)
+    with pytest.raises(AssertionError):
+        found = errors(FlashAttentionTorch, states((2,), 49, 49), is_causal)
+        assert all(error < LARGEST[torch.float32] for error in found), found
+
+
+def test_memory_is_linear_in_the_tokens() -> None:
+    def peak(tokens: int) -> int:
+        given = states((1,), tokens, tokens)
+        live, most = [0], [0]
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            result = FlashAttentionTorch.apply(*given[:3], True)
+            torch.autograd.grad(result, given[:3], given[3])
+        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        for event in sorted(events, key=lambda each: each.start_ns()):
+            live.append(live[-1] + event.nbytes())
+            most.append(live[-1])
+        return max(most)
+
+    few, more = peak(256), peak(1024)
+    assert 0 < more < 4.2 * few, (few, more)
+
+
+@pytest.mark.parametrize(("batch", "threads"), [(1, 1), (1, 2), (8, 2), (2, 4), (100, 64)])
+def test_tiles_stay_in_the_cache_of_each_thread(batch: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    tiles = tiles_for(batch, torch.device("cpu"))
+    assert min(tiles.queries, tiles.keys) >= 16 and 1 <= tiles.rows <= min(batch, threads)
+    assert 4 * tiles.queries * tiles.keys * tiles.rows / threads <= 2**19
+
+
+@pytest.mark.parametrize("kernel", [FlashAttentionTorch, FlashAttentionTriton])
+def test_what_does_not_belong_together_is_told(kernel: Any) -> None:
+    query, key, value, _ = states((2,), 5, 7)
+    refused = {
+        "do not belong together": [
+            (query[0], key[0], value[0]),
+            (query, key, value[:, :6]),
+            (query, key, value.half()),
+            (query[:1], key, value),
+        ],
+        "no tokens": [(query[:, :0], key, value), (query, key[:, :0], value[:, :0])],
+    }
+    for said, mistakes in refused.items():
+        for mistake in mistakes:
+            with pytest.raises(UsageError, match=said):
+                kernel.apply(*mistake)
+    with pytest.raises(UsageError, match="have 4 tokens together"):
+        kernel.apply(query, key[:, :5], value[:, :5], False, Boundaries((4,)))
+
+
+def test_without_triton_or_where_it_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, _ = states((1,), 5, 5)
+    with pytest.raises(UsageError) as double:
+        FlashAttentionTriton.apply(*(each.double() for each in (query, key, value)))
+    assert find_spec("triton") is None or "float64" in double.value.message
+    monkeypatch.setitem(sys.modules, "dynbench.kernels.flash_triton_launch", None)
+    monkeypatch.delattr("dynbench.kernels.flash_triton_launch", raising=False)
+    with pytest.raises(UsageError, match="needs Triton") as absent:
+        FlashAttentionTriton.apply(query, key, value)
+    assert "pip install 'dynbench[triton]'" in absent.value.hint and "\n" not in absent.value.message
