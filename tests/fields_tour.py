@@ -194,8 +194,16 @@ def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
 def _bench(tour: Tour) -> None:
     tour.run("bench", "ls", document="plugins --json")
     tour.run("bench", "collectives", "--set", "sizes_mib=1,2", document="bench --json")
-    few = ("tokens=16,32", "channels=4", "heads=2", "mean=4", "longest=8", "iterations=2", "warmup=0")
-    tour.run("bench", "attention", *(word for option in few for word in ("--set", option)), document="bench --json")
+    few: dict[str, tuple[str, ...]] = {
+        "packed_attention": (
+            "tokens=16,32", "channels=4", "heads=2", "mean=4", "longest=8", "iterations=2", "warmup=0"
+        ),
+        "attention": ("lengths=16", "widths=8", "ways=plain,sdpa,flash_torch,flex", "iterations=2", "warmup=0"),
+        "precision": ("features=16", "samples=4", "iterations=2", "warmup=0"),
+        "accounting": (),
+    }  # fmt: skip
+    for name, options in few.items():
+        tour.run("bench", name, *(word for each in options for word in ("--set", each)), document="bench --json")
 
 
 def _others(tour: Tour, store: RunStore, folder: Path) -> None:

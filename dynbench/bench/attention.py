@@ -1,40 +1,55 @@
-"""Attention over a packed row by each way to keep its samples apart: time forward and backward, by tokens per row.
+"""Attention by plain PyTorch, by torch's own kernels and by ours: time of each pass, and memory, by length and width.
 
-`by_length` and `repadded` are the two arrangements of `dynbench.kernels`, `block_mask` is what a mask of the whole row
-costs: every token scored against every other. `linear` is what the layer's linear parts cost on the same tokens, so
-that one sees from how many tokens on attention with a mask is the larger part.
+`attention` has the batch and the mask of a model without heads; `flash` has one row and a causal mask, as kernels are
+compared. Plain attention keeps the weights of all queries and keys for its backward pass, which is what runs out of
+memory first; how much that is by hand stands beside what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
 from dynbench.plugins.benchmarks import AttentionOptions
+from dynbench.units import format_bytes, mb
 
 if TYPE_CHECKING:
     from dynbench.engine.rank.rank_process import RankContext
 
-WAYS = ("by_length", "repadded", "block_mask", "linear")
-"""What is measured at every number of tokens."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SQUARES = 3
+"""Tensors of all queries by all keys that plain attention holds at once, in its backward pass: the weights that forward
+kept, their gradients, and those of the scores."""
 
 
 class Attention(Benchmark):
-    """One layer on rows of `tokens`, whose samples have the lengths that `lengths` names."""
+    """Forward and backward of every way at every shape."""
 
     options: AttentionOptions
+    passes: ClassVar[Sequence[str]] = ("forward", "backward")
+    own: ClassVar[Mapping[str, Any]] = {"lengths": (256, 1024), "widths": (16, 64), "batch": 8, "causal": False}
+    """What null options are."""
     headers: ClassVar = {
-        "tokens": "tokens per row",
-        "samples": "samples",
+        "length": "length",
+        "channels": "d",
+        "dtype": "type",
         "way": "way",
-        "p20": "p20 (ms)",
+        "pass": "pass",
         "p50": "p50 (ms)",
-        "p80": "p80 (ms)",
+        "sd": "sd (ms)",
+        "saved_mb": "before backward (MB)",
+        "peak_mb": "peak (MB)",
+        "tiles": "tiles",
         "reference_error": "largest difference",
     }
+
+    def __init__(self, options: AttentionOptions) -> None:
+        super().__init__(options)
+        chosen = {**self.own, **options.model_dump(include=set(self.own), exclude_none=True)}
+        self.lengths, self.widths = (sorted(set(chosen[name])) for name in ("lengths", "widths"))
+        self.batch, self.causal = int(chosen["batch"]), bool(chosen["causal"])
 
     @property
     def processes(self) -> int:
@@ -47,64 +62,89 @@ class Attention(Benchmark):
         return self.options.device
 
     def cases(self) -> Sequence[Case]:
-        """Every way at every number of tokens, fewest first."""
-        return [self._case(way, tokens) for tokens in sorted(set(self.options.tokens)) for way in WAYS]
+        """Every pass of every way at every shape, the shortest first."""
+        shapes = product(self.lengths, self.widths, self.options.dtypes)
+        return [self._case(*shape, way, each) for shape in shapes for way in self.options.ways for each in self.passes]
 
-    def _case(self, way: str, tokens: int) -> Case:
-        lengths = row_lengths(tokens, self.options.mean, self.options.longest)
-        columns: dict[str, float | int | str] = {"way": way, "tokens": tokens, "samples": len(lengths)}
-        columns |= {"width": self.options.width, "heads": self.options.heads}
-        return Case(f"{way} {tokens} tokens", [tokens, self.options.width], "float32", columns)
+    def _case(self, length: int, channels: int, dtype: str, way: str, each: str) -> Case:
+        columns: dict[str, float | int | str] = {"way": way, "pass": each, "batch": self.batch}
+        columns |= {"length": length, "channels": channels, "causal": int(self.causal)}
+        columns["hand_count_mb"] = mb(plain_bytes(self.batch, length, dtype))
+        return Case(f"{way} {each} {length} x {channels} {dtype}", [self.batch, length, channels], dtype, columns)
 
     def measure(self, case: Case, context: RankContext) -> Measured:
-        """The iterations of one way."""
-        from dynbench.bench.packed_layer import measure_way
+        """The iterations of one pass."""
+        from dynbench.bench.attention_passes import measure_pass
 
-        lengths = row_lengths(int(case.columns["tokens"]), self.options.mean, self.options.longest)
-        return measure_way(str(case.columns["way"]), lengths, self.options, context.device)
+        return measure_pass(case, self.options, context.device)
 
     def summary(self, rows: Sequence[Row]) -> dict[str, object]:
-        """How many times as long as the fastest way each takes, by tokens; ways without a time are left out."""
-        return {"times_of_fastest": {str(tokens): _relative(rows, tokens) for tokens in _tokens(rows)}}
+        """How many times as long as torch's own attention each way takes, and its memory over that of the plain one."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name, shown in (("times_of_sdpa", "sdpa"), ("memory_of_plain", "plain")):
+            found[name] = {}
+            for shape, each in _shapes(rows):
+                values = _values(rows, shape, each, "p50" if shown == "sdpa" else "peak_mb")
+                if values.get(shown):
+                    key = f"{each} {shape[0]} x {shape[1]} {shape[2]}"
+                    found[name][key] = {way: value / values[shown] for way, value in values.items()}
+        return dict(found)
 
     def said(self, rows: Sequence[Row]) -> list[str]:
-        """The same at the longest row, and what the mask costs of the linear parts."""
-        if not rows:
-            return []
-        last = _tokens(rows)[-1]
-        ratios = ", ".join(f"{way} {ratio:.3g}" for way, ratio in _relative(rows, last).items())
-        medians = _medians(rows, last)
-        lines = [f"at {last} tokens, times of the fastest way: {ratios}"] if ratios else []
-        if {"block_mask", "linear"} <= medians.keys():
-            share = medians["block_mask"] / medians["linear"]
-            lines.append(f"a mask of the whole row takes {share:.3g} times what the layer's linear parts take")
+        """The same at the longest, and for each way the smallest shape that ran out of memory."""
+        lines: list[str] = []
+        for name, shown in (("times_of_sdpa", "times of torch's own"), ("memory_of_plain", "memory, of that of plain")):
+            ratios = self.summary(rows)[name]
+            assert isinstance(ratios, dict)
+            last = list(ratios)[-len(self.passes) :]
+            lines += [f"{key}: {shown}: {_listed(ratios[key])}" for key in last]
+        for way in self.options.ways:
+            row = next((row for row in rows if row.columns["way"] == way and row.status == "oom"), None)
+            if row is not None:
+                lines.append(f"{way} first runs out of memory at {row.case}: {row.reason}")
         return lines
 
 
-def row_lengths(tokens: int, mean: int, longest: int) -> list[int]:
-    """Lengths of the samples of a row, ascending: lognormal as texts are, the same in every call.
+class Flash(Attention):
+    """Forward, backward, and both in one."""
 
-    Args:
-        tokens: of the row, exactly.
-        mean: of the lengths, about.
-        longest: none is longer.
-    """
-    drawn = np.random.default_rng(0).lognormal(np.log(mean) - 0.18, 0.6, size=tokens)
-    lengths = np.clip(drawn.round(), 1, longest).astype(np.int64)
-    whole = lengths[: np.searchsorted(lengths.cumsum(), tokens)]
-    left = tokens - int(whole.sum())
-    return sorted([*whole.tolist(), *([left] if left else [])])
+    passes = ("forward", "backward", "both")
+    own: ClassVar = {"lengths": (128, 512, 2048), "widths": (64,), "batch": 1, "causal": True}
 
 
-def _tokens(rows: Sequence[Row]) -> list[int]:
-    return sorted({int(row.columns["tokens"]) for row in rows})
+def plain_bytes(batch: int, length: int, dtype: str) -> int:
+    """What plain attention needs at once, forward and backward, of what is quadratic in the length."""
+    return SQUARES * batch * length * length * ELEMENT_BYTES[dtype]
 
 
-def _medians(rows: Sequence[Row], tokens: int) -> dict[str, float]:
-    """Median ms of each way that was measured, ms."""
-    return {str(row.columns["way"]): row.p50 for row in rows if row.columns["tokens"] == tokens and row.p50 is not None}
+def hand_count(batch: int, length: int, dtype: str) -> str:
+    """The same, with where it comes from."""
+    size = ELEMENT_BYTES[dtype]
+    total = format_bytes(plain_bytes(batch, length, dtype))
+    return f"{SQUARES} x {batch} x {length}² x {size} B = {total} for weights, their gradients and those of the scores"
 
 
-def _relative(rows: Sequence[Row], tokens: int) -> dict[str, float]:
-    medians = {way: ms for way, ms in _medians(rows, tokens).items() if way != "linear"}
-    return {way: ms / min(medians.values()) for way, ms in medians.items()}
+def _listed(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{way} {ratio:.3g}" for way, ratio in ratios.items())
+
+
+Shape = tuple[int, int, str]
+
+
+def _shapes(rows: Sequence[Row]) -> Iterator[tuple[Shape, str]]:
+    """The shapes and passes that any row has, each once, as they come."""
+    yield from dict.fromkeys((_shape(row), str(row.columns["pass"])) for row in rows)
+
+
+def _shape(row: Row) -> Shape:
+    return int(row.columns["length"]), int(row.columns["channels"]), row.dtype
+
+
+def _values(rows: Sequence[Row], shape: Shape, each: str, column: str) -> dict[str, float]:
+    """A column by way, of what was measured at a shape in a pass."""
+    return {
+        str(row.columns["way"]): float(value)
+        for row in rows
+        if _shape(row) == shape and row.columns["pass"] == each
+        if isinstance(value := row.as_dict().get(column), int | float)
+    }

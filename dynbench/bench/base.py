@@ -60,7 +60,7 @@ class Row:
     """Of whatever it draws."""
     unit: str | None = None
     """Of the mean, the standard deviation and the quantiles; these and it are null where it was not measured."""
-    status: Literal["ok", "oom"] = "ok"
+    status: Literal["ok", "oom", "skipped"] = "ok"
     """Whether it was measured."""
     reason: str | None = None
     """Why it was not; null where it was."""
@@ -86,6 +86,19 @@ class Row:
     def as_dict(self) -> dict[str, object]:
         """One flat object, the benchmark's own columns last."""
         return {**{each.name: getattr(self, each.name) for each in fields(self)[:-1]}, **self.columns}
+
+
+class NotMeasured(Exception):
+    """What `measure` raises where a case cannot be measured here while others can; the sweep goes on.
+
+    Args:
+        reason: why, for the row.
+        status: of the row.
+    """
+
+    def __init__(self, reason: str, status: Literal["oom", "skipped"] = "skipped") -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Benchmark(ABC):

@@ -15,16 +15,16 @@ from dynbench.clock import clock_for
 from dynbench.kernels import Boundaries
 from dynbench.kernels.packed_attention import attend
 from dynbench.kernels.packed_rows import Arrangement
-from dynbench.plugins.benchmarks import AttentionOptions
+from dynbench.plugins.benchmarks import PackedAttentionOptions
 
 Layer = Callable[[], Tensor]
 
 
-def measure_way(way: str, lengths: Sequence[int], options: AttentionOptions, device: torch.device) -> Measured:
+def measure_way(way: str, lengths: Sequence[int], options: PackedAttentionOptions, device: torch.device) -> Measured:
     """Time the iterations, and say how far the result is from attention of every sample alone.
 
     Args:
-        way: one of `attention.WAYS`.
+        way: one of `packed_attention.WAYS`.
         lengths: of the row's samples.
         options: width, heads and how often.
         device: where to run.

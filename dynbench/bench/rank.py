@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dynbench.bench.base import Case, Measured, Row
+from dynbench.bench.base import Benchmark, Case, Measured, NotMeasured, Row
 from dynbench.bench.record import add_row, read_benchmark, read_rows
 from dynbench.config.schema import Config
 from dynbench.engine.rank.exchange import broadcast_integers
@@ -22,9 +22,18 @@ def work(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, s
     benchmark = read_benchmark(run)
     done = np.array([len(read_rows(run))]) if context.is_first else None
     for case in benchmark.cases()[int(broadcast_integers(done, 1)[0]) :]:
-        measured = benchmark.measure(case, context)
+        row = row_of(benchmark, case, context)
         if context.is_first:
-            add_row(run, measured_row(case, measured, context.device))
+            add_row(run, row)
+
+
+def row_of(benchmark: Benchmark, case: Case, context: RankContext) -> Row:
+    """The row of a case, measured now, or why it cannot be."""
+    try:
+        return measured_row(case, benchmark.measure(case, context), context.device)
+    except NotMeasured as reason:
+        about = (case.name, case.shape, case.dtype, context.device.type)
+        return Row(*about, status=reason.status, reason=str(reason), columns=case.columns)
 
 
 def measured_row(case: Case, measured: Measured, device: torch.device) -> Row:

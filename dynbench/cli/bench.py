@@ -18,17 +18,20 @@ EPILOG = """\b
 Examples:
   dynbench bench ls
   dynbench bench collectives --set sizes_mib=1,10,100 --set processes=4
+  dynbench bench flash --set lengths=4096 --set batch=8
+  dynbench bench accounting --set fsdp=32
 """
 
 
 @click.command(epilog=EPILOG)
 @click.argument("benchmark", metavar="[NAME]", default="ls")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the benchmark; repeat.")
+@click.option("--full", is_flag=True, help="The sizes for a GPU; small ones are the default.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @name_options
 @table_option
 @common_options
-def command(settings: Settings, benchmark: str, no_figures: bool, name: str | None, replace: bool) -> None:
+def command(settings: Settings, benchmark: str, full: bool, no_figures: bool, name: str | None, replace: bool) -> None:
     """Run the benchmark NAME, small by default; without a name, or as `ls`, list all of them with their options."""
     if benchmark == "ls":
         show_kinds(settings, "bench", ["benchmarks"])
@@ -40,7 +43,9 @@ def command(settings: Settings, benchmark: str, no_figures: bool, name: str | No
     from dynbench.plugins import BENCHMARKS
     from dynbench.runs.recorder import named
 
-    found = BENCHMARKS.find(benchmark).load()(read_options(benchmark, settings.overrides))
+    entry = BENCHMARKS.find(benchmark)
+    options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
+    found = entry.load()(options)
     ended: list[BenchResult] = []
     try:
         with working(settings.shows_progress, benchmark) as report:

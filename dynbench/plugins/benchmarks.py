@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -16,7 +16,13 @@ MOST_RANKS = 64
 
 @dataclass(frozen=True)
 class BenchmarkEntry(Entry):
-    """A subclass of `dynbench.bench.base.Benchmark`, called with its options; its module imports no torch."""
+    """A subclass of `dynbench.bench.base.Benchmark`, called with its options; its module imports no torch.
+
+    Args:
+        full: `key=value` of the options that `--full` sets: what a GPU measures in minutes.
+    """
+
+    full: tuple[str, ...] = ()
 
 
 class TimedOptions(Section):
@@ -26,6 +32,13 @@ class TimedOptions(Section):
     """Iterations that are timed, per case."""
     warmup: NonNegativeInt = 5
     """Iterations before them."""
+
+
+class DeviceOptions(TimedOptions):
+    """Of what one process computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes; `auto` is the GPU where there is one."""
 
 
 class CollectivesOptions(TimedOptions):
@@ -41,7 +54,7 @@ class CollectivesOptions(TimedOptions):
     """Type of the elements."""
 
 
-class AttentionOptions(TimedOptions):
+class PackedAttentionOptions(DeviceOptions):
     """Of attention over a packed row."""
 
     tokens: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (256, 512, 1024, 2048)
@@ -54,13 +67,93 @@ class AttentionOptions(TimedOptions):
     """Mean length of the row's samples, about, tokens."""
     longest: PositiveInt = 256
     """No sample is longer, tokens."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes; `auto` is the GPU where there is one."""
 
     @property
     def width(self) -> int:
         """Channels over all heads."""
         return self.heads * self.channels
+
+
+Way = Literal[
+    "plain",
+    "compiled",
+    "sdpa",
+    "sdpa_flash",
+    "sdpa_efficient",
+    "sdpa_cudnn",
+    "flex",
+    "flash_torch",
+    "flash_triton",
+]
+
+
+class AttentionOptions(DeviceOptions):
+    """Of attention by length and width; null is what the benchmark is about."""
+
+    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    """Queries, and as many keys."""
+    widths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    """Channels of a query."""
+    dtypes: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
+    """Types of the elements."""
+    ways: Annotated[tuple[Way, ...], Field(min_length=1)] = ("plain", "sdpa", "flash_torch")
+    """What computes it: plain PyTorch or that compiled; torch's own, by whichever back end or by a named one, or its
+    FlexAttention; our FlashAttention-2 in PyTorch or in Triton."""
+    batch: PositiveInt | None = None
+    """Rows of the batch; there are no heads."""
+    causal: bool | None = None
+    """Whether a query sees no later keys."""
+
+
+class PrecisionOptions(DeviceOptions):
+    """Of sums and types in half precision."""
+
+    terms: PositiveInt = 1000
+    """How often 0.01 is added up."""
+    features: PositiveInt = 512
+    """Channels of the network that is timed."""
+    samples: PositiveInt = 64
+    """Of its batch."""
+
+
+class AccountingOptions(Section):
+    """Of the accounting: a model of two matrices per layer, and what trains it. Null is the preset's."""
+
+    preset: Literal["communication_accounting", "xl_h100"] = "communication_accounting"
+    """Where what is null comes from: 126 layers of 16384 x 53248 on chips of 95 GB, or xl (48 layers of 1600 x 6400) on
+    H100s."""
+    width: PositiveInt | None = None
+    """Channels between layers (D)."""
+    inner: PositiveInt | None = None
+    """Channels within a layer (F)."""
+    layers: PositiveInt | None = None
+    """Of them (L)."""
+    accelerator_gb: PositiveFloat | None = None
+    """Memory of one that holds whole copies, GB (1e9 bytes)."""
+    chip_gb: PositiveFloat | None = None
+    """Memory of one that holds shards, GB."""
+    local_tokens: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
+    """Of a device's batch, for the memory of activations."""
+    sharded_activations: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the activations that is sharded."""
+    flops: PositiveFloat | None = None
+    """Of a device, FLOP/s (C)."""
+    bandwidth: PositiveFloat | None = None
+    """Of its links in one mesh axis, B/s (W)."""
+    fsdp: PositiveInt | None = None
+    """Devices over which parameters are sharded (X)."""
+    tensor: PositiveInt | None = None
+    """Devices over which layers are divided (Y)."""
+    fsdp_links: PositiveInt | None = None
+    """Mesh axes of the first kind (M_X)."""
+    tensor_links: PositiveInt | None = None
+    """Mesh axes of the second (M_Y)."""
+    gradient_bytes: PositiveFloat | None = None
+    """Of the gradients that buckets carry, B (s)."""
+    bucket_bandwidth: PositiveFloat | None = None
+    """Of the link that carries them, B/s (w)."""
+    call_s: PositiveFloat | None = None
+    """Overhead of a call, s (o)."""
 
 
 BENCHMARKS: Registry[BenchmarkEntry] = Registry(
@@ -72,12 +165,50 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
             "all-reduce over gloo or NCCL: time and bandwidth by size",
             "dynbench.bench.collectives:Collectives",
             CollectivesOptions,
+            full=("sizes_mib=1,10,100,1000",),
+        ),
+        BenchmarkEntry(
+            "packed_attention",
+            "attention over a packed row by length, re-padded and with a mask: time by tokens per row",
+            "dynbench.bench.packed_attention:PackedAttention",
+            PackedAttentionOptions,
         ),
         BenchmarkEntry(
             "attention",
-            "attention over a packed row by length, re-padded and with a mask: time by tokens per row",
+            "attention by length and width, plain, torch's own and ours: time of each pass, memory, what runs out",
             "dynbench.bench.attention:Attention",
             AttentionOptions,
+            full=(
+                "lengths=256,1024,4096,8192,16384",
+                "widths=16,32,64,128",
+                "ways=" + ",".join(get_args(Way)),
+                "iterations=100",
+            ),
+        ),
+        BenchmarkEntry(
+            "flash",
+            "causal attention of one row: our FlashAttention-2 beside plain attention and torch's own, with its tiles",
+            "dynbench.bench.attention:Flash",
+            AttentionOptions,
+            full=(
+                "lengths=128,256,512,1024,2048,4096,8192,16384,32768,65536",
+                "widths=16,32,64,128",
+                "dtypes=bfloat16,float32",
+                "ways=plain,sdpa,flash_torch,flash_triton",
+            ),
+        ),
+        BenchmarkEntry(
+            "precision",
+            "sums in half precision against float64, types under autocast, and what mixed precision takes",
+            "dynbench.bench.precision:PrecisionStudy",
+            PrecisionOptions,
+            full=("features=4096", "samples=4096"),
+        ),
+        BenchmarkEntry(
+            "accounting",
+            "memory and communication of large models by formula: devices needed, buckets, compute-bound batches",
+            "dynbench.bench.accounting:Accounting",
+            AccountingOptions,
         ),
     ),
 )

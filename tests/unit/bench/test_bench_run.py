@@ -16,7 +16,7 @@ import torch
 from dynbench.bench import bench_run
 from dynbench.bench.base import Benchmark, Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
-from dynbench.bench.rank import measured_row
+from dynbench.bench.rank import measured_row, row_of
 from dynbench.bench.record import add_row, read_benchmark, read_rows, rows_file
 from dynbench.cli import console
 from dynbench.cli.main import main
@@ -62,8 +62,7 @@ def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., Rank
 
 def here(benchmark: Benchmark, case: Case) -> Row:
     """Measured in this process."""
-    cpu = torch.device("cpu")
-    return measured_row(case, benchmark.measure(case, RankContext(0, 0, 1, cpu)), cpu)
+    return row_of(benchmark, case, RankContext(0, 0, 1, torch.device("cpu")))
 
 
 @pytest.fixture

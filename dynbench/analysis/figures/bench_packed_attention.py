@@ -17,7 +17,7 @@ SHOWN = {
 }
 
 
-def bench_attention(source: Run) -> style.Drawing | None:
+def bench_packed_attention(source: Run) -> style.Drawing | None:
     """Median time of one layer, forward and backward, over the tokens of the row."""
     table = measured_rows(source, MEASURES)
     if table is None:

@@ -1,0 +1,215 @@
+"""One pass of attention, by one of several ways, as it is timed, and the memory that forward and backward take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import profile
+
+from dynbench.bench.attention import hand_count, plain_bytes
+from dynbench.bench.base import Case, Measured, NotMeasured
+from dynbench.clock import clock_for
+from dynbench.errors import UsageError
+from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
+from dynbench.kernels.flash_torch import tiles_for
+from dynbench.plugins.benchmarks import AttentionOptions
+from dynbench.runs.cgroup import memory_available_bytes
+from dynbench.units import format_bytes, mb
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+BACK_ENDS = {
+    "sdpa": None,
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+LONGEST_CHECKED = 2048
+"""Beyond, the result in float64 takes longer to compute than the case."""
+
+
+def measure_pass(case: Case, options: AttentionOptions, device: torch.device) -> Measured:
+    """Time the iterations of a pass, after one of both that memory is counted in.
+
+    Args:
+        case: its way, pass, shape and type.
+        options: how often.
+        device: where to run.
+
+    Raises:
+        NotMeasured: this way cannot be run here, or needs more memory by hand than there is.
+    """
+    way, causal = str(case.columns["way"]), bool(case.columns["causal"])
+    batch, length, channels = case.shape
+    free = _free_bytes(device)
+    if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
+        raise NotMeasured(f"{hand_count(batch, length, case.dtype)}, and {format_bytes(free)} are free", "oom")
+    drawn = torch.Generator().manual_seed(0)
+    shape, dtype = (batch, length, channels), getattr(torch, case.dtype)
+    *states, gradient = (torch.randn(shape, generator=drawn).to(device, dtype) for _ in range(4))
+    query, key, value = (each.requires_grad_() for each in states)
+    attend = way_of(way, causal, device)
+
+    def forward() -> Tensor:
+        return attend(query, key, value)
+
+    def backward(result: Tensor) -> object:
+        return torch.autograd.grad(result, (query, key, value), gradient)
+
+    try:
+        result, saved, peak = _with_memory(forward, backward, device)
+    except (UsageError, NotImplementedError) as error:
+        raise NotMeasured(str(error).splitlines()[0]) from error
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise NotMeasured(f"torch has no such kernel for this: {error}") from error
+    clock, times = clock_for(device), []
+    for _ in range(options.warmup + options.iterations):
+        result = forward() if case.columns["pass"] == "backward" else result
+        clock.synchronise()
+        start = clock.mark()
+        if case.columns["pass"] != "backward":
+            result = forward()
+        if case.columns["pass"] != "forward":
+            backward(result)
+        end = clock.mark()
+        clock.synchronise()
+        times.append(clock.elapsed_ms(start, end))
+    columns: dict[str, float | int | str] = {
+        "saved_mb": mb(saved),
+        "peak_mb": mb(peak),
+        "tiles": _tiles(way, batch, device),
+    }
+    difference = _error(forward().detach(), query, key, value, causal) if length <= LONGEST_CHECKED else None
+    return Measured(np.array(times[options.warmup :]), columns, difference)
+
+
+def way_of(way: str, causal: bool, device: torch.device) -> Attend:
+    """What computes attention of query, key and value, [batch, n, d].
+
+    Args:
+        way: its name in the options.
+        causal: whether query i sees the keys up to i only.
+        device: where.
+
+    Raises:
+        NotMeasured: it does not run there.
+    """
+    if way == "flash_torch":
+        return lambda query, key, value: FlashAttentionTorch.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
+    if way == "flash_triton":
+        return lambda query, key, value: FlashAttentionTriton.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
+    if way in BACK_ENDS:
+        return _own(way, causal, device)
+    if way == "flex":
+        return _flex(causal, device)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return plain_attention(query, key, value, causal)
+
+    return torch.compile(plain) if way == "compiled" else plain
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """softmax(Q K^T / sqrt(d)) V as it is written, all scores at once."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def _own(way: str, causal: bool, device: torch.device) -> Attend:
+    back_end = BACK_ENDS[way]
+    if back_end is not None and device.type == "cpu":
+        raise NotMeasured(f"{way}: this back end of torch needs a GPU")
+
+    def own(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (each.unsqueeze(1) for each in (query, key, value))
+        with nullcontext() if back_end is None else sdpa_kernel(back_end):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal).squeeze(1)
+
+    return own
+
+
+def _flex(causal: bool, device: torch.device) -> Attend:
+    if device.type == "cpu":
+        raise NotMeasured("flex: torch's FlexAttention has no backward pass on CPUs")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention)
+
+    def flex(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        n = query.shape[1]
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=str(device)) if causal else None
+        q, k, v = (each.unsqueeze(1) for each in (query, key, value))
+        attended: Tensor = compiled(q, k, v, block_mask=mask)
+        return attended.squeeze(1)
+
+    return flex
+
+
+def _tiles(way: str, batch: int, device: torch.device) -> str:
+    if way == "flash_torch":
+        tiles = tiles_for(batch, device)
+        return f"{tiles.queries} x {tiles.keys}"
+    if way == "flash_triton":
+        from dynbench.kernels.flash_triton_launch import chosen_tiles
+
+        return chosen_tiles()
+    return ""
+
+
+def _error(result: Tensor, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> float:
+    """Largest difference from the same in float64, of the first row of the batch."""
+    q, k, v = (each[:1].detach().double() for each in (query, key, value))
+    exact = plain_attention(q, k, v, causal)
+    return float((result[:1] - exact).abs().max())
+
+
+def _with_memory(
+    forward: Callable[[], Tensor], backward: Callable[[Tensor], object], device: torch.device
+) -> tuple[Tensor, int, int]:
+    """The result, the bytes that are held between the passes, and the most at once, beside those held before.
+
+    On CPUs the allocations of torch's profiler are summed up.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = forward()
+        saved = torch.cuda.memory_allocated(device) - before
+        backward(result)
+        return result, saved, torch.cuda.max_memory_allocated(device) - before
+    with profile(profile_memory=True) as first:
+        result = forward()
+    saved, most = _allocated(first)
+    with profile(profile_memory=True) as second:
+        backward(result)
+    return result, saved, max(most, saved + _allocated(second)[1])
+
+
+def _allocated(profiler: profile) -> tuple[int, int]:
+    """Bytes at the end and at most, of what was allocated and given back while it watched."""
+    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    held = np.cumsum([0, *(nbytes for _, nbytes in sorted(changes, key=lambda change: change[0]))])
+    return int(held[-1]), int(held.max())
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
+    allowed = memory_available_bytes()
+    return free if allowed is None else min(free, allowed)
