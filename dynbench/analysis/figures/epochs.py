@@ -20,6 +20,9 @@ PANELS: Mapping[str, tuple[str, float]] = {
 }
 """What of an epoch, with the label of its axis, and what it is multiplied by."""
 
+FULL = 105
+"""The axis of an accuracy ends above all that it can be, so that no marker is cut."""
+
 
 def epochs(arms: Sequence[ArmView]) -> style.Drawing | None:
     """Means over launches; what no arm was evaluated for has no panel.
@@ -49,6 +52,8 @@ def epochs(arms: Sequence[ArmView]) -> style.Drawing | None:
             look: dict[str, Any] = {"color": style.color(index), "marker": style.marker(index), "label": arm.label}
             panel.plot([each for each, _ in points], [value for _, value in points], **look)
         style.label_axes(panel, "epoch", label)
+        if name == "eval_accuracy":
+            panel.set_ylim(top=FULL)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend_of_figure(figure, axes[0])
     return style.Drawing(figure, pl.DataFrame(rows))

@@ -1,5 +1,6 @@
 import ast
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -232,3 +233,20 @@ def test_runs_of_a_comparison_are_named_once(make_run):
 def test_analysis_does_not_load_torch():
     assert "dynbench.analysis.figures" in sys.modules
     assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.slow
+def test_epochs_are_drawn_for_what_is_known_of_them(view):
+    """No run was evaluated at the end of an epoch, so that only the training loss has a panel."""
+
+    def for_epochs(run):
+        config = run.facts.config
+        config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2})})
+        return replace(run, facts=replace(run.facts, config=config))
+
+    arms = [ArmView(arm.label, tuple(map(for_epochs, arm.runs))) for arm in view("static", "partition")]
+    drawing = registry.draw_figure("train", "epochs", arms)
+    assert [axes.get_ylabel() for axes in drawing.figure.axes] == ["training loss"]
+    assert drawing.table["epoch"].to_list() == [1, 2, 1, 2]
+    assert drawing.table["train_loss"].is_between(0.3, 1).all() and drawing.table["eval_loss"].null_count() == 4
+    assert registry.draw_figure("train", "epochs", view("static")) is None
