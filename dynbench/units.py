@@ -43,6 +43,11 @@ def parse_duration_s(text: str) -> float:
     return float(number) * _SECONDS[unit.lower()]
 
 
+def mib(size: float) -> float:
+    """Bytes as MiB."""
+    return size / 2**20
+
+
 def bytes_of_mib(mib: float) -> int:
     """Whole bytes of a size in MiB, rounded down."""
     return int(mib * 2**20)

@@ -182,6 +182,7 @@ def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
     tour.run("analyze", *runs, document="analyze --json")
     ranks = [build_run(store, Fake("static", world_size=number)).id for number in (2, 4)]
     tour.run("analyze", *ranks, document="analyze --json")
+    tour.run("analyze", *_strategies(store), document="analyze --json")
     (folder / "two.yaml").write_text(RECIPE, encoding="utf-8")
     (folder / "cells.yaml").write_text(RECIPE.replace("launches: 4", "launches: 2") + CELLS, encoding="utf-8")
     tour.run("compare", str(folder / "two.yaml"), "--name", "two", document="compare --json")
@@ -189,6 +190,26 @@ def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
     tour.run("compare", str(folder / "cells.yaml"), "--dry-run", document="compare --dry-run --json")
     tour.run("compare", str(folder / "cells.yaml"), "--name", "cells", document="compare --json")
     tour.run("report", "two", document="report --json")
+
+
+def _strategies(store: RunStore) -> list[str]:
+    """Arms whose ranks kept their calls and counted what they held."""
+    held = dict.fromkeys(("parameters_mb", "gradients_mb", "optimizer_mb", "strategy_mb"), 2.0) | {"peak_mb": None}
+    moments = dict.fromkeys(("initialised", "before_step", "after_step"), held)
+    parts = [{"rank": rank, "whole_mb": 2.0, "activations_mb": 1.0, **moments} for rank in range(2)]
+    found = []
+    for name, size, calls in (("naive", 25, 3), ("overlap", 25, 5), ("bucketed", 25, 9), ("bucketed", 1, 15)):
+        overrides = (f"sync.name={name}", f"sync.bucket_mb={size}")
+        run = build_run(store, Fake(overrides=overrides, extra={**STRATEGY, "collectives": calls}))
+        write_columns(run.ranks_dir, COMM_COLUMNS)
+        write_json(run.env_file, {**run.env(), "memory_parts": parts})
+        for rank in range(2):
+            with CallWriter(run.calls_file(rank)) as writer:
+                for step in range(50):
+                    at = 10**7 * step + rank
+                    writer.write(step, [Call("all_reduce", -1, calls * step + n, 50, at, at + 9) for n in range(calls)])
+        found.append(run.id)
+    return found
 
 
 def _bench(tour: Tour) -> None:

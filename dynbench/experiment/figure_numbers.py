@@ -6,12 +6,12 @@ import os
 import re
 from pathlib import Path
 
-from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.figures import FIGURES, OF_SOME
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
 
-UNTOLD = (*SOLVE_FIGURES, "waterfall", "epochs")
+UNTOLD = (*SOLVE_FIGURES, *OF_SOME)
 """Figures of some subjects only: where they are not drawn, nothing is said of it."""
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 

@@ -15,6 +15,7 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment import (
     answers,
+    bucket_answers,
     communication_answers,
     cost_answers,
     layout_answers,
@@ -22,6 +23,7 @@ from dynbench.experiment import (
     profile_answers,
     server_answers,
     steps_answers,
+    strategy_answers,
     waste_answers,
 )
 from dynbench.experiment import report_tables as tables
@@ -80,6 +82,8 @@ def report_values(sources: Sources) -> Values:
             *steps_answers.OWN,
             *waste_answers.OWN,
             *communication_answers.OWN,
+            *bucket_answers.OWN,
+            *strategy_answers.OWN,
             "figure.number",
         )
     )
@@ -143,6 +147,7 @@ def _tables(sources: Sources) -> Values:
         "table.metrics": metrics_table(subject, template),
         "table.waste": waste_answers.wasted(subject.arms, template),
         "table.timed": communication_table(subject, template),
+        "table.buckets": bucket_answers.buckets_table(subject, template),
         "table.exposed": communication_answers.exposed(subject, template),
         "table.memory_parts": communication_answers.held_memory(subject, template),
         "table.operations": communication_answers.operations(subject, template),
@@ -182,6 +187,8 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     return {
         **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
         "say.waste": waste_answers.waste_sentences(speaker),
+        "say.strategies": strategy_answers.strategy_sentences(speaker),
+        "say.buckets": bucket_answers.bucket_sentences(speaker),
         "say.exposed": communication_answers.exposures(speaker),
         "say.bottleneck": profile_answers.bottleneck_sentences(speaker),
         **server_answers.sentences(speaker),

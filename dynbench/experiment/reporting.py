@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from dynbench.experiment.bucket_answers import buckets_told
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_values import Sources, report_values
+from dynbench.experiment.strategy_answers import strategies_told
 from dynbench.experiment.subject import Subject
 from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
 from dynbench.runs.atomic import write_text
 
 Format = Literal["md", "html"]
 FORMATS: tuple[Format, ...] = ("md", "html")
+
+FURTHER: Mapping[str, Callable[[Subject], bool]] = {"strategies": strategies_told, "buckets": buckets_told}
+"""Chapters after those of a question, of subjects that they say something of."""
 
 _GAPS = re.compile(r"\n{3,}")
 """What placeholders without a text leave between paragraphs."""
@@ -39,7 +45,8 @@ def render_report(subject: Subject, language: str, form: Format, folder: Path, t
         TemplateError: the template has unknown placeholders.
     """
     question = subject.question
-    loaded = for_question(load_template(language, template, question.template), question.name, question.chapters)
+    chapters = (*question.chapters, *(name for name, told in FURTHER.items() if told(subject)))
+    loaded = for_question(load_template(language, template, question.template), question.name, chapters)
     if not subject.has_lengths:
         loaded = of_samples(loaded)
     markdown = fill(loaded, report_values(Sources(subject, read_solved(subject.run.path), loaded, folder)))

@@ -33,6 +33,10 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "waterfall": "waterfall",
         "scaling": "scaling",
         "epochs": "epochs",
+        "strategies": "strategies",
+        "loss_curves": "strategies",
+        "bucket_overhead": "buckets",
+        "comm_timeline": "comm_timeline",
     },
     "solve": {
         "solve_speedup": "solve_costs",
@@ -47,6 +51,10 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
     "cells": {"regimes": "regimes"},
 }
 """Per command its figures, in the order in which a report shows them, and the module of each; also the file names."""
+
+
+OF_SOME = ("waterfall", "epochs", "strategies", "loss_curves", "bucket_overhead", "comm_timeline")
+"""Figures of some runs only: where they are not drawn, nothing is said of it."""
 
 
 def draw_figure(kind: Kind, name: str, source: Source) -> Drawing | None:
@@ -72,7 +80,7 @@ def draw_figures(kind: Kind, source: Source, folder: Path, names: Sequence[str] 
         for name in FIGURES[kind] if names is None else names:
             drawing = draw_figure(kind, name, source)
             if drawing is None:
-                level = logging.DEBUG if names is None else logging.INFO  # nobody asked for this one
+                level = logging.DEBUG if names is None or name in OF_SOME else logging.INFO  # nobody asked for this one
                 log.log(level, "figure %s left out: the run has no data for it", name)
                 continue
             files += style.save(drawing, folder / name)

@@ -38,5 +38,9 @@ QUESTION = Question(
         "peak_mem_mb.max",
         *EVALUATION,
     ),
+    figures=(
+        *("time_breakdown", "step_time_distribution", "timeline", "strategies", "loss_curves"),
+        *("comm_timeline", "bucket_overhead", "step_time"),
+    ),
     chapters=("time", "traffic", "profile", "memory"),
 )

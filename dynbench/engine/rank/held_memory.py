@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dynbench.engine.rank.memory import MemoryMeter
@@ -52,11 +52,10 @@ class HeldMemory:
             yield
             return
         saved: dict[int, int] = {}
-        own = {_storage(each).data_ptr() for each in self._parameters()}
 
         def save(tensor: Tensor) -> Tensor:
-            storage = _storage(tensor)
-            if storage.data_ptr() not in own:
+            if not isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter):
+                storage = _storage(tensor)
                 saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -14,10 +15,13 @@ from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.selection import export_runs
 from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.runs.unpack import open_export
 
 Make = Callable[..., Run]
 
@@ -103,3 +107,17 @@ def test_why_bytes_are_not_held_against_each_other(make_run: Make) -> None:
     uncounted = few.measured.with_columns(bytes_sent=pl.lit(None, pl.Float64))
     assert "under Linux" in str(sent_bytes(uncounted).reason)
     assert "bytes_sent" not in findings(few.run)
+
+
+def test_an_exported_run_takes_its_like_without_communication_along(
+    make_run: Make, store: RunStore, tmp_path: Path
+) -> None:
+    """Named alone, it still tells what a step takes beyond one without communication; its like is no run of its own."""
+    run = make_run("static", noise=0.0, transfer_ms=6.0)
+    null = make_run("static", noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
+    beside(run, null)
+    export_runs([run.id], store, tmp_path / "one.zip")
+    with open_export(tmp_path / "one.zip") as export:
+        assert [each.id for each in export.runs] == [run.id]
+        found = against_null(merge_run(export.runs[0]))
+    assert found is not None and (found.run, found.exposed_ms) == (null.id, pytest.approx(6.0))

@@ -23,14 +23,15 @@ from dynbench.experiment.solve_run import SolveOptions, run_solve
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.traces import Trace
 from dynbench.table_text import csv_text
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
-NAMES = {"static", "partition", "prefix", "window", "made"}
-"""Arms, policies and traces: names, the same in every language."""
+NAMES = {"static", "partition", "prefix", "window", "made", "naive", "overlap", "bucketed"}
+"""Arms, policies, strategies and traces: names, the same in every language."""
 
 
 def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView]]:
@@ -43,7 +44,34 @@ def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView
         overrides = ("launch.launcher=virtual", f"launch.world_size={ranks}")
         return arm(name, ranks, global_batch=90, micro_batches=2, overrides=overrides)
 
-    return [[make("static", ranks), make("partition", 2)] for make, ranks in ((arm, 4), (virtual, 30))]
+    unequal = [[make("static", ranks), make("partition", 2)] for make, ranks in ((arm, 4), (virtual, 30))]
+    return [*unequal, [exchanging(make_run, arm) for arm in SENDING]]
+
+
+SENDING = {
+    "naive": ("naive", 25, 3),
+    "overlap": ("overlap", 25, 5),
+    "bucketed": ("bucketed", 25, 9),
+    "made": ("bucketed", 1, 15),
+}
+"""Arm to its strategy, its size of buckets in MiB, and how many messages of a step it is made to have sent."""
+
+
+def exchanging(make_run: Callable[..., Run], arm: str) -> ArmView:
+    """An arm that kept when its collectives were under way."""
+    name, size, calls = SENDING[arm]
+    ms = {"comm_ms": 8.0, "comm_sum_ms": 9.0, "hidden_comm_ms": 2.0}
+    sent = {"collectives": calls, "bytes_raw": 4e7, "bytes_wire": 4e7}
+    run = make_run("static", overrides=(f"sync.name={name}", f"sync.bucket_mb={size}"), extra={**ms, **sent})
+    for rank in range(2):
+        with CallWriter(run.calls_file(rank)) as writer:
+            for step in range(50):
+                starts = [10**9 * step + 10**6 * (number + rank) for number in range(calls)]
+                each = [
+                    Call("all_reduce", -1, step * calls + n, 10**6, at, at + 3 * 10**6) for n, at in enumerate(starts)
+                ]
+                writer.write(step, each)
+    return ArmView(arm, (merge_run(run),))
 
 
 def solved(make_run: Callable[..., Run], store: RunStore) -> list[Run]:

@@ -30,6 +30,7 @@ SHIPPED = [
     "sst2",
     "sst2_cost_types",
     "sync",
+    "sync_xl",
 ]
 
 GOOD = """\

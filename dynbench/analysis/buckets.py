@@ -1,0 +1,130 @@
+"""What the size of buckets costs: a model of bandwidth and overhead per call, fitted to what was measured.
+
+A step of n buckets of together s bytes lasts longer than one without communication by n*o + s/(n*w): o for every call,
+and the transfer of the last bucket, which nothing is left to hide, if computing a bucket takes as long as sending it.
+The least is at n = sqrt(s/(o*w)), buckets of sqrt(s*o*w) bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from dynbench.analysis.metrics import lookup
+from dynbench.plugins import STRATEGIES
+
+FEWEST = 3
+"""Numbers of buckets that two unknowns are fitted to."""
+FLAGS = ("flat", "overlap", "bucketed")
+"""Of the strategies that send buckets as soon as they are full, those one of whose calls tells which parameters were
+used."""
+_OF_STRATEGY: Mapping[str, str] = {"flat": "one", "overlap": "parameter"}
+ONE, PARAMETER = "one", "parameter"
+
+Summaries = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPoint:
+    """An arm whose gradients are all-reduced in buckets; means over its launches."""
+
+    arm: str
+    size: str
+    """Of a bucket: MiB, `one` for all gradients, or `parameter`."""
+    calls: float
+    """Buckets that are sent in a step."""
+    total: float
+    """Bytes of all gradients."""
+    overhead_ms: float
+    """What a step takes more than one without communication; where that was not measured, what is exposed."""
+    step_ms: float
+    against_null: bool
+    """Whether the overhead is against a step without communication."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFit:
+    """The model, fitted by least squares over the arms, neither part below 0."""
+
+    total: float
+    """s, bytes."""
+    call_ms: float
+    """o, ms."""
+    bytes_per_ms: float | None
+    """w; None where no part of the overhead shrinks with the number of buckets."""
+    r_squared: float | None
+    """Part of the variance of the overheads that it explains; None where they do not vary."""
+
+    def overhead_ms(self, calls: float) -> float:
+        """Of so many buckets."""
+        return calls * self.call_ms + (self.total / calls / self.bytes_per_ms if self.bytes_per_ms else 0.0)
+
+    @property
+    def best_bytes(self) -> float | None:
+        """The size of bucket with the least overhead; None where more, or fewer, buckets are always better."""
+        if not self.bytes_per_ms or not self.call_ms:
+            return None
+        return math.sqrt(self.total * self.call_ms * self.bytes_per_ms)
+
+
+def bucket_point(arm: str, config: Mapping[str, object], summaries: Summaries) -> BucketPoint | None:
+    """The arm as a point of the curve; None where it sends no buckets, or its numbers are not known.
+
+    Args:
+        arm: its name.
+        config: dotted key to value.
+        summaries: of its launches.
+    """
+    name = str(config.get("sync.name"))
+    if name not in (*FLAGS, "ddp") or name not in STRATEGIES:
+        return None
+    size = _OF_STRATEGY.get(name) or str(config.get("sync.bucket_mb"))
+
+    def mean(key: str) -> float | None:
+        values = [value for summary in summaries if (value := lookup(summary, f"{key}.mean")) is not None]
+        return fmean(values) if values else None
+
+    calls, total, step = mean("collectives"), mean("bytes_raw"), mean("step_time_ms")
+    beyond, exposed = mean("exposed_vs_null_ms"), mean("exposed_comm_ms")
+    overhead = exposed if beyond is None else beyond
+    if calls is None or not total or step is None or overhead is None or lookup(summaries[0], "workers") == 1:
+        return None
+    sent = max(1.0, calls - (name in FLAGS))
+    return BucketPoint(arm, ONE if size == "none" else size, sent, total, overhead, step, beyond is not None)
+
+
+def sizes_differ(points: Sequence[BucketPoint]) -> bool:
+    """Whether buckets of several sizes are among the arms, so that something is to be said of it."""
+    return len({point.size for point in points} - {ONE, PARAMETER}) > 1
+
+
+def fit_buckets(points: Sequence[BucketPoint]) -> BucketFit | None:
+    """The model over arms of one model; None where too few numbers of buckets are among them."""
+    if len({round(point.calls) for point in points}) < FEWEST:
+        return None
+    from scipy.optimize import nnls
+
+    total = fmean(point.total for point in points)
+    calls = np.array([point.calls for point in points])
+    measured = np.array([point.overhead_ms for point in points])
+    (call_ms, ms_per_byte), _ = nnls(np.column_stack([calls, total / calls]), measured)
+    spread = float(((measured - measured.mean()) ** 2).sum())
+    left = float(((measured - calls * call_ms - total / calls * ms_per_byte) ** 2).sum())
+    return BucketFit(
+        total, float(call_ms), 1 / float(ms_per_byte) if ms_per_byte else None, 1 - left / spread if spread else None
+    )
+
+
+def nearest(points: Sequence[BucketPoint], size_bytes: float) -> BucketPoint:
+    """The arm whose buckets, on average, are nearest a size, by ratio."""
+    return min(points, key=lambda point: abs(math.log(point.total / point.calls / size_bytes)))
+
+
+def size_of(point: BucketPoint) -> str:
+    """The size that was asked for, in English."""
+    words = {ONE: "one bucket", PARAMETER: "one per parameter"}
+    return words.get(point.size) or f"{float(point.size):g} MiB"

@@ -1,0 +1,143 @@
+"""What the size of buckets cost, arm by arm, and what a model of bandwidth and overhead says of it."""
+
+from __future__ import annotations
+
+from dynbench.analysis.buckets import (
+    ONE,
+    PARAMETER,
+    BucketFit,
+    BucketPoint,
+    bucket_point,
+    fit_buckets,
+    nearest,
+    sizes_differ,
+)
+from dynbench.analysis.metrics import lookup
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.formats import interval, number, ratio
+from dynbench.experiment.subject import Subject, mean_of, whole
+from dynbench.report import Template, table
+from dynbench.units import mib
+
+OWN = tuple(
+    f"bucket.{what}"
+    for what in (
+        *("least", "least_ms", "most", "most_ms", "s", "o", "w", "r2", "best", "near", "near_size", "near_ms"),
+        *("near_fit", "near_step", "compute", "transfer", "speed"),
+    )
+)
+"""Placeholders that only the sentences of this module use."""
+CLOSE = 0.1
+"""By which part computing and sending may differ to count as equally long."""
+
+
+def points_of(subject: Subject) -> list[BucketPoint]:
+    """The arms whose gradients are all-reduced in buckets."""
+    found = (
+        bucket_point(name, members[0].config, [member.summary for member in whole(members)])
+        for name, members in subject.arms.items()
+        if members[0].config is not None
+    )
+    return [point for point in found if point is not None]
+
+
+def buckets_told(subject: Subject) -> bool:
+    """Whether arms differ enough in buckets that a chapter is about them."""
+    return subject.question.name == "sync" and sizes_differ(points_of(subject)) and _fit(subject) is not None
+
+
+def buckets_table(subject: Subject, template: Template) -> str:
+    """One line per arm; empty where arms do not differ in buckets."""
+    if not buckets_told(subject):
+        return ""
+    against = {item.candidate: item for item in subject.comparisons}
+    rows = []
+    for point in points_of(subject):
+        item = against.get(point.arm)
+        rows.append(
+            [
+                point.arm,
+                _size(point, template),
+                number(round(point.calls)) or "",
+                number(point.step_ms) or "",
+                number(point.overhead_ms) or "",
+                number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")) or "",
+                (ratio(item.speedup) if item else None) or template.label("words.none"),
+                (interval(item) if item else None) or template.label("words.none"),
+            ]
+        )
+    columns = ("arm", "bucket_size", "buckets", "step_ms", "overhead_ms", "exposed_ms", "speedup", "interval")
+    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=2)
+
+
+def bucket_sentences(speaker: Speaker) -> str:
+    """Least and most, the model with where its numbers are from, the best size, and whether this was expected."""
+    subject = speaker.subject
+    fit, points = _fit(subject), points_of(subject)
+    if not buckets_told(subject) or fit is None:
+        return ""
+    least, most = (choose(points, key=lambda point: point.step_ms) for choose in (min, max))
+    arm = subject.arms[least.arm]
+    compute, transfer = mean_of(arm, "time_ms.compute"), mean_of(arm, "comm_transfer_ms.mean")
+    one = min(points, key=lambda point: point.calls)
+    own: dict[str, str | None] = {
+        "bucket_least": f"`{least.arm}`",
+        "bucket_least_ms": number(least.step_ms),
+        "bucket_most": f"`{most.arm}`",
+        "bucket_most_ms": number(most.step_ms),
+        "bucket_s": number(fit.total / 1e6),
+        "bucket_o": number(fit.call_ms),
+        "bucket_w": None if fit.bytes_per_ms is None else number(fit.bytes_per_ms / 1e6),
+        "bucket_r2": None if fit.r_squared is None else f"{fit.r_squared:.2f}",
+        "bucket_speed": _speed(subject, one.arm),
+        "bucket_compute": number(compute),
+        "bucket_transfer": number(transfer),
+    }
+    lines = [speaker.say("answers.buckets.ends", **own), speaker.say("answers.buckets.from", **own)]
+    if fit.best_bytes is None:
+        lines.append(speaker.say(f"answers.buckets.{'no_call' if not fit.call_ms else 'no_bandwidth'}", **own))
+    else:
+        near = nearest(points, fit.best_bytes)
+        own |= {
+            "bucket_best": number(mib(fit.best_bytes)),
+            "bucket_near": f"`{near.arm}`",
+            "bucket_near_size": number(mib(near.total / near.calls)),
+            "bucket_near_ms": number(near.overhead_ms),
+            "bucket_near_fit": number(fit.overhead_ms(near.calls)),
+            "bucket_near_step": number(near.step_ms),
+        }
+        lines.append(speaker.say("answers.buckets.best", **own))
+    lines.append(speaker.say(f"answers.buckets.{_expected(compute, transfer)}", **own))
+    return "\n\n".join(lines)
+
+
+def _expected(compute: float | None, transfer: float | None) -> str:
+    """Which text says whether the assumption held: computing takes as long as sending."""
+    if compute is None or transfer is None:
+        return "assumed"
+    if abs(compute - transfer) <= CLOSE * max(compute, transfer):
+        return "alike"
+    return "computing" if compute > transfer else "sending"
+
+
+def _fit(subject: Subject) -> BucketFit | None:
+    return fit_buckets(points_of(subject))
+
+
+def _size(point: BucketPoint, template: Template) -> str:
+    if point.size in (ONE, PARAMETER):
+        return template.label(f"words.bucket_{point.size}")
+    return f"{float(point.size):g}"
+
+
+def _speed(subject: Subject, arm: str) -> str | None:
+    """Bytes per second of an arm's all-reduces while they transfer, GB/s."""
+    told = (member.summary.get("by_operation") for member in whole(subject.arms[arm]))
+    found = [
+        value
+        for rows in told
+        if isinstance(rows, list)
+        for row in rows
+        if row["operation"] == "all_reduce" and (value := lookup(row, "gb_per_s")) is not None
+    ]
+    return number(sum(found) / len(found)) if found else None

@@ -1,0 +1,72 @@
+"""The model of bucket sizes finds what points were made of, and says where it has no best size."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dynbench.analysis.buckets import BucketPoint, bucket_point, fit_buckets, nearest
+
+TOTAL = 100e6
+CALLS = (1, 4, 10, 50, 161)
+
+
+def points(call_ms: float, bytes_per_ms: float, calls: tuple[int, ...] = CALLS) -> list[BucketPoint]:
+    return [
+        BucketPoint(f"n{n}", "25.0", n, TOTAL, n * call_ms + TOTAL / n / bytes_per_ms, 500.0, against_null=True)
+        for n in calls
+    ]
+
+
+def test_the_fit_finds_overhead_and_bandwidth_again_and_the_best_size_is_where_both_parts_are_equal() -> None:
+    fit = fit_buckets(points(0.5, 1e6))
+    assert fit is not None and fit.bytes_per_ms is not None and fit.best_bytes is not None
+    assert (fit.call_ms, fit.bytes_per_ms, fit.r_squared) == pytest.approx((0.5, 1e6, 1.0))
+    assert fit.best_bytes == pytest.approx(math.sqrt(TOTAL * 0.5 * 1e6))
+    n = TOTAL / fit.best_bytes
+    assert n * fit.call_ms == pytest.approx(TOTAL / n / fit.bytes_per_ms)
+    assert all(fit.overhead_ms(n) <= fit.overhead_ms(n * part) for part in (0.9, 1.1))
+    assert nearest(points(0.5, 1e6), fit.best_bytes).calls == 10
+
+
+def test_without_one_of_the_two_parts_there_is_no_best_size() -> None:
+    only_calls, only_bytes = fit_buckets(points(0.5, math.inf)), fit_buckets(points(0.0, 1e6))
+    assert only_calls is not None and only_calls.bytes_per_ms is None and only_calls.best_bytes is None
+    assert only_bytes is not None and only_bytes.best_bytes is None and only_bytes.call_ms == pytest.approx(0)
+    assert fit_buckets(points(0.5, 1e6, (1, 4, 4, 1))) is None, "two unknowns, two numbers of buckets"
+
+
+SUMMARY: dict[str, object] = {
+    "collectives": {"mean": 12.0},
+    "bytes_raw": {"mean": TOTAL},
+    "step_time_ms": {"mean": 300.0},
+    "exposed_comm_ms": {"mean": 40.0},
+    "workers": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "calls"),
+    [
+        ({"sync.name": "bucketed", "sync.bucket_mb": 10.0}, "10.0", 11),
+        ({"sync.name": "bucketed", "sync.bucket_mb": "none"}, "one", 11),
+        ({"sync.name": "ddp", "sync.bucket_mb": 25.0}, "25.0", 12),
+        ({"sync.name": "overlap", "sync.bucket_mb": 25.0}, "parameter", 11),
+        ({"sync.name": "flat", "sync.bucket_mb": 25.0}, "one", 11),
+        ({"sync.name": "ps", "sync.bucket_mb": 25.0}, None, 0),
+        ({"sync.name": "fsdp", "sync.bucket_mb": 25.0}, None, 0),
+    ],
+)
+def test_an_arm_is_a_point_where_it_all_reduces_in_buckets(
+    config: dict[str, object], size: str | None, calls: int
+) -> None:
+    """One call of our own strategies tells which parameters were used."""
+    found = bucket_point("arm", config, [SUMMARY])
+    if size is None:
+        assert found is None
+        return
+    assert found == BucketPoint("arm", size, calls, TOTAL, 40.0, 300.0, against_null=False)
+    beyond = bucket_point("arm", config, [SUMMARY | {"exposed_vs_null_ms": {"mean": 30.0}}])
+    assert beyond is not None and (beyond.overhead_ms, beyond.against_null) == (30.0, True)
+    assert bucket_point("arm", config, [{**SUMMARY, "bytes_raw": {"mean": 0.0}}]) is None, "it sends nothing"
