@@ -22,6 +22,8 @@ FEWEST = 3
 FLAGS = ("flat", "overlap", "bucketed")
 """Of the strategies that send buckets as soon as they are full, those one of whose calls tells which parameters were
 used."""
+ROUNDING = 1e-9
+"""Part of the largest overhead below which a part of the model is none."""
 _OF_STRATEGY: Mapping[str, str] = {"flat": "one", "overlap": "parameter"}
 ONE, PARAMETER = "one", "parameter"
 
@@ -111,7 +113,9 @@ def fit_buckets(points: Sequence[BucketPoint]) -> BucketFit | None:
     total = fmean(point.total for point in points)
     calls = np.array([point.calls for point in points])
     measured = np.array([point.overhead_ms for point in points])
-    (call_ms, ms_per_byte), _ = nnls(np.column_stack([calls, total / calls]), measured)
+    parts = np.column_stack([calls, total / calls])
+    solved, _ = nnls(parts, measured)
+    call_ms, ms_per_byte = np.where(solved * parts.max(axis=0) > ROUNDING * np.abs(measured).max(), solved, 0.0)
     spread = float(((measured - measured.mean()) ** 2).sum())
     left = float(((measured - calls * call_ms - total / calls * ms_per_byte) ** 2).sum())
     return BucketFit(

@@ -27,6 +27,8 @@ OWN = tuple(
     )
 )
 """Placeholders that only the sentences of this module use."""
+EXPLAINS = 0.5
+"""Part of the variance below which the model explains too little for advice."""
 CLOSE = 0.1
 """By which part computing and sending may differ to count as equally long."""
 
@@ -107,6 +109,8 @@ def bucket_sentences(speaker: Speaker) -> str:
             "bucket_near_step": number(near.step_ms),
         }
         lines.append(speaker.say("answers.buckets.best", **own))
+        if fit.r_squared is not None and fit.r_squared < EXPLAINS:
+            lines.append(speaker.say("answers.buckets.poor", **own))
     lines.append(speaker.say(f"answers.buckets.{_expected(compute, transfer)}", **own))
     return "\n\n".join(lines)
 

@@ -95,5 +95,5 @@ def _draw(axes: Axes, passes: dict[str, float], calls: pl.DataFrame) -> None:
     length = calls["end_ms"] - calls["start_ms"]
     axes.barh(lanes, length, left=calls["start_ms"], height=0.7, color=TRANSFER, label="collective under way")
     axes.barh(lanes, waiting, left=calls["start_ms"], height=0.7, color=WAITING, alpha=0.6, label="of it waiting")
-    axes.set_yticks([0, 1], ["passes", "messages"])
+    axes.set_yticks([0, (1 + max(lanes)) / 2], ["passes", "messages"])
     axes.set_ylim(max(lanes) + 0.6, -0.6)

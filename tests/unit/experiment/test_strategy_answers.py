@@ -67,7 +67,7 @@ def test_each_pair_of_strategies_has_its_paragraph(
         *({"candidate": arm} for arm in names if arm != "static"), summaries=summaries, flags=flags, question="sync"
     )
     text, labels = report(store, language), load_template(language, name="arms").labels
-    chapter = text.partition(f"### {labels['chapters.strategies.title']}\n")[2].partition("\n### ")[0]
+    chapter = text.partition(f"### {labels['chapters.strategies.title']}\n")[2].partition("\n#")[0]
     assert chapter.count("**") == 2 * len(PAIRS)
     assert "22.5" in chapter and "`zero1`" in chapter
     assert labels["chapters.buckets.title"] not in text
