@@ -16,6 +16,7 @@ from toys import TwoStages
 from dynbench.config.schema import Compress
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import BROADCAST_FROM, Channel
+from dynbench.wire.link import Link
 from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
@@ -70,7 +71,9 @@ def make_wire(kind: str, rank: int) -> Wire:
     if kind == "null":
         return NullWire(rank, 2)
     channel = Channel.of_its_own(CPU, MINUTE)
-    return PlainWire(channel) if kind == "plain" else QueuedWire(channel, TwoStages(Compress()))
+    if kind == "linked":
+        channel.link = Link(0.01)
+    return PlainWire(channel) if kind in ("plain", "linked") else QueuedWire(channel, TwoStages(Compress()))
 
 
 def every_verb(rank: int, kind: str) -> tuple[dict[str, list[float]], Traffic]:
@@ -89,6 +92,17 @@ def every_verb(rank: int, kind: str) -> tuple[dict[str, list[float]], Traffic]:
         else:
             futures["receive"] = wire.receive(torch.zeros(4), 0)
         return {verb: future.wait().tolist() for verb, future in futures.items()}, wire.take()
+
+
+def over_a_link(rank: int, gbps: float, sizes: Sequence[int]) -> tuple[float, float, list[float]]:
+    """Seconds until gradients of so many elements, handed in at once, have arrived; ms under way; all means."""
+    channel = Channel.of_its_own(CPU, MINUTE)
+    channel.link = Link(gbps)
+    with closing(PlainWire(channel)) as wire:
+        begun = time.monotonic()
+        futures = [wire.mean(torch.full((size,), rank + 1.0), lay_out([("weight", [size])])) for size in sizes]
+        means = [float(future.wait().mean()) for future in futures]
+        return time.monotonic() - begun, wire.take().busy_ms, means
 
 
 def after_a_failure(rank: int) -> list[str]:

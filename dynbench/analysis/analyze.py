@@ -17,7 +17,9 @@ from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_runs
+from dynbench.analysis.links import arm_links
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
+from dynbench.analysis.over_launches import BY_ARM_FILE, by_arm_csv, over_launches
 from dynbench.analysis.page import metric_rows, summary_markdown
 from dynbench.analysis.pairwise import ArmPair, compare_pairs
 from dynbench.analysis.questions.base import Question
@@ -76,6 +78,11 @@ class Report:
         """What was asked of the arms; None for one arm."""
         return self.comparisons[0].question if self.comparisons else None
 
+    @property
+    def launches(self) -> dict[str, list[Summary]]:
+        """Label of the arm to the summaries of its whole launches; of all where none is whole."""
+        return {arm.label: [self.summaries[run.run.id] for run in arm.whole] for arm in self.arms}
+
     def record(self) -> AnalysisRecord:
         """What `analyze --json` prints, and comparison.json holds."""
         place = self.folder.id, str(self.folder.path)
@@ -86,8 +93,15 @@ class Report:
                 for merged in self.runs
             ],
             arms=[
-                ArmRecord(name=arm.label, runs=[merged.run.id for merged in arm.runs], stored=arm.stored)
+                ArmRecord(
+                    name=arm.label,
+                    runs=[merged.run.id for merged in arm.runs],
+                    stored=arm.stored,
+                    over_launches=over_launches(summaries),
+                    links=arm_links(summaries),
+                )
                 for arm in self.arms
+                for summaries in [self.launches[arm.label]]
             ],
             comparisons=[comparison.record(*place) for comparison in self.comparisons],
             pairs=[pair.record(*place) for pair in self.pairs],
@@ -203,6 +217,7 @@ def _write(report: Report) -> None:
     if _overall_files(report.folder, [run.run for run in report.runs]):
         write_text(folder / "summary.csv", metric_rows(report).write_csv())
         write_text(folder / RESULTS_FILE, results_csv(list(report.summaries.values())))
+        write_text(folder / BY_ARM_FILE, by_arm_csv(report.launches))
         write_text(folder / "summary.md", summary_markdown(report))
         write_profile(folder, {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms})
         write_json(folder / COMPARISON_FILE, report.record().as_dict())
@@ -217,7 +232,8 @@ def _overall_files(entry: Run, runs: Sequence[Run]) -> list[Path]:
     """Files of an analysis over several runs; none when the entry is the run itself."""
     if len(runs) == 1 and entry.id == runs[0].id:
         return []
-    return [entry.path / name for name in (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md", RESULTS_FILE)]
+    names = (COMPARISON_FILE, RUNS_FILE, "summary.csv", "summary.md", RESULTS_FILE, BY_ARM_FILE)
+    return [entry.path / name for name in names]
 
 
 def _derived_files(run: Run) -> list[Path]:

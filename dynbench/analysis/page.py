@@ -9,9 +9,11 @@ from dynbench.analysis import ranking, tables
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.crowding import load_of
 from dynbench.analysis.exposed_table import exposed_table
+from dynbench.analysis.links import links_table
 from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
 from dynbench.analysis.operations_table import operations_table
+from dynbench.analysis.over_launches import spread_table
 from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
 from dynbench.analysis.profile_table import phases_table, profile_table
 from dynbench.analysis.scaling_table import scaling_table
@@ -49,13 +51,15 @@ def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True
 
 def further_tables(report: Report) -> list[Table]:
     """How the arms scale, where step time goes beyond its ideal, what communication is, and the profiles."""
-    launches = {arm.label: [report.summaries[run.run.id] for run in arm.whole] for arm in report.arms}
+    launches = report.launches
     shown = (
         scaling_table(report.scaling),
         waste_table(launches),
         timed_table(launches),
         exposed_table(launches),
         operations_table(launches),
+        links_table(launches),
+        spread_table(launches) if len(report.arms) > 1 else None,
         memory_table(launches),
         phases_table(launches),
         profile_table(launches),
@@ -79,11 +83,13 @@ def metric_rows(report: Report, metrics: Sequence[Metric] = METRICS) -> tables.R
 
 
 def rank_notes(report: Report) -> list[str]:
-    """What the numbers of virtual ranks rest on, and which arms have more threads than cores."""
+    """What the numbers of virtual ranks and emulated links rest on, and which arms have more threads than cores."""
     virtual = next((run.facts for run in report.runs if run.facts.virtual), None)
+    links = sorted({run.facts.link_gbps for run in report.runs if run.facts.link_gbps is not None})
     loads = {arm.label: load_of(arm.runs[0].facts) for arm in report.arms}
     return [
         *([tables.virtual_note(virtual.comm_model)] if virtual else []),
+        *([tables.emulated_note(links)] if links else []),
         *(tables.oversubscribed_note(name, load) for name, load in loads.items() if load and load.oversubscribed),
     ]
 
@@ -140,6 +146,7 @@ def _facts(item: Comparison) -> list[str]:
     notes = {
         "configured alike": item.aa,
         "virtual ranks": item.pairing.pairs[0][0].facts.virtual,
+        "emulated link": item.pairing.pairs[0][0].facts.link_gbps is not None,
         f"{item.leak}": item.leak is not None,
         f"differs in {', '.join(item.forbidden)}": item.verdict is Verdict.INCOMPARABLE,
     }

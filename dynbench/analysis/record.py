@@ -175,6 +175,26 @@ class RunRecord(Record):
     """Its summary."""
 
 
+class MeanRecord(Record):
+    """A number over launches."""
+
+    mean: float
+    """Mean."""
+    sd: float | None
+    """Standard deviation; null of one launch."""
+    launches: int
+    """Launches that have it."""
+
+
+class LinksRecord(Record):
+    """Steps of an arm over links of other speeds, means over launches."""
+
+    break_even_gbps: float | None
+    """Speed of a link, Gb/s, below which its compression pays; null where it compresses nothing."""
+    predicted_ms: dict[str, float | None]
+    """By speed in Gb/s its step time; null where the transfer is not known."""
+
+
 class ArmRecord(Record):
     """An arm of an analysis."""
 
@@ -184,6 +204,10 @@ class ArmRecord(Record):
     """Ids of its launches."""
     stored: bool = False
     """Whether they come from an exported file, made in an earlier session."""
+    over_launches: dict[str, MeanRecord] = Field(default_factory=dict)
+    """By column of `results.csv`, of those that say how an arm does."""
+    links: LinksRecord | None = None
+    """What links of other speeds would make of its steps; null in records of older versions."""
 
 
 class AnalysisRecord(Record):

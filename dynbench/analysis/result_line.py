@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import polars as pl
 
 from dynbench.analysis.communication import GRADIENT_BYTES
+from dynbench.analysis.links import SPEEDS_GBPS
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import lookup
 from dynbench.config.schema import Config
@@ -40,6 +41,8 @@ class ResultLine:
     """What its plans are called."""
     precision: str
     """Arithmetic."""
+    link_gbps: float | None
+    """Gb/s of the emulated link, of which then all its times are; empty where it was none."""
     compress_method: str
     """Compressor."""
     compress_config: str
@@ -128,6 +131,18 @@ class ResultLine:
     """Training time asked about (analysis.time_budget_s)."""
     ppl_at_fixed_time: float | None
     """Perplexity of the last evaluation within it; empty where the run ended before."""
+    break_even_gbps: float | None
+    """Speed of a link below which compression pays: bytes saved over the time to compress and decompress."""
+    step_ms_at_1_gbps: float | None
+    """Step time predicted for a link of 1 Gb/s."""
+    step_ms_at_10_gbps: float | None
+    """The same of 10 Gb/s."""
+    step_ms_at_25_gbps: float | None
+    """The same of 25 Gb/s."""
+    step_ms_at_100_gbps: float | None
+    """The same of 100 Gb/s."""
+    step_ms_at_400_gbps: float | None
+    """The same of 400 Gb/s."""
     nan_steps: int
     """Steps with a loss or norm of the gradient that is no finite number, or left out by the loss scaler."""
     clipped_steps: int | None
@@ -170,6 +185,7 @@ def result_line(merged: MergedRun, summary: Mapping[str, object]) -> ResultLine:
         strategy=config.sync.name,
         policy=merged.facts.plan_name,
         precision=config.train.precision,
+        link_gbps=merged.facts.link_gbps,
         compress_method=config.compress.name,
         compress_config=json.dumps(_options(config)),
         seed=config.train.seed,
@@ -214,6 +230,8 @@ def result_line(merged: MergedRun, summary: Mapping[str, object]) -> ResultLine:
         bytes_to_target_ppl=of("targets.bytes_to_target"),
         time_budget_s=of("targets.time_budget_s"),
         ppl_at_fixed_time=of("targets.perplexity_at_budget"),
+        break_even_gbps=of("links.break_even_gbps"),
+        **{f"step_ms_at_{speed}_gbps": of(f"links.predicted_ms.{speed}") for speed in SPEEDS_GBPS},
         nan_steps=int(of("nan_steps") or 0),
         clipped_steps=None if (clipped := of("clipped_steps")) is None else int(clipped),
     )

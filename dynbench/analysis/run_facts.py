@@ -58,6 +58,11 @@ class RunFacts:
         return self.config.launch.launcher == "virtual"
 
     @property
+    def link_gbps(self) -> float | None:
+        """Gb/s of the emulated link over which it sent; None where there was none."""
+        return self.config.launch.link_gbps if self.config.sync.communicate else None
+
+    @property
     def trains(self) -> bool:
         """Whether the run trained a model: not where ranks sent nothing to each other."""
         return self.config.sync.trains

@@ -24,6 +24,7 @@ from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.epochs import epochs_of
 from dynbench.analysis.exposed_table import exposed_table
 from dynbench.analysis.finding import Finding
+from dynbench.analysis.links import links_of, links_table
 from dynbench.analysis.memory_parts import memory_parts, memory_table
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.operations_table import operations_table
@@ -97,6 +98,7 @@ def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
         memory_table(launches),
         exposed_table(launches),
         operations_table(launches),
+        links_table(launches),
         phases_table(launches),
         profile_table(launches),
     )
@@ -125,6 +127,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "launcher": facts.config.launch.launcher,
         "comm_model": facts.comm_model,
         "comm_model_said": facts.comm_model.record() if facts.comm_model is not None else None,
+        "link_gbps": facts.link_gbps,
         "world_size": merged.world_size,
         "workers": merged.workers,
         "oversubscribed": oversubscribed(facts),
@@ -172,6 +175,7 @@ def summary_of(merged: MergedRun) -> Summary:
         "targets": targets_of(merged),
     }
     found = found if has_lengths(facts.config) else found | _WITHOUT_LENGTHS
+    found = {**found, "links": links_of(found)}
     return {**found, "record": asdict(result_line(merged, found))}
 
 
@@ -267,6 +271,8 @@ def _footnote(summary: Mapping[str, object], load: Load | None) -> str:
         lines.append(f"**Partial run:** {'; '.join(str(item) for item in missing)}.")
     if summary["launcher"] == "virtual":
         lines.append(tables.virtual_note(summary["comm_model"]))
+    if summary["link_gbps"] is not None:
+        lines.append(tables.emulated_note([summary["link_gbps"]]))
     if load is not None and load.oversubscribed:
         lines.append(tables.oversubscribed_note("the run", load))
     return "\n\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
@@ -114,6 +114,12 @@ def oversubscribed_note(arm: str, load: Load) -> str:
         f"{MARK.capitalize()}: {arm} has {load.ranks} ranks of {threads} each on {load.cores} cores; "
         "its times are also of ranks that wait for a core."
     )
+
+
+def emulated_note(gbps: Iterable[object]) -> str:
+    """That numbers are of emulated links, and of which speeds, to stand with every table of them."""
+    speeds = ", ".join(f"{float(str(speed)):g}" for speed in gbps)
+    return f"The link between ranks was emulated: {speeds} Gb/s. No number here is of a real one."
 
 
 def findings_markdown(findings: Sequence[Finding]) -> str:

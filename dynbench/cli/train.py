@@ -121,7 +121,7 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
         beside = {} if silent is None or silent.summary is None else {silent.run.label: silent.summary}
         header, cells = readable(summary_rows({run.label: summary, **beside}))
         print_table(header, cells)
-        print_line(f"\n{LEGEND}{_virtual_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
+        print_line(f"\n{LEGEND}{_origin_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
         for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
             print_line(f"{word:<9}{sentence}")
     print_line(f"run      {run.path}")
@@ -134,8 +134,12 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
     print_line(f"next     {analysis_command(run, store)}")
 
 
-def _virtual_note(run: Run) -> str:
-    """What a number of virtual ranks rests on; empty for real ones."""
+def _origin_note(run: Run) -> str:
+    """What a number of virtual ranks, or of an emulated link, rests on; empty for real ones."""
+    if (gbps := run.config().launch.link_gbps) is not None:
+        from dynbench.analysis.tables import emulated_note
+
+        return f" {emulated_note([gbps])}"
     if run.config().launch.launcher != "virtual":
         return ""
     decisions = run.env()["decisions"]

@@ -240,6 +240,7 @@ _COMMON: dict[str, Effect] = {
     "launch.comm_model": Effect(
         "train probe", lambda s: s.config.launch.launcher != "torchrun", "real ranks communicate in earnest"
     ),
+    "launch.link_gbps": Effect("train probe"),  # refused where nothing is sent over one
     "launch.device": Effect("train probe"),
     "launch.nnodes": Effect("train probe", _ranks_are_launched_here, "{ranks}"),
     "launch.node_rank": Effect("train", _ranks_are_launched_here, "{ranks}"),

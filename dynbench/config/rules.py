@@ -211,6 +211,21 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
             )
 
 
+def _an_emulated_link_carries_all(config: Config) -> Iterator[str]:
+    launch, entry = config.launch, STRATEGIES.get(config.sync.name)
+    if launch.link_gbps is None:
+        return
+    why = {
+        "virtual ranks send nothing; launch.comm_model is what they are taken to send": launch.launcher == "virtual",
+        "a link is emulated on CPUs only (launch.device)": launch.device == "cuda",
+        "nodes have a link of their own; leave it out with launch.nnodes above 1": launch.nnodes > 1,
+        f"sync.name {config.sync.name!r} sends what it does not count, past the link": entry and not entry.counted,
+    }
+    for reason, holds in why.items():
+        if holds:
+            yield f"launch.link_gbps: {launch.link_gbps:g}, but {reason}"
+
+
 def _nothing_is_compressed_unsent(config: Config) -> Iterator[str]:
     if not config.sync.trains and COMPRESSORS[config.compress.name].compresses:
         other = "sync.name to another" if config.sync.communicate else "sync.communicate to true"
@@ -327,6 +342,7 @@ RULES: tuple[Rule, ...] = (
     _policy_makes_sense_under_the_layout,
     _gather_needs_prefix,
     _virtual_ranks_send_nothing,
+    _an_emulated_link_carries_all,
     _nothing_is_compressed_unsent,
     _servers_are_sent_to,
     _what_is_sent_can_be_compressed,

@@ -272,6 +272,9 @@ class Launch(Section):
     """Rank to factor: stretches that rank's compute, to study unequal devices."""
     comm_model: str | None = None
     """Virtual ranks: `none`, `ALPHA_MS,BETA_MS_PER_MB`, or a file or probe run with a measured all-reduce."""
+    link_gbps: PositiveFloat | None = None
+    """Real ranks on CPUs of one machine: Gb/s of the link that each seems to have, over which what it sends goes one
+    after the other; null is as fast as it goes. Numbers of such a run are of an emulated link."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is cuda where torch sees a GPU."""
     nnodes: PositiveInt = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from dynbench.analysis.exposed_table import exposed_table
+from dynbench.analysis.links import links_table
 from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.operations_table import Launches, operations_table
@@ -30,6 +31,12 @@ _KEYS = {
 def exposed(subject: Subject, template: Template) -> str:
     """Exposed communication told two ways, of all arms; empty where none took turns with one that sends nothing."""
     found = exposed_table(launches_of(subject), template.label)
+    return found.markdown(whole=True) if found else ""
+
+
+def links(subject: Subject, template: Template) -> str:
+    """Steps over links of other speeds; empty where no arm compresses."""
+    found = links_table(_launches(subject), template.label)
     return found.markdown(whole=True) if found else ""
 
 

@@ -114,6 +114,12 @@ class Subject:
         return [name for name, arm in self.arms.items() if any(one.summary.get("oversubscribed") for one in arm)]
 
     @property
+    def links_gbps(self) -> list[float]:
+        """Speeds of the emulated links of the runs, Gb/s; empty where there were none."""
+        found = (member.summary.get("link_gbps") for member in self.members)
+        return sorted({float(speed) for speed in found if isinstance(speed, int | float)})
+
+    @property
     def best(self) -> ComparisonRecord | None:
         """The fastest of those found FASTER; without one the largest speed-up, of what could be compared if any was.
 

@@ -21,6 +21,7 @@ class StrategyEntry(Entry):
         across_steps: what it starts in one step goes on in the next, so that an arm's turn of a step would cut it off.
         compresses: gradients go over the wire in a way that a compressor can take part in.
         exact: after every step the parameters are those of one process that trained on the whole batch.
+        counted: all that it sends goes over the wire.
         trains: False where ranks send nothing to each other, so that no model is trained.
         whole: copies of the parameters that a rank holds between steps if it trains, weights and gradients among them,
             but for what the optimizer keeps.
@@ -36,6 +37,7 @@ class StrategyEntry(Entry):
     across_steps: bool = False
     compresses: bool = True
     exact: bool = True
+    counted: bool = True
     trains: bool = True
     whole: int = 2
     divided: int = 0
@@ -159,6 +161,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "ddp with torch's ZeroRedundancyOptimizer, whose own broadcasts are not counted",
             "dynbench.sync.zero_torch:Zero1Torch",
             DdpOptions,
+            counted=False,
             moments="divided",
         ),
         StrategyEntry(
@@ -205,6 +208,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.local_torch:LocalSgdTorch",
             LocalOptions,
             compresses=False,
+            counted=False,
             exact=False,
             whole=3,
             in_step=2,

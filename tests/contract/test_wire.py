@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 from warm import WarmRanks
-from wire_jobs import after_a_failure, closed_with_work_left, every_operation, every_verb, groups_left, large_gather
+from wire_jobs import (
+    after_a_failure,
+    closed_with_work_left,
+    every_operation,
+    every_verb,
+    groups_left,
+    large_gather,
+    over_a_link,
+)
 from wire_measured_jobs import clocks_apart, clocks_as_they_are, counted_over_calculated
 
 from dynbench.wire.traffic import SENT
@@ -47,7 +55,7 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "queued"])
+@pytest.mark.parametrize("kind", ["plain", "queued", "linked"])
 def test_every_verb(ranks: WarmRanks, kind: str) -> None:
     answers = ranks(every_verb, kind)
     for rank, (results, traffic) in enumerate(answers):
@@ -94,6 +102,14 @@ def test_the_kernel_counts_the_bytes_of_the_formulas(ranks: WarmRanks, operation
 
 def test_what_is_sent_past_the_wire_is_counted(ranks: WarmRanks) -> None:
     assert ranks(counted_over_calculated, "all_reduce", True) == pytest.approx([2.0] * 2, abs=0.04)
+
+
+def test_several_gradients_take_as_long_as_an_emulated_link_takes_for_all(ranks: WarmRanks) -> None:
+    gbps, sizes = 0.01, [20_000, 5_000, 15_000]
+    for elapsed_s, busy_ms, means in ranks(over_a_link, gbps, sizes):
+        assert means == [1.5] * len(sizes)
+        assert elapsed_s >= 0.99 * sum(sizes) * 4 * 8 / (gbps * 1e9), "one after the other"
+        assert busy_ms >= 990 * sum(sizes) * 4 * 8 / (gbps * 1e9), "so the calls are timed"
 
 
 def test_clocks_are_compared_where_ranks_read_different_ones(ranks: WarmRanks) -> None:

@@ -73,6 +73,8 @@ def _counts(arms: Sequence[ArmView]) -> str:
     ranks, workers = (sorted({getattr(arm.runs[0], name) for arm in arms}) for name in ("world_size", "workers"))
     kind = "rank" if ranks == [1] else "ranks"
     kind = f"virtual {kind} (one device; communication: {facts.comm_model})" if facts.virtual else kind
+    links = sorted({run.facts.link_gbps for arm in arms for run in arm.runs if run.facts.link_gbps is not None})
+    kind += f", emulated link of {_range(links)} Gb/s" if links else ""
     kind += f" of which {_range(workers)} train" if workers != ranks else ""
     launches = sorted({len(arm.runs) for arm in arms})
     steps = sorted({run.measured.height for arm in arms for run in arm.runs})
@@ -85,5 +87,5 @@ def _counts(arms: Sequence[ArmView]) -> str:
     )
 
 
-def _range(values: Sequence[int]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
+def _range(values: Sequence[float]) -> str:
+    return f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"

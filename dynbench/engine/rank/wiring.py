@@ -11,12 +11,14 @@ import torch.distributed as dist
 
 from dynbench.compress.base import Compressor
 from dynbench.config.schema import Config
+from dynbench.errors import UsageError
 from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.strategies import ShardOptions
 from dynbench.sync.base import Strategy
 from dynbench.sync.local import Local
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import Channel
+from dynbench.wire.link import Link
 from dynbench.wire.null import NullWire
 from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
@@ -42,6 +44,11 @@ def build_wire(config: Config, device: torch.device) -> Wire:
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
     if options_of(config.sync, ShardOptions).reduce_scatter == "native":
         channel.native_reduce_scatter = True
+    if config.launch.link_gbps is not None:
+        if device.type == "cuda" or config.launch.nnodes > 1:  # GPUs go on before a host would have waited
+            asked = f"launch.link_gbps: {config.launch.link_gbps:g}, but a link is emulated on CPUs of one node only"
+            raise UsageError(asked, "Leave it out, or --set launch.device=cpu on one node.")
+        channel.link = Link(config.launch.link_gbps)
     compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
     return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
 

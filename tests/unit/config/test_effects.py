@@ -124,6 +124,7 @@ VALUES: dict[str, str] = {
     "launch.threads": "1",
     "launch.slowdown": "{1: 2.0}",
     "launch.comm_model": "none",
+    "launch.link_gbps": "2.5",
     "launch.device": "cpu",
     "launch.rdzv_endpoint": "b:2",
     "launch.rdzv_id": "q",
