@@ -43,7 +43,7 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class _Delivery:
     due: float
-    future: Future[None]
+    future: Future[object]
 
 
 class Link:
@@ -59,10 +59,10 @@ class Link:
         self._deliveries: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
         threading.Thread(target=self._deliver, daemon=True, name="dynbench-link").start()
 
-    def carry(self, operation: str, nbytes: int, begin: Callable[[], Future[Any]]) -> Future[None]:
+    def carry(self, operation: str, nbytes: int, begin: Callable[[], Future[Any]]) -> Future[object]:
         """Begin a call, which moves so many bytes over this rank's link; the future is that of their arrival."""
         called = time.monotonic()
-        arrived: Future[None] = Future()
+        arrived: Future[object] = Future()
 
         def moved(done: Future[Any]) -> None:
             try:
