@@ -21,12 +21,15 @@ OF_ONE_QUESTION = {"question": "schedule", "unit": "real token", "efficiency": N
 ADDED_LATER = ("first_stage", "leak", "weights_max_diff")
 """What comparisons of earlier versions lack."""
 
+OF_LATER_ARMS = {"stored": False, "over_launches": {}, "links": None}
+"""Likewise, and what their arms lack."""
+
 
 @pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.parent.name)
 def test_reference_results_read_with_every_fact(path):
     record, content = read_analysis(path.parent), json.loads(path.read_text())
     again = json.loads(json.dumps(record.as_dict()))
-    assert again["arms"] == [{**arm, "stored": arm.get("stored", False)} for arm in content["arms"]]
+    assert again["arms"] == [{**OF_LATER_ARMS, **arm} for arm in content["arms"]]
     for key in ("runs", "checks", "figures", "files", "schema_version", "command"):
         assert again[key] == content[key], key
     both = ([each["comparison"], *each["comparisons"]] for each in (again, content))
