@@ -36,7 +36,7 @@ def exposed(subject: Subject, template: Template) -> str:
 
 def links(subject: Subject, template: Template) -> str:
     """Steps over links of other speeds; empty where no arm compresses."""
-    found = links_table(_launches(subject), template.label)
+    found = links_table(launches_of(subject), template.label)
     return found.markdown(whole=True) if found else ""
 
 
