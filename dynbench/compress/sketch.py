@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dynbench.compress.codec import CHUNK
 from dynbench.compress.compressing import Compressing, asked_feedback
 from dynbench.compress.draws import seed_of
 from dynbench.compress.feedback import settle
@@ -23,8 +24,8 @@ from dynbench.wire.segment import Segment
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress
 
-_PRIME = 2**31 - 1
-"""Of the hash functions: products of two numbers below it fit into 64 bits."""
+_HALF = 32
+"""Bits of a hash, the upper ones of a product modulo 2**64."""
 
 
 class CountSketch:
@@ -39,21 +40,51 @@ class CountSketch:
     """
 
     def __init__(self, n: int, rows: int, columns: int, seed: int, device: torch.device) -> None:
-        drawn = torch.randint(1, _PRIME, (4, rows, 1), generator=torch.Generator().manual_seed(seed)).to(device)
-        places = torch.arange(n, device=device)
-        self._buckets = (places * drawn[0] + drawn[1]) % _PRIME % columns
-        self._signs = 1 - 2 * ((places * drawn[2] + drawn[3]) % _PRIME % 2)
-        self._columns = columns
+        drawn = torch.randint(-(2**63), 2**63 - 1, (rows, 2, 2), generator=torch.Generator().manual_seed(seed))
+        self._hashes: list[list[list[int]]] = drawn.tolist()
+        self._n, self._columns, self._device = n, columns, device
 
     def write(self, values: Tensor) -> Tensor:
         """The sketch of `values`, shape [n]: shape [rows, columns]."""
-        rows = len(self._buckets)
-        empty = torch.zeros(rows, self._columns, device=values.device)
-        return empty.scatter_add_(1, self._buckets, values * self._signs)
+        sketch = torch.zeros(len(self._hashes), self._columns, device=values.device)
+        for begin, end in self._chunks():
+            for row, signed, buckets in self._rows(sketch, begin, end):
+                row.index_add_(0, buckets, signed.mul_(values[begin:end]))
+        return sketch
 
     def read(self, sketch: Tensor) -> Tensor:
         """What the elements are near to, shape [n]: the median over rows."""
-        return (sketch.gather(1, self._buckets) * self._signs).median(0).values
+        found = torch.empty(self._n, device=sketch.device)
+        for begin, end in self._chunks():
+            near = [signs.mul_(row[buckets]) for row, signs, buckets in self._rows(sketch, begin, end)]
+            found[begin:end] = _median(near)
+        return found
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        return ((begin, min(begin + CHUNK, self._n)) for begin in range(0, self._n, CHUNK))
+
+    def _rows(self, sketch: Tensor, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of some elements, every row of a sketch with their signs, 1 or -1, and their buckets in it."""
+        places = torch.arange(begin, end, device=self._device)
+        for row, (bucket, sign) in zip(sketch, self._hashes, strict=True):
+            signs = (_hashed(places, sign) & 1).float().mul_(-2).add_(1)
+            yield row, signs, _hashed(places, bucket).mul_(self._columns).bitwise_right_shift_(_HALF)
+
+
+def _median(rows: list[Tensor]) -> Tensor:
+    """The lower median of each element, by exchanges: torch's takes fifteen times as long for a handful of rows."""
+    lowest = list(rows)
+    for _ in range((len(rows) + 1) // 2):
+        for place in range(len(lowest) - 1, 0, -1):
+            a, b = lowest[place - 1], lowest[place]
+            lowest[place - 1], lowest[place] = torch.minimum(a, b), torch.maximum(a, b)
+        least = lowest.pop(0)
+    return least
+
+
+def _hashed(places: Tensor, drawn: Sequence[int]) -> Tensor:
+    """Numbers from 0 up to 2**32, any two of them independent (Dietzfelbinger, STACS 1996)."""
+    return places.mul(drawn[0]).add_(drawn[1]).bitwise_right_shift_(_HALF).bitwise_and_(2**_HALF - 1)
 
 
 class Sketch(Compressing):

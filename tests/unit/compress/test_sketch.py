@@ -10,7 +10,7 @@ from compressors import compressor, on_threads, same_bits
 from torch import Tensor
 
 from dynbench.compress import Sketch
-from dynbench.compress.sketch import CountSketch
+from dynbench.compress.sketch import CountSketch, _median
 from dynbench.wire.segment import lay_out
 
 SEGMENTS = lay_out([("weight", (40, 30)), ("bias", (7,)), ("other", (300,))])
@@ -64,6 +64,25 @@ def test_sketches_add_up_and_the_heavy_elements_are_found() -> None:
     near = hashes.read(hashes.write(first) + hashes.write(second))
     assert set(near.abs().topk(20).indices.tolist()) == set(heavy.tolist())
     assert float((near[heavy] - (first + second)[heavy]).abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6])
+def test_the_median_is_torch_s(rows: int) -> None:
+    values = torch.randn(rows, 50, generator=torch.Generator().manual_seed(rows))
+    assert torch.equal(_median([*values]), values.median(0).values)
+
+
+def test_hashes_are_spread_and_differ_from_row_to_row() -> None:
+    """Ten buckets get a tenth each, signs are even, and no two rows put the elements alike."""
+    ones = torch.ones(20_000)
+    hashes = CountSketch(len(ones), 3, 10, 1, CPU)
+    for row, signs, buckets in hashes._rows(torch.zeros(3, 10), 0, len(ones)):
+        assert float((torch.bincount(buckets, minlength=10) - 2000).abs().max()) < 250
+        assert set(signs.unique().tolist()) == {-1.0, 1.0} and abs(float(signs.sum())) < 900
+        assert len(row) == 10
+    first, second, third = (buckets for _, _, buckets in hashes._rows(torch.zeros(3, 10), 0, len(ones)))
+    for a, b in ((first, second), (second, third), (first, third)):
+        assert abs(float((a == b).float().mean()) - 0.1) < 0.03
 
 
 def test_what_is_found_is_exact() -> None:
