@@ -22,12 +22,12 @@ def targets_of(merged: MergedRun) -> dict[str, float | int | None] | None:
     asked = merged.facts.config.analysis
     if asked.target_perplexity is None and asked.time_budget_s is None:
         return None
-    reached = _reached(merged)
+    evaluated = reached(merged)
     by_target, by_time = pl.lit(asked.target_perplexity), pl.lit(asked.time_budget_s)
-    target = reached.filter(pl.col("perplexity") <= by_target).head(1).to_dicts()
+    target = evaluated.filter(pl.col("perplexity") <= by_target).head(1).to_dicts()
     spent = float(merged.steps["step_time_max_ms"].sum()) / _MS_PER_S
     whole = asked.time_budget_s is not None and spent >= asked.time_budget_s
-    in_time = reached.filter(pl.col("time_s") <= by_time).tail(1).to_dicts() if whole else []
+    in_time = evaluated.filter(pl.col("time_s") <= by_time).tail(1).to_dicts() if whole else []
     first: Mapping[str, float | int | None] = target[0] if target else {}
     return {
         "target_perplexity": asked.target_perplexity,
@@ -39,11 +39,11 @@ def targets_of(merged: MergedRun) -> dict[str, float | int | None] | None:
     }
 
 
-def _reached(merged: MergedRun) -> pl.DataFrame:
-    """By evaluation: its perplexity, and steps, seconds and bytes sent by a rank up to it; without steps, none."""
-    columns = {"perplexity": pl.Float64, "steps": pl.Int64, "time_s": pl.Float64, "bytes": pl.Float64}
+def reached(merged: MergedRun, measure: str = "perplexity") -> pl.DataFrame:
+    """By evaluation: its perplexity or another measure, and steps, seconds and bytes of a rank up to it, if known."""
+    columns = {measure: pl.Float64, "steps": pl.Int64, "time_s": pl.Float64, "bytes": pl.Float64}
     evaluations = merged.evaluations
-    if "perplexity" not in evaluations.columns:
+    if measure not in evaluations.columns:
         return pl.DataFrame(schema=columns)
     sent = pl.col("bytes_wire") if "bytes_wire" in merged.steps.columns else pl.lit(None)
     spent = merged.steps.sort("step").select(
@@ -53,5 +53,5 @@ def _reached(merged: MergedRun) -> pl.DataFrame:
         time_s=pl.col("step_time_max_ms").cum_sum() / _MS_PER_S,
         bytes=sent.cast(pl.Float64).cum_sum(),
     )
-    at = evaluations.select(pl.col("step").cast(pl.Int64), pl.col("perplexity").cast(pl.Float64, strict=False))
+    at = evaluations.select(pl.col("step").cast(pl.Int64), pl.col(measure).cast(pl.Float64, strict=False))
     return at.join(spent, on="step").filter(pl.col("known") == pl.col("steps")).sort("step").select(list(columns))

@@ -125,15 +125,23 @@ def _trained(subject: Subject) -> dict[str, Trained] | None:
     return known if len(known) == len(found) else None
 
 
-def _of_arm(members: Sequence[Member]) -> Trained | None:
-    losses: dict[Launch, float] = {}
+def by_launch(members: Sequence[Member], key: str) -> dict[Launch, float] | None:
+    """A number of the summaries of an arm; None where one lacks it."""
+    found: dict[Launch, float] = {}
     seen: Counter[object] = Counter()
     for member in members:
-        loss, seed = lookup(member.summary, "eval.loss"), (member.config or {}).get("train.seed")
-        if loss is None:
+        value, seed = lookup(member.summary, key), (member.config or {}).get("train.seed")
+        if value is None:
             return None
-        losses[seed, seen[seed]] = loss
+        found[seed, seen[seed]] = value
         seen[seed] += 1
+    return found
+
+
+def _of_arm(members: Sequence[Member]) -> Trained | None:
+    losses = by_launch(members, "eval.loss")
+    if losses is None:
+        return None
     summary = members[0].summary
     numbers = [lookup(summary, key) for key in ("global_batch", "steps", "warmup_steps")]
     batch, steps, warmup = (None if number is None else int(number) for number in numbers)

@@ -78,7 +78,7 @@ def test_ranks_keep_one_model(ranks: WarmRanks, sync: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.matrix
-@pytest.mark.parametrize("sync", SYNC)
+@pytest.mark.parametrize("sync", [*SYNC, "local_sgd", "diloco"])
 def test_ranks_keep_one_model_with_every_compressor(ranks: WarmRanks, sync: str) -> None:
     judge(
         ranks(trained, sync, [form for form in (*FORMS, *OWN, "fp16_torch") if form not in SAMPLE], STEPS),

@@ -37,6 +37,12 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "loss_curves": "strategies",
         "bucket_overhead": "buckets",
         "comm_timeline": "comm_timeline",
+        "compression_loss": "compression",
+        "compression_step": "compression",
+        "compression_methods": "compression",
+        "compression_progress": "compression_progress",
+        "compression_curves": "compression_progress",
+        "compression_fsdp": "compression_fsdp",
     },
     "solve": {
         "solve_speedup": "solve_costs",

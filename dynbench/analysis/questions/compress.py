@@ -23,5 +23,16 @@ QUESTION = Question(
         "targets.perplexity_at_budget",
     ),
     overview=("compression_ratio", "bytes_wire.mean", "exposed_comm_ms.mean", *EVALUATION),
-    chapters=("time", "traffic", "loss", "memory"),
+    figures=(
+        "compression_loss",
+        "compression_progress",
+        "compression_methods",
+        "compression_step",
+        "compression_curves",
+        "compression_fsdp",
+        "time_breakdown",
+        "step_time_distribution",
+        "timeline",
+    ),
+    chapters=("time", "traffic", "quality", "loss", "memory"),
 )

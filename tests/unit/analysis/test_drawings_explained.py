@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 from compared import ARMS, compared
+from compressed_runs import compressed_arms
 from languages import english_words
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -30,12 +31,12 @@ from dynbench.schedule.traces import Trace
 from dynbench.table_text import csv_text
 
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
-NAMES = {"static", "partition", "prefix", "window", "made", "naive", "overlap", "bucketed"}
-"""Arms, policies, strategies and traces: names, the same in every language."""
+NAMES = {"static", "partition", "prefix", "window", "made", "naive", "overlap", "bucketed", "none", "fp8"}
+"""Arms, policies, strategies, compressors and traces: names, the same in every language."""
 
 
 def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView]]:
-    """Real ranks, and virtual ones that run several micro-batches; each in two numbers."""
+    """Real ranks, and virtual ones that run several micro-batches, each in two numbers; and ranks that compress."""
 
     def arm(name: str, ranks: int, **fields: object) -> ArmView:
         return ArmView(name, (merge_run(make_run(name, world_size=ranks, **fields)),))
@@ -45,7 +46,8 @@ def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView
         return arm(name, ranks, global_batch=90, micro_batches=2, overrides=overrides)
 
     unequal = [[make("static", ranks), make("partition", 2)] for make, ranks in ((arm, 4), (virtual, 30))]
-    return [*unequal, [exchanging(make_run, arm) for arm in SENDING]]
+    compressing = [compressed_arms(make_run), compressed_arms(make_run, measured=False)]
+    return [*unequal, [exchanging(make_run, arm) for arm in SENDING], *compressing]
 
 
 SENDING = {

@@ -101,6 +101,29 @@ def test_what_is_not_finite_stays_so(form: str, value: float) -> None:
     assert not round_trip(codec(form), tensor).isfinite().all()
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gigabyte(form: str) -> None:
+    """Of which a part of every 16 MB is looked at: what indices, sizes and sums of many elements would go wrong in."""
+    made, n, part = codec(form), 2**28, 2**12
+    tensor = torch.empty(n).normal_(generator=torch.Generator().manual_seed(1))
+    payload = made.compress(tensor, Known(seed=3))
+    assert payload.nbytes == sum(field.nbytes for field in made.fields(n, payload.known))
+    found = made.decompress(payload)
+    assert found.shape == tensor.shape
+    parts = torch.arange(0, n, 2**22)
+    sent = torch.stack([found[begin : begin + part] for begin in parts.tolist()]).double()
+    given = torch.stack([tensor[begin : begin + part] for begin in parts.tolist()]).double()
+    assert sent.isfinite().all()
+    least = 0.9 * made.kept(n, payload.known) / n
+    assert float((sent != 0).double().mean()) >= min(least, 0.3) and sent.any(1).all(), (
+        "of every part something is sent"
+    )
+    alike = float((sent * given).sum() / (sent.norm() * given.norm()))
+    assert alike > 0.09, f"it points where it should, {alike}"
+
+
 def test_what_is_drawn_and_not_finite_stays_so() -> None:
     tensor = torch.full((40,), torch.nan)
     assert round_trip(RandomK(0.2), tensor).isnan().sum() == 8

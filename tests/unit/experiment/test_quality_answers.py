@@ -1,0 +1,92 @@
+"""Which compressors keep the baseline's quality is told from paired launches, and which do not, in both languages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from languages import english_words, numbers
+
+from dynbench.experiment.answers import Speaker
+from dynbench.experiment.quality_answers import qualities, quality_sentence, quality_table
+from dynbench.experiment.subject import Member, Subject
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.run import Run
+
+SEEDS = range(4)
+APART = (0.02, -0.01, 0.005, -0.015)
+"""Of a perplexity, seed by seed: more than what is allowed, and the same under every arm."""
+NOISE = (0.002, -0.002, 0.001, -0.001)
+ARMS = {
+    "none": (1.0, 0.0, 0.0),
+    "fp8": (3.9, 0.0, 1.0),
+    "qsgd": (7.5, 0.004, 1.0),
+    "topk": (48.0, 1.5, 1.0),
+    "int8": (3.9, 0.01, 1.0),
+}
+"""By arm: compression, by which part its perplexity is higher, and how far seeds differ in that."""
+
+
+def members(name: str, seeds: Sequence[int] = SEEDS, evaluated: bool = True) -> list[Member]:
+    times, worse, spread = ARMS[name]
+    found = []
+    for seed in seeds:
+        perplexity = 9.0 * (1 + APART[seed]) * (1 + worse + spread * NOISE[seed])
+        told = {"loss": math.log(perplexity), "perplexity": perplexity} if evaluated else None
+        summary = {"compression_ratio": times, "eval": told}
+        found.append(Member(f"{name}{seed}", "", summary, None, {"train.seed": seed}))
+    return found
+
+
+def subject(folder: Path, seeds: Sequence[int] = SEEDS, **instead: Sequence[Member]) -> Subject:
+    return Subject(Run(folder), {name: instead.get(name, members(name, seeds)) for name in ARMS})
+
+
+def said(given: Subject, language: str = "en") -> str:
+    return quality_sentence(Speaker(given, load_template(language), {"baseline.name": "`none`"}))
+
+
+def test_arms_are_judged_by_the_upper_end_of_their_interval(tmp_path: Path) -> None:
+    _, found = qualities(subject(tmp_path))
+    judged = {name: arm.judgement for name, arm in found.items()}
+    assert judged == {"none": None, "fp8": "within", "qsgd": "within", "topk": "beyond", "int8": "open"}
+    assert found["topk"].change is not None and found["topk"].change[0] == pytest.approx(1.5, abs=1e-3)
+
+
+def test_launches_are_paired_by_seed_whatever_their_order(tmp_path: Path) -> None:
+    """Unpaired, seeds would differ by more than what is allowed."""
+    assert said(subject(tmp_path, fp8=members("fp8")[::-1])) == said(subject(tmp_path))
+
+
+def test_the_sentence_names_who_is_near_and_who_sends_least(tmp_path: Path) -> None:
+    text = " ".join(said(subject(tmp_path)).split())
+    assert (
+        "within 1.0\u00a0% of that of `none`, by the upper end of its 95 % interval over seeds, under `fp8`, `qsgd`."
+        in text
+    )
+    assert "worse by more than that under `topk`." in text and "do not tell under `int8`." in text
+    assert "Of those within, `qsgd` sends least: 7.5 times fewer" in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_table_has_every_arm_with_its_interval(tmp_path: Path, language: str) -> None:
+    template = load_template(language)
+    text = quality_table(subject(tmp_path), template)
+    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert [row.split("|")[1].strip() for row in rows] == list(ARMS)
+    assert "+150.00" in rows[3] and template.label("quality.beyond") in rows[3]
+    assert template.label("quality.open") in rows[4]
+
+
+def test_both_languages_say_the_same_numbers(tmp_path: Path) -> None:
+    texts = {language: said(subject(tmp_path), language) for language in LANGUAGES}
+    assert numbers(texts["en"]) == numbers(texts["zh"])
+    assert english_words(texts["zh"]) == []
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    for given in (subject(tmp_path, seeds=[0]), subject(tmp_path, topk=members("topk", evaluated=False))):
+        assert "is not known" in said(given)
+    assert quality_table(subject(tmp_path, topk=members("topk", evaluated=False)), load_template("en")) == ""
