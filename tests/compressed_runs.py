@@ -23,8 +23,8 @@ def compressed_run(make_run: Callable[..., Run], name: str, seed: int = 0, measu
     """A run under a compressor, whose error was measured or not."""
     share = SENT[name]
     extra = {"comm_ms": 4 * share, "comm_sum_ms": 4 * share, "hidden_comm_ms": 0.0, "collectives": 1}
-    extra |= {"bytes_raw": 1e6, "bytes_wire": 1e6 * share}
-    extra |= {"gradient_bytes_raw": 1e6, "gradient_bytes_wire": 1e6 * share}
+    extra |= {"bytes_raw": 10**6, "bytes_wire": int(1e6 * share)}
+    extra |= {"gradient_bytes_raw": 10**6, "gradient_bytes_wire": int(1e6 * share)}
     if name != "none":
         extra |= {"compresses": 1, "compress_ms": 2.0, "decompress_ms": 1.0}
         extra |= {"grad_rel_error": 0.3, "residual_norm": 5.0} if measured else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from compressed_runs import SENT, compressed_run
 from probes import make_probe
 from unit.analysis.conftest import Fake, build_run
 from unit.bench.test_bench_run import launched_at_once
@@ -183,6 +184,8 @@ def _comparisons(tour: Tour, store: RunStore, folder: Path) -> None:
     ranks = [build_run(store, Fake("static", world_size=number)).id for number in (2, 4)]
     tour.run("analyze", *ranks, document="analyze --json")
     tour.run("analyze", *_strategies(store), document="analyze --json")
+    compressed = [compressed_run(lambda **fields: build_run(store, Fake(**fields)), name).id for name in SENT]
+    tour.run("analyze", *compressed, document="analyze --json")
     (folder / "two.yaml").write_text(RECIPE, encoding="utf-8")
     (folder / "cells.yaml").write_text(RECIPE.replace("launches: 4", "launches: 2") + CELLS, encoding="utf-8")
     tour.run("compare", str(folder / "two.yaml"), "--name", "two", document="compare --json")

@@ -79,6 +79,16 @@ class Channel:
             "all_reduce", tensor, tensor, lambda: dist.all_reduce(tensor, op, group=self.group, async_op=True)
         )
 
+    def all_reduce_by(self, begin: Callable[[], Future[Any]], sent: Tensor, result: Tensor) -> Future[Tensor]:
+        """An all-reduce over this channel's group that other code begins.
+
+        Args:
+            begin: gives its future.
+            sent: of the shape and type of what it hands in; its values are not looked at.
+            result: what it writes.
+        """
+        return self._run("all_reduce", sent, result, begin)
+
     def reduce_scatter(self, shard: Tensor, full: Tensor) -> Future[Tensor]:
         """The sum over ranks of this rank's part of `full`, shape [G*n], into `shard`, shape [n]."""
         if self.native_reduce_scatter:

@@ -59,7 +59,8 @@ def compression(run: MergedRun) -> float | None:
 
 def sent_mb(run: MergedRun) -> float | None:
     """Sent by a rank in a step, MB."""
-    return mb(fmean(run.measured["bytes_wire"])) if "bytes_wire" in run.measured.columns else None
+    known = run.measured["bytes_wire"].drop_nulls().to_list() if "bytes_wire" in run.measured.columns else []
+    return mb(fmean(known)) if known else None
 
 
 def gradient_error(run: MergedRun) -> float | None:

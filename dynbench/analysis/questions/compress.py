@@ -34,5 +34,5 @@ QUESTION = Question(
         "step_time_distribution",
         "timeline",
     ),
-    chapters=("time", "traffic", "quality", "loss", "memory"),
+    chapters=("time", "traffic", "coding", "quality", "loss", "memory"),
 )

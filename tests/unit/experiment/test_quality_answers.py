@@ -63,11 +63,10 @@ def test_launches_are_paired_by_seed_whatever_their_order(tmp_path: Path) -> Non
 def test_the_sentence_names_who_is_near_and_who_sends_least(tmp_path: Path) -> None:
     text = " ".join(said(subject(tmp_path)).split())
     assert (
-        "within 1.0\u00a0% of that of `none`, by the upper end of its 95 % interval over seeds, under `fp8`, `qsgd`."
-        in text
+        "within 1.0 % of that of `none`, by the upper end of its 95 % interval over seeds, under `fp8`, `qsgd`." in text
     )
     assert "worse by more than that under `topk`." in text and "do not tell under `int8`." in text
-    assert "Of those within, `qsgd` sends least: 7.5 times fewer" in text
+    assert "Of those within, `qsgd` sends least: 7.500 times fewer" in text
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
