@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynbench.engine.rank.rank_process import RankContext
 
 GB, GIB = 1e9, 2**30
-SUM = "axes do not overlap: F/(Y M_X) + B/(X M_Y) < B F alpha^-1 / (X Y)"
+SUM = "axes do not overlap: F/(Y M_X) + B/(X M_Y) < B F/(X Y alpha)"
 OVERLAPPED = "axes overlap: F/(Y M_X) < B F/(X Y alpha), and B/(X M_Y) < B F/(X Y alpha)"
 
 
@@ -278,7 +278,7 @@ def _buckets(given: Setting) -> Iterator[Line]:
     best, put = math.sqrt(s / (o * w)), f"s={s:.3g} B, w={w:.3g} B/s, o={o:.3g} s"
     formula = "T(n) = n o + s/(n w): calls, and the last bucket, which nothing hides"
     for count in (1, 10, 100):
-        yield Line(f"overhead of {count} buckets", 1e3 * (count * o + s / (count * w)), "ms", formula, put)
+        yield Line(f"overhead, buckets: {count}", 1e3 * (count * o + s / (count * w)), "ms", formula, put)
     yield Line("best number of buckets", best, "buckets", "dT/dn = 0: n = sqrt(s/(o w))", put)
     yield Line("best size of a bucket", s / best / 1e6, "MB", "s/n = sqrt(s w o), or the largest parameter", put)
     yield Line("overhead of the best number of buckets", 2e3 * math.sqrt(s * o / w), "ms", "2 sqrt(s o/w)", put)
