@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
-from dynbench.bench.attention import WAYS
+from dynbench.bench.packed_attention import WAYS
 from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
 from dynbench.experiment.solve_run import SolveOptions, run_solve
