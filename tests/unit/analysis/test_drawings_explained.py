@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 
 import matplotlib
 import numpy as np
+import polars as pl
 import pytest
 from compared import ARMS, compared
 from compressed_runs import compressed_arms
@@ -47,7 +49,20 @@ def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView
 
     unequal = [[make("static", ranks), make("partition", 2)] for make, ranks in ((arm, 4), (virtual, 30))]
     compressing = [compressed_arms(make_run), compressed_arms(make_run, measured=False)]
-    return [*unequal, [exchanging(make_run, arm) for arm in SENDING], *compressing]
+    epochs = [trained_for_epochs(arm("static", 2)), trained_for_epochs(arm("partition", 2))]
+    return [*unequal, [exchanging(make_run, arm) for arm in SENDING], *compressing, epochs]
+
+
+def trained_for_epochs(arm: ArmView) -> ArmView:
+    """The same in two epochs, evaluated after each."""
+    (run,) = arm.runs
+    config = run.facts.config
+    config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2})})
+    each = config.train.epoch_steps
+    assert each is not None
+    evaluations = pl.DataFrame({"step": [each - 1, 2 * each - 1], "loss": [0.5, 0.4], "accuracy": [0.8, 0.9]})
+    facts = dataclasses.replace(run.facts, config=config)
+    return ArmView(arm.label, (dataclasses.replace(run, facts=facts, evaluations=evaluations),))
 
 
 SENDING = {
@@ -133,7 +148,7 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     shown = {"status": "ok", "processes": 2, "backend": "gloo", "type": "float32", "n": 20, "busbw": 1.0}
     times = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
     write_text(run.path / "rows.csv", csv_text([{**shown, "size": size, **times} for size in (2**20, 2**24)]))
-    attention = store.create("bench", "attention")
+    attention = store.create("bench", "packed_attention")
     layer = {"status": "ok", "samples": 9, "width": 256, "heads": 4, "device": "cpu", "n": 20, **times}
     rows = [{**layer, "way": way, "tokens": tokens} for way in WAYS for tokens in (256, 512)]
     write_text(attention.path / "rows.csv", csv_text(rows))
