@@ -15,6 +15,9 @@ from dynbench.config.image_rules import known_entry
 PARITY_STEPS = 50
 """Steps from the first on, warm-up included, in which the losses of equal gradients have to agree."""
 
+AGREED_STEPS = 10
+"""Losses that differ by rounding alone in so many first steps are of equal gradients; a wrong one shows at once."""
+
 JUMP = 100.0
 """A later difference this many times larger than any before it is no amplified rounding."""
 
@@ -97,8 +100,9 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
     """Largest relative difference of the global loss of a step between the launches of a pair.
 
     Sums in another order round differently, and training amplifies that without end: over hundreds of steps the losses
-    of equal gradients come apart smoothly. So the first `PARITY_STEPS` steps count, in which wrong gradients show, and
-    of the later ones those that rise to `JUMP` times all before them at once. A step without weight has a loss of 0.
+    of equal gradients come apart smoothly, or under AdamW within ten. So the first `PARITY_STEPS` steps count, in which
+    wrong gradients show, or `AGREED_STEPS` of them where these differ by rounding alone; and of the later ones those
+    that rise to `JUMP` times all before them at once. A step without weight has a loss of 0.
 
     Returns:
         None where there is nothing to compare: a loss is not finite, or the model normalises over the samples that a
@@ -112,7 +116,8 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
         scale = np.maximum(np.maximum(np.abs(left), np.abs(right)), np.finfo(np.float64).tiny)
         differences = np.abs(left - right) / scale
         before = np.maximum.accumulate(np.concatenate(([ROUNDING], differences)))[:-1]
-        counts = (np.arange(len(differences)) < PARITY_STEPS) | (differences > JUMP * before)
+        counted = AGREED_STEPS if differences[:AGREED_STEPS].max(initial=0.0) <= ROUNDING else PARITY_STEPS
+        counts = (np.arange(len(differences)) < counted) | (differences > JUMP * before)
         worst = max(worst, float(differences[counts].max(initial=0.0)))
     return worst
 

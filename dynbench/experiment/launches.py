@@ -166,7 +166,7 @@ class _Launch:
             self._with(own(runs), done=False).write(self.comparison.path)
 
         def tell(progress: Progress) -> None:
-            on_step(progress.steps_done, progress.total_steps, own(progress.epochs) if progress.epochs else ())
+            on_step(progress.steps_done, progress.total_steps, tuple(own(progress.epochs) if progress.epochs else ()))
 
         try:
             results = run_arms(

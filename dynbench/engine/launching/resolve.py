@@ -212,7 +212,7 @@ def _ranks(
         if device == "cuda" and launch.nproc > machine.gpus:
             raise UsageError(
                 f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
-                f"Each rank needs a GPU of its own: use at most {machine.gpus}, or launch.launcher=virtual.",
+                f"Each rank needs a GPU of its own: use {machine.gpus}, launch.launcher=virtual, or launch.device=cpu.",
             )
         nproc = launch.nproc
     elif device == "cuda":

@@ -61,7 +61,7 @@ def test_every_check_has_its_wordings_and_none_is_left_over():
     }
     assert set(CHECKS) == set(wordings()) == written
     assert all(list(texts) == ["seen", "limit", "hint"] for texts in wordings().values())
-    assert len(CHECKS) == 32
+    assert len(CHECKS) == 33
 
 
 def test_a_text_that_mentions_what_a_check_does_not_say_is_an_error():

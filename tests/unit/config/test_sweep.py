@@ -361,8 +361,9 @@ def test_a_comparison_needs_two_arms_and_one_base(
 # ---- the file that says the same --------------------------------------------------------------------------------
 
 
-OTHERS = ("first_steps", "buckets", "sync")
-"""Recipes of samples that the policy of a further arm cannot deal, or with a server that is not slowed down."""
+OTHERS = ("first_steps", "buckets", "sync", "ps_allreduce_ddp", "fsdp_bottleneck", "scaling")
+"""Recipes of samples that the policy of a further arm cannot deal, with a server, which is not slowed down, or with an
+arm of one rank, which has no second."""
 
 
 def same(document: Document, recipes: list[Recipe], folder: Path, **laid: object) -> bool:
