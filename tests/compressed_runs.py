@@ -9,6 +9,7 @@ from dynbench.analysis.merge import merge_run
 from dynbench.compress.error import ERROR_COLUMNS
 from dynbench.compress.tally import COMPRESS_COLUMNS
 from dynbench.runs.atomic import write_text
+from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
 from dynbench.runs.run import Run
 
@@ -31,6 +32,11 @@ def compressed_run(make_run: Callable[..., Run], name: str, seed: int = 0, measu
     run = make_run(extra=extra, seed=seed, overrides=(f"compress.name={name}",))
     declared = (*COMM_COLUMNS, *COMPRESS_COLUMNS, *ERROR_COLUMNS)
     write_columns(run.ranks_dir, [column for column in declared if column.name in extra])
+    for rank in range(2):
+        with CallWriter(run.calls_file(rank)) as writer:
+            for step in range(50):
+                begun = 10**9 * step
+                writer.write(step, [Call("all_reduce", -1, step, int(1e6 * share), begun, begun + int(4e6 * share))])
     lines = [f"{step},{0.1 * at},{at},512" for step, at in zip(STEPS, PERPLEXITY[name], strict=True)]
     write_text(run.path / "eval.csv", "\n".join(["step,loss,perplexity,samples", *lines]) + "\n")
     return run

@@ -40,6 +40,7 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "compression_loss": "compression",
         "compression_step": "compression",
         "compression_methods": "compression",
+        "compression_links": "compression_links",
         "compression_progress": "compression_progress",
         "compression_curves": "compression_progress",
         "compression_fsdp": "compression_fsdp",
@@ -59,7 +60,10 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
 """Per command its figures, in the order in which a report shows them, and the module of each; also the file names."""
 
 
-OF_SOME = ("waterfall", "epochs", "strategies", "loss_curves", "bucket_overhead", "comm_timeline")
+OF_SOME = (
+    *("waterfall", "epochs", "strategies", "loss_curves", "bucket_overhead", "comm_timeline"),
+    *(name for name in FIGURES["train"] if name.startswith("compression")),
+)
 """Figures of some runs only: where they are not drawn, nothing is said of it."""
 
 

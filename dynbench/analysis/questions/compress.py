@@ -28,6 +28,7 @@ QUESTION = Question(
         "compression_progress",
         "compression_methods",
         "compression_step",
+        "compression_links",
         "compression_curves",
         "compression_fsdp",
         "time_breakdown",

@@ -32,7 +32,7 @@ def drawn(name: str, arms: list[ArmView]) -> style.Drawing:
 
 
 def test_comparisons_of_compressors_show_them_all() -> None:
-    assert len(NAMES) == 6 and {*NAMES} <= {*QUESTION.figures}
+    assert len(NAMES) == 7 and {*NAMES} <= {*QUESTION.figures}
 
 
 @pytest.mark.slow
@@ -59,6 +59,17 @@ def test_a_step_is_in_its_parts(make_run: Make) -> None:
     assert [parts["fp8", part] for part in ("compress_ms", "comm_ms", "decompress_ms")] == pytest.approx([2, 1, 1])
     assert [parts["none", part] for part in ("compress_ms", "comm_ms", "decompress_ms")] == pytest.approx([0, 4, 0])
     assert all(parts[arm, "step_time_ms"] > parts[arm, "compute_ms"] > 0 for arm in SENT)
+
+
+@pytest.mark.slow
+def test_slower_links_take_longer_and_fewer_bytes_less_so(make_run: Make) -> None:
+    table = drawn("compression_links", compressed_arms(make_run)).table.sort("arm", "gbps")
+    times = {arm: table.filter(arm=arm) for arm in SENT}
+    for arm, found in times.items():
+        assert found["predicted_ms"].is_sorted(descending=True), arm
+        assert found["gbps"].to_list() == pytest.approx(times["none"]["gbps"].to_list())
+    slow = {arm: found["predicted_ms"][0] - found["predicted_ms"][-1] for arm, found in times.items()}
+    assert all(slow[arm] < slow["none"] for arm, share in SENT.items() if share < 1)
 
 
 @pytest.mark.slow
