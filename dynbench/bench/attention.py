@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
+from dynbench.bench.base import Case, Measured, OnOneDevice, Row
 from dynbench.plugins.benchmarks import AttentionOptions
 from dynbench.units import format_bytes, mb
 
@@ -24,7 +24,7 @@ SQUARES = 3
 kept, their gradients, and those of the scores."""
 
 
-class Attention(Benchmark):
+class Attention(OnOneDevice):
     """Forward and backward of every way at every shape."""
 
     options: AttentionOptions
@@ -50,16 +50,6 @@ class Attention(Benchmark):
         chosen = {**self.own, **options.model_dump(include=set(self.own), exclude_none=True)}
         self.lengths, self.widths = (sorted(set(chosen[name])) for name in ("lengths", "widths"))
         self.batch, self.causal = int(chosen["batch"]), bool(chosen["causal"])
-
-    @property
-    def processes(self) -> int:
-        """One: nothing is sent."""
-        return 1
-
-    @property
-    def device(self) -> Device:
-        """As asked for."""
-        return self.options.device
 
     def cases(self) -> Sequence[Case]:
         """Every pass of every way at every shape, the shortest first."""

@@ -66,7 +66,7 @@ def measure_pass(case: Case, options: AttentionOptions, device: torch.device) ->
 
     try:
         result, saved, peak = _with_memory(forward, backward, device)
-    except (UsageError, NotImplementedError) as error:
+    except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
         raise NotMeasured(str(error).splitlines()[0]) from error
     except RuntimeError as error:
         if "No available kernel" not in str(error):
@@ -105,9 +105,9 @@ def way_of(way: str, causal: bool, device: torch.device) -> Attend:
         NotMeasured: it does not run there.
     """
     if way == "flash_torch":
-        return lambda query, key, value: FlashAttentionTorch.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
+        return lambda query, key, value: FlashAttentionTorch.apply(query, key, value, causal)  # type: ignore[no-untyped-call]  # torch's
     if way == "flash_triton":
-        return lambda query, key, value: FlashAttentionTriton.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
+        return lambda query, key, value: FlashAttentionTriton.apply(query, key, value, causal)  # type: ignore[no-untyped-call]  # torch's
     if way in BACK_ENDS:
         return _own(way, causal, device)
     if way == "flex":
@@ -200,7 +200,7 @@ def _with_memory(
 
 def _allocated(profiler: profile) -> tuple[int, int]:
     """Bytes at the end and at most, of what was allocated and given back while it watched."""
-    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]  # it has watched
     changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
     held = np.cumsum([0, *(nbytes for _, nbytes in sorted(changes, key=lambda change: change[0]))])
     return int(held[-1]), int(held.max())

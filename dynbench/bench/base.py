@@ -143,3 +143,18 @@ class Benchmark(ABC):
     def further_files(self, rows: Sequence[Row]) -> dict[str, object]:
         """Name to content of JSON files beside the rows, for other commands to read."""
         return {}
+
+
+class OnOneDevice(Benchmark):
+    """A benchmark of one process, on the device that its options name."""
+
+    @property
+    def processes(self) -> int:
+        """One: nothing is sent."""
+        return 1
+
+    @property
+    def device(self) -> Device:
+        """As asked for."""
+        chosen: Device = self.options.device
+        return chosen

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
+from dynbench.bench.base import Case, Measured, OnOneDevice, Row
 from dynbench.plugins.benchmarks import PackedAttentionOptions
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ WAYS = ("by_length", "repadded", "block_mask", "linear")
 """What is measured at every number of tokens."""
 
 
-class PackedAttention(Benchmark):
+class PackedAttention(OnOneDevice):
     """One layer on rows of `tokens`, whose samples have the lengths that `lengths` names."""
 
     options: PackedAttentionOptions
@@ -35,16 +35,6 @@ class PackedAttention(Benchmark):
         "p80": "p80 (ms)",
         "reference_error": "largest difference",
     }
-
-    @property
-    def processes(self) -> int:
-        """One: nothing is sent."""
-        return 1
-
-    @property
-    def device(self) -> Device:
-        """As asked for."""
-        return self.options.device
 
     def cases(self) -> Sequence[Case]:
         """Every way at every number of tokens, fewest first."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
+from dynbench.bench.base import Case, Measured, OnOneDevice, Row
 from dynbench.plugins.benchmarks import PrecisionOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PARTS = ("parameters", "first layer", "layer norm", "logits", "loss", "gradients
 HALF = ("float16", "bfloat16")
 
 
-class PrecisionStudy(Benchmark):
+class PrecisionStudy(OnOneDevice):
     """Sums, types and times."""
 
     options: PrecisionOptions
@@ -43,16 +43,6 @@ class PrecisionStudy(Benchmark):
         "unit": "unit",
         "reference_error": "difference from float64",
     }
-
-    @property
-    def processes(self) -> int:
-        """One: nothing is sent."""
-        return 1
-
-    @property
-    def device(self) -> Device:
-        """As asked for."""
-        return self.options.device
 
     def cases(self) -> Sequence[Case]:
         """Four sums, the types of six parts under two autocasts, and three times."""

@@ -116,7 +116,7 @@ class Codec(ABC):
         """Read a payload into `out`, shape [n]; of one that was summed the mean."""
 
     def measure(self, values: Tensor) -> Tensor:
-        """The number that this rank brings to what they agree on, a scalar."""
+        """The number that this rank brings to what they agree on, a scalar; asked of codecs that agree on one."""
         raise NotImplementedError(f"{self.name} agrees on nothing")
 
     def add(self, payload: Sequence[Tensor], known: Known, total: Tensor, factor: float) -> None:
