@@ -43,6 +43,10 @@ class ArmLoop:
         trained, sum_over_ranks = self.replica.take_trained(), self.evaluator.sum_over_ranks
         average_statistics(self.replica.strategy.model, trained, sum_over_ranks)
 
+    def is_between_steps(self) -> bool:
+        """Whether the weights are those of the last whole step."""
+        return not self.replica.stepping
+
     def interrupted(self, step: int) -> None:
         """Keep what there is after `step`, the last one that a signal left time for: statistics of this rank's own."""
         self.evaluator.interrupted(step, self.replica.strategy)

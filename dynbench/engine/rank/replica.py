@@ -53,6 +53,8 @@ class Replica:
         slowdown: float = 1.0,
         model: nn.Module | None = None,
     ) -> None:
+        self.stepping = False
+        """In an optimizer's step, or one that was never finished: weights of neither the step before nor the next."""
         assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
         self._workload = workload
         self._grades = workload if isinstance(workload, Grades) else None
@@ -129,8 +131,10 @@ class Replica:
 
     def update(self, stepped: Callable[[], None] = lambda: None) -> None:
         """One optimizer step with its learning rate; gradients are cleared, once `stepped` has been called."""
+        self.stepping = True
         self._rate.advance()
         self.strategy.step(self.optimizer, self.precision)
+        self.stepping = False
         stepped()
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
 

@@ -56,6 +56,9 @@ class Player(Protocol):
     def evaluate(self, step: int) -> None:
         """Evaluate after a step, out of its time."""
 
+    def is_between_steps(self) -> bool:
+        """Whether the weights are those of the last whole step."""
+
     def interrupted(self, step: int) -> None:
         """Keep what there is after a step, the last one because of a signal; nothing may be asked of other ranks."""
 
@@ -182,8 +185,14 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
                 number = next(turn)
                 for step in round_.steps:
                     leaving = step == round_.steps[-1]
-                    players[arm].step(Moment(step, round_.measured, number, leaving))
-                    done[arm] = step
+                    try:
+                        players[arm].step(Moment(step, round_.measured, number, leaving))
+                        done[arm] = step
+                    except Exception as error:
+                        if stop.signum is None or not players[arm].is_between_steps():
+                            raise
+                        # Another rank was asked to stop a step earlier, and is gone.
+                        _log.warning("step %d: left unfinished, as the run is to stop (%s)", step, error)
                     if stop.signum is not None:
                         for each, last in done.items():
                             players[each].interrupted(last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import groupby
 from unittest.mock import patch
 
@@ -44,6 +45,9 @@ class Arm:
 
     def evaluate(self, step: int) -> None:
         self.events.append((self.name, "evaluate", step))
+
+    def is_between_steps(self) -> bool:
+        return True
 
     def interrupted(self, step: int) -> None:
         self.events.append((self.name, "interrupted", step))
@@ -139,6 +143,35 @@ def test_a_signal_ends_it_after_the_step_in_progress() -> None:
     *_, end, first, second = events
     assert end == ("a", "step", 3)
     assert {first, second} == {(player.name, "interrupted", player.moments[-1].step) for player in players}
+
+
+class Left(Arm):
+    """Whose fourth step fails, as one that other ranks have left, before its optimizer or in it."""
+
+    def __init__(self, stop: StopFlag, signum: int | None, between: bool) -> None:
+        super().__init__("a", [])
+        self._stop, self._signum, self._between = stop, signum, between
+
+    def step(self, moment: Moment) -> None:
+        if moment.step == 3:
+            self._stop.signum = self._signum
+            raise RuntimeError("Connection closed by peer")
+        super().step(moment)
+
+    def is_between_steps(self) -> bool:
+        return self._between
+
+
+@pytest.mark.parametrize(("signum", "between", "kept"), [(15, True, True), (15, False, False), (None, True, False)])
+def test_a_rank_that_the_others_left_at_a_signal_keeps_its_last_whole_step(
+    signum: int | None, between: bool, kept: bool
+) -> None:
+    stop = StopFlag.__new__(StopFlag)
+    stop.signum, stop.deferred = None, False
+    arm = Left(stop, signum, between)
+    with nullcontext() if kept else pytest.raises(RuntimeError, match="Connection closed"):
+        play(Train(steps=9, warmup_steps=0), [arm], None, stop, None)
+    assert [event for event in arm.events if event[1] == "interrupted"] == ([("a", "interrupted", 2)] if kept else [])
 
 
 def test_random_states_are_the_arms_own() -> None:
