@@ -106,6 +106,7 @@ def counted_over_calculated(rank: int, forms: Sequence[str], shards: bool) -> di
             (wire.mean_shard(flat, segments, torch.empty(1_500_000)) if shards else wire.mean(flat, segments)).wait()
             dist.barrier()
             counted, traffic = sent.take(), wire.take()
+            dist.barrier()  # a rank that closes its group closes the other's connections, with what they counted
         assert counted is not None
         assert sum(call.bytes_wire for call in traffic.calls) == traffic.bytes_wire
         numbers = [call.number for call in traffic.calls]
