@@ -41,7 +41,7 @@ def strategies(arms: Sequence[ArmView]) -> style.Drawing | None:
     facts = [[_facts(run) for run in arm.runs] for arm in arms]
     note = (
         "Means over launches. Training time: the measured steps of a launch. Memory: what a rank that trains holds "
-        "after the optimizer's first step, counted in tensors; empty where it was not counted."
+        "after the optimizer's first step, counted in tensors; left out where it was not counted."
     )
     figure, (rate, time, communication, memory) = style.new_figure(
         "Strategies at a glance",
@@ -117,6 +117,9 @@ def _draw_communication(axes: Axes, facts: Sequence[Sequence[dict[str, object]]]
 
 def _draw_held(axes: Axes, facts: Sequence[Sequence[dict[str, object]]]) -> dict[str, pl.Series]:
     left, drawn = np.zeros(len(facts)), {}
+    if not any(one["held"] for launches in facts for one in launches):
+        axes.set_axis_off()
+        return {key: pl.Series([None] * len(facts), dtype=pl.Float64) for key in HELD}
     for key, (label, color) in HELD.items():
         values = np.nan_to_num(_means(facts, f"held.{key}"))
         axes.barh(range(len(facts)), values, left=left, color=color, label=label)

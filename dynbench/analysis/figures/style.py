@@ -192,6 +192,11 @@ def smoothing_window(points: int) -> int:
     return max(5, points // 12) | 1
 
 
+def digits(value: float) -> str:
+    """Three digits, or all that stand before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def save(drawing: Drawing, stem: Path) -> list[Path]:
     """Writes `stem`.png and `stem`.csv; returns both paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -35,9 +35,9 @@ def time_breakdown(arms: Sequence[ArmView]) -> style.Drawing | None:
                 inside = style.INK if phase.hatch or phase.column == "other_ms" else "white"
                 box = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none"} if phase.hatch else None
                 look: dict[str, Any] = {"ha": "center", "va": "center", "color": inside, "fontsize": 9, "bbox": box}
-                axes.text(left + ms / 2, index, f"{ms:.3g}", **look)
+                axes.text(left + ms / 2, index, style.digits(ms), **look)
             left += ms
-        axes.text(left + 0.01 * max(totals), index, f"{totals[index]:.3g} ms", va="center", fontweight="bold")
+        axes.text(left + 0.01 * max(totals), index, f"{style.digits(totals[index])} ms", va="center", fontweight="bold")
     axes.set_yticks(range(len(arms)), [arm.label for arm in arms])
     axes.invert_yaxis()
     axes.set_xlim(0, max(totals) * 1.12)

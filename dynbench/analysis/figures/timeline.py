@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.phases import PHASES, draw_bars
 from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.config.image_rules import has_lengths
 
 MOST_ROWS = 24
 """Ranks shown per arm; of more, the slowest and an even selection of the others."""
@@ -38,7 +39,8 @@ def timeline(arms: Sequence[ArmView]) -> style.Drawing | None:
     )
     end = max(float(table["step_time_max_ms"][0]) for table in tables)
     for axes, arm, rows, table in zip(panels, arms, all_ranks, tables, strict=True):
-        _draw_arm(axes, f"{arm.label}: {_summary(rows)}", table, end)
+        works = [_work(row, has_lengths(arm.runs[0].facts.config)) for row in table.iter_rows(named=True)]
+        _draw_arm(axes, f"{arm.label}: {_summary(rows)}", table, works, end)
     panels[-1].set_xlabel("time since the step began (ms)")
     style.legend_of_figure(figure, panels[0])
     columns = ["arm", "step", "rank", "local_batch", "max_seq_len_in_batch", "padded_tokens", "step_time_max_ms"]
@@ -88,23 +90,22 @@ def _summary(rows: pl.DataFrame) -> str:
     """The step in numbers, from the rows of all its ranks."""
     step_ms = float(rows["step_time_max_ms"][0])
     waiting = float(rows["wait_ms"].sum()) / (step_ms * rows.height)
-    return f"{step_ms:.3g} ms, {100 * waiting:.0f} % of the ranks' time is waiting"
+    return f"{style.digits(step_ms)} ms, {100 * waiting:.0f} % of the ranks' time is waiting"
 
 
-def _draw_arm(axes: Axes, title: str, rows: pl.DataFrame, end: float) -> None:
+def _draw_arm(axes: Axes, title: str, rows: pl.DataFrame, works: Sequence[str], end: float) -> None:
     draw_bars(axes, rows, 0.74)
     axes.axvline(float(rows["step_time_max_ms"][0]), color=style.INK, linewidth=1.2, linestyle="--")
     axes.set_title(title)
-    axes.set_yticks(
-        range(rows.height), [_work(row) for row in rows.iter_rows(named=True)], fontsize=8 if rows.height <= 8 else 6
-    )
+    axes.set_yticks(range(rows.height), works, fontsize=8 if rows.height <= 8 else 6)
     axes.set_ylim(rows.height - 0.45, -0.55)
     axes.set_xlim(0, end * 1.02)
 
 
-def _work(row: dict[str, object]) -> str:
+def _work(row: dict[str, object], lengths: bool) -> str:
     split = "" if row["micro_batches"] == 1 else f" in {row['micro_batches']}"
-    return f"rank {row['rank']}: {row['local_batch']} samples{split}, {row['padded_tokens']:,} tokens"
+    tokens = f", {row['padded_tokens']:,} tokens" if lengths else ""
+    return f"rank {row['rank']}: {row['local_batch']} samples{split}{tokens}"
 
 
 def _notes(arms: Sequence[ArmView], same_work: bool, shown: int) -> list[str]:
@@ -113,5 +114,6 @@ def _notes(arms: Sequence[ArmView], same_work: bool, shown: int) -> list[str]:
         notes.append("All arms compute the same samples." if same_work else "The arms' samples differ in this step.")
     if shown < arms[0].runs[0].workers:
         notes.append(f"{shown} of {arms[0].runs[0].workers} ranks are shown, the slowest among them.")
-    notes.append("Compute is forward and backward; dashed: the step ends for all. Tokens are padded tokens.")
+    padded = " Tokens are padded tokens." if has_lengths(arms[0].runs[0].facts.config) else ""
+    notes.append(f"Compute is forward and backward; dashed: the step ends for all.{padded}")
     return notes

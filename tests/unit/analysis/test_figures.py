@@ -251,3 +251,33 @@ def test_epochs_are_drawn_for_what_is_known_of_them(view):
     assert drawing.table["epoch"].to_list() == [1, 2, 1, 2]
     assert drawing.table["train_loss"].is_between(0.3, 1).all() and drawing.table["eval_loss"].null_count() == 4
     assert registry.draw_figure("train", "epochs", view("static")) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12.345, "12.3"), (999.4, "999"), (999.6, "1,000"), (2021.4, "2,021"), (0.0123, "0.0123")]
+)
+def test_numbers_of_a_thousand_and_more_are_written_out(value, text):
+    assert style.digits(value) == text
+
+
+@pytest.mark.slow
+def test_memory_that_nobody_counted_has_no_panel(make_run):
+    ms = {"comm_ms": 8.0, "comm_sum_ms": 9.0, "hidden_comm_ms": 2.0}
+    sent = {"collectives": 3, "bytes_raw": 10, "bytes_wire": 10}
+    arms = [
+        ArmView(name, (merge_run(make_run("static", overrides=(f"sync.name={name}",), extra={**ms, **sent})),))
+        for name in ("naive", "overlap")
+    ]
+    drawing = registry.draw_figure("train", "strategies", arms)
+    assert [axes.axison for axes in drawing.figure.axes] == [True, True, True, False]
+    assert drawing.table["optimizer_mb"].null_count() == 2
+
+
+@pytest.mark.slow
+def test_samples_without_lengths_are_not_said_to_have_tokens(view):
+    def told(overrides):
+        (axes,) = registry.draw_figure("train", "timeline", view("static", overrides=overrides)).figure.axes
+        return [label.get_text() for label in axes.get_yticklabels()]
+
+    assert all(text.endswith(" tokens") for text in told(()))
+    assert all(text.endswith(" samples") for text in told(("workload.name=image_classification",)))
