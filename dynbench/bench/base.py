@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import torch
+
     from dynbench.engine.rank.rank_process import RankContext
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -49,7 +52,7 @@ class Row:
     """One case in the record."""
 
     case: str
-    """Its label."""
+    """Its label; several rows may be of one case, and differ in their columns."""
     shape: Sequence[int]
     """Of the tensor that it is about."""
     dtype: str
@@ -111,13 +114,24 @@ class Benchmark(ABC):
     headers: ClassVar[Mapping[str, str]]
     """Column of the rows to its heading in the table for people."""
 
+    folder: Path | None = None
+    """Of the run, for files beside the rows; None where there is no run yet."""
+
     def __init__(self, options: Any) -> None:
         self.options = options
 
     @property
     @abstractmethod
     def processes(self) -> int:
-        """Ranks that it runs on."""
+        """Ranks that it runs on, at most."""
+
+    def ranks_of(self, case: Case) -> int:
+        """Ranks that a case runs on; those that follow each other with as many share a launch."""
+        return self.processes
+
+    def device_of(self, case: Case, context: RankContext) -> torch.device:
+        """What a rank measures a case on."""
+        return context.device
 
     @property
     def device(self) -> Device:
@@ -129,8 +143,8 @@ class Benchmark(ABC):
         """What is measured, in order: what may run out of memory last."""
 
     @abstractmethod
-    def measure(self, case: Case, context: RankContext) -> Measured:
-        """Measure a case; every rank calls this at the same time."""
+    def measure(self, case: Case, context: RankContext) -> Measured | Sequence[Measured]:
+        """Measure a case, for one row or several, at least one; every rank calls this at the same time."""
 
     def summary(self, rows: Sequence[Row]) -> dict[str, object]:
         """What the rows say together."""

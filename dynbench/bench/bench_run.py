@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dynbench.bench.base import Benchmark, Row
-from dynbench.bench.record import add_row, read_rows, write_benchmark
+from dynbench.bench.record import add_rows, cases_done, read_rows, write_benchmark
 from dynbench.config.load import load_config
 from dynbench.config.schema import Launch
 from dynbench.engine.failure import forget_failures
@@ -133,18 +133,23 @@ def _crowded(processes: int, cores: int) -> list[str]:
 
 
 def _measure(run: Run, benchmark: Benchmark, launch: Launch) -> None:
-    """Launch ranks for the cases without a row, anew after one that took all memory: its ranks are of no more use."""
+    """Launch the ranks of the first case without a row, for it and those after it that take as many.
+
+    Ranks of which one took all memory are of no more use: they are launched anew for the cases after.
+    """
     cases = benchmark.cases()
-    while len(read_rows(run)) < len(cases):
-        failure = launch_ranks(RANK_MODULE, [run], launch).failure(run)
+    while (done := cases_done(run)) < len(cases):
+        asked = launch.model_copy(update={"nproc": benchmark.ranks_of(cases[done])})
+        failure = launch_ranks(RANK_MODULE, [run], asked).failure(run)
         if failure is None:
-            return
+            assert cases_done(run) > done, "ranks end without a failure once they have measured"
+            continue
         if not isinstance(failure, NothingFits):
             raise failure
         forget_failures(run)
-        case = cases[len(read_rows(run))]
+        case = cases[cases_done(run)]
         about = (case.name, case.shape, case.dtype, launch.device)
-        add_row(run, Row(*about, status="oom", reason=failure.message, columns=case.columns))
+        add_rows(run, [Row(*about, status="oom", reason=failure.message, columns=case.columns)])
 
 
 @contextmanager
@@ -156,7 +161,7 @@ def _watched(run: Run, benchmark: Benchmark, report: Report) -> Iterator[None]:
     def watch() -> None:
         told = -1
         while not stop.wait(POLL_S):
-            if told != (done := len(read_rows(run))) and done < len(names):
+            if told != (done := cases_done(run)) and done < len(names):
                 told = done
                 report(f"case {done + 1} of {len(names)}: {names[done]}")
 
@@ -173,7 +178,11 @@ def _keep(result: BenchResult) -> None:
     """Write what is made of the rows."""
     folder, benchmark, rows = result.run.path, result.benchmark, result.rows
     write_text(folder / "rows.csv", csv_text(row.as_dict() for row in rows))
-    facts = {"name": result.name, "cases": len(benchmark.cases()), "measured": sum(row.status == "ok" for row in rows)}
+    facts = {
+        "name": result.name,
+        "cases": len(benchmark.cases()),
+        "measured": len({row.case for row in rows if row.status == "ok"}),
+    }
     write_json(folder / "summary.json", {**facts, **benchmark.summary(rows)})
     for file, content in benchmark.further_files(rows).items():
         write_json(folder / file, content)

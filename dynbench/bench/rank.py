@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import torch
 
 from dynbench.bench.base import Benchmark, Case, Measured, NotMeasured, Row
-from dynbench.bench.record import add_row, read_benchmark, read_rows
+from dynbench.bench.record import add_rows, cases_done, read_benchmark
 from dynbench.config.schema import Config
 from dynbench.engine.rank.exchange import broadcast_integers
 from dynbench.engine.rank.launched import run_as_rank
@@ -17,23 +18,29 @@ from dynbench.runs.run import Run
 
 
 def work(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, stop: StopFlag) -> None:
-    """Measure what has no row yet, case by case; a signal that asks to stop ends this process at once."""
+    """Measure what has no row yet, up to a case that takes another number of ranks.
+
+    A signal that asks to stop ends this process at once.
+    """
     (run,) = runs
     benchmark = read_benchmark(run)
-    done = np.array([len(read_rows(run))]) if context.is_first else None
-    for case in benchmark.cases()[int(broadcast_integers(done, 1)[0]) :]:
-        row = row_of(benchmark, case, context)
+    done = np.array([cases_done(run)]) if context.is_first else None
+    left = benchmark.cases()[int(broadcast_integers(done, 1)[0]) :]
+    for case in takewhile(lambda case: benchmark.ranks_of(case) == context.world_size, left):
+        rows = rows_of(benchmark, case, context)
         if context.is_first:
-            add_row(run, row)
+            add_rows(run, rows)
 
 
-def row_of(benchmark: Benchmark, case: Case, context: RankContext) -> Row:
-    """The row of a case, measured now, or why it cannot be."""
+def rows_of(benchmark: Benchmark, case: Case, context: RankContext) -> list[Row]:
+    """The rows of a case, measured now, or why it cannot be."""
+    device = benchmark.device_of(case, context)
     try:
-        return measured_row(case, benchmark.measure(case, context), context.device)
+        measured = benchmark.measure(case, context)
     except NotMeasured as reason:
-        about = (case.name, case.shape, case.dtype, context.device.type)
-        return Row(*about, status=reason.status, reason=str(reason), columns=case.columns)
+        about = (case.name, case.shape, case.dtype, device.type)
+        return [Row(*about, status=reason.status, reason=str(reason), columns=case.columns)]
+    return [measured_row(case, each, device) for each in ([measured] if isinstance(measured, Measured) else measured)]
 
 
 def measured_row(case: Case, measured: Measured, device: torch.device) -> Row:

@@ -1,8 +1,9 @@
-"""What a benchmark's run holds: its name and options, and its rows as rank 0 writes them, a JSON object a line."""
+"""What a benchmark's run holds: its name and options, and its rows as rank 0 writes them, a JSON list per case."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from dynbench.bench.base import Benchmark, Row
@@ -23,6 +24,7 @@ def read_benchmark(run: Run) -> Benchmark:
     asked = json.loads((run.path / BENCH_FILE).read_text(encoding="utf-8"))
     entry = BENCHMARKS.find(asked["name"])
     found: Benchmark = entry.load()(entry.options.model_validate_json(json.dumps(asked["options"])))
+    found.folder = run.path
     return found
 
 
@@ -31,15 +33,24 @@ def rows_file(run: Run) -> Path:
     return run.ranks_dir / "rows.jsonl"
 
 
-def add_row(run: Run, row: Row) -> None:
-    """Append a row, in one write."""
+def add_rows(run: Run, rows: Sequence[Row]) -> None:
+    """Append the rows of a case, in one write: a line that is a list."""
     with rows_file(run).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(jsonable(row), allow_nan=False) + "\n")
+        file.write(json.dumps(jsonable(rows), allow_nan=False) + "\n")
 
 
 def read_rows(run: Run) -> list[Row]:
     """The rows so far; a torn last line is left out."""
+    return [row for case in _by_case(run) for row in case]
+
+
+def cases_done(run: Run) -> int:
+    """How many cases have their rows."""
+    return len(_by_case(run))
+
+
+def _by_case(run: Run) -> list[list[Row]]:
     if not rows_file(run).exists():
         return []
     complete, newline, _ = rows_file(run).read_text(encoding="utf-8").rpartition("\n")
-    return [Row(**json.loads(line)) for line in complete.splitlines()] if newline else []
+    return [[Row(**row) for row in json.loads(line)] for line in complete.splitlines()] if newline else []

@@ -12,7 +12,7 @@ from dynbench.bench import attention_passes
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
 from dynbench.bench.options import read_options
-from dynbench.bench.rank import row_of
+from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import AttentionOptions
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"lengths": (64, 16), "widths": (8,), "iterations": 3, "
 
 
 def rows(benchmark: Attention) -> list[Row]:
-    return [row_of(benchmark, case, RankContext(0, 0, 1, CPU)) for case in benchmark.cases()]
+    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
 
 
 @pytest.fixture(scope="module")

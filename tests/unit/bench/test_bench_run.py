@@ -14,19 +14,23 @@ import pytest
 import torch
 
 from dynbench.bench import bench_run
+from dynbench.bench import rank as bench_rank
 from dynbench.bench.base import Benchmark, Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
-from dynbench.bench.rank import measured_row, row_of
-from dynbench.bench.record import add_row, read_benchmark, read_rows, rows_file
+from dynbench.bench.precision import PrecisionStudy
+from dynbench.bench.rank import measured_row, rows_of, work
+from dynbench.bench.record import add_rows, cases_done, read_benchmark, read_rows, rows_file
 from dynbench.cli import console
 from dynbench.cli.main import main
+from dynbench.config.schema import Launch
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.launch_ranks import RanksEnded
 from dynbench.engine.launching.resolve import Machine
-from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.errors import NothingFits, Terminated
 from dynbench.plugins import BENCHMARKS
+from dynbench.plugins.benchmarks import PrecisionOptions
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -47,22 +51,22 @@ def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., Rank
         (run,) = runs
         benchmark = read_benchmark(run)
         assert module == "dynbench.bench.rank" and not list(run.ranks_dir.glob("failure_*"))
-        for case in benchmark.cases()[len(read_rows(run)) :]:
-            error = planted.get(len(read_rows(run)))
+        for case in benchmark.cases()[cases_done(run) :]:
+            error = planted.get(cases_done(run))
             if isinstance(error, KeyboardInterrupt):
                 raise error
             if error is not None:
                 record_failure(run, 1, error)
                 return RanksEnded({1: 1})
-            add_row(run, row(case) if isinstance(benchmark, Collectives) else here(benchmark, case))
+            add_rows(run, [row(case)] if isinstance(benchmark, Collectives) else here(benchmark, case))
         return RanksEnded({})
 
     return launched
 
 
-def here(benchmark: Benchmark, case: Case) -> Row:
+def here(benchmark: Benchmark, case: Case) -> list[Row]:
     """Measured in this process."""
-    return row_of(benchmark, case, RankContext(0, 0, 1, torch.device("cpu")))
+    return rows_of(benchmark, case, RankContext(0, 0, 1, torch.device("cpu")))
 
 
 @pytest.fixture
@@ -142,10 +146,44 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
 
 def test_a_torn_last_row_is_left_out(store: RunStore) -> None:
     run = store.create("bench", "collectives")
-    add_row(run, row(Case("a", [4], "float32")))
+    add_rows(run, [row(Case("a", [4], "float32"))] * 2)
     with rows_file(run).open("a") as file:
-        file.write('{"case": "b"')
-    assert [each.case for each in read_rows(run)] == ["a"]
+        file.write('[{"case": "b"')
+    assert [each.case for each in read_rows(run)] == ["a", "a"] and cases_done(run) == 1
+
+
+class Parts(PrecisionStudy):
+    """Two rows per case, and cases of one rank and of two."""
+
+    processes = 2
+
+    def cases(self) -> list[Case]:
+        return [Case(name, [1], "float32") for name in ("a", "b", "c", "d")]
+
+    def ranks_of(self, case: Case) -> int:
+        return 2 if case.name == "c" else 1
+
+    def measure(self, case: Case, context: RankContext) -> list[Measured]:
+        return [Measured(np.array([part]), {"part": part}) for part in (1.0, 2.0)]
+
+
+def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
+    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def launched(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
+        assert isinstance(launch.nproc, int)
+        asked.append(launch.nproc)
+        work(runs, [], RankContext(0, 0, launch.nproc, torch.device("cpu")), StopFlag())
+        return RanksEnded({})
+
+    monkeypatch.setattr(bench_run, "launch_ranks", launched)
+    monkeypatch.setattr(bench_rank, "broadcast_integers", lambda values, n: values)
+    monkeypatch.setattr(bench_rank, "read_benchmark", lambda run: Parts(PrecisionOptions()))
+    result = bench_run.run_bench("precision", Parts(PrecisionOptions()), store, report=lambda _: None)
+    assert asked == [1, 2, 1] and cases_done(result.run) == 4
+    assert [(each.case, each.columns["part"]) for each in result.rows] == [(n, p) for n in "abcd" for p in (1.0, 2.0)]
 
 
 @pytest.mark.parametrize("arguments", [["bench"], ["bench", "ls"]])
