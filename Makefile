@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
+AT_ONCE := not alone and not clock and not matrix
 
-.PHONY: help install install-test quickstart test test-quick test-matrix test-gpu bench-self trust scale lint clean
+.PHONY: help install install-test quickstart test test-at-once test-quick test-matrix test-gpu bench-self trust scale lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -48,14 +49,16 @@ lint: install-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# First what may run side by side, on two cores; then what compares times, with the machine to itself.
-test: install-test lint
+# First what may run side by side, on two cores, lint among it; then what compares times, with the machine to itself.
+test: install-test
 	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
-	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to $(SKIPPED) \
-		-m "not alone and not clock and not matrix"
+	@$(MAKE) --no-print-directory --jobs 2 lint test-at-once
 	$(PYTEST) --durations 25 --skipped-to $(SKIPPED) -m "alone" tests/multiproc
 	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
 	@echo "no part of this: make bench-self, which reads the clock"
+
+test-at-once: install-test
+	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to $(SKIPPED) -m "$(AT_ONCE)"
 
 test-quick: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"

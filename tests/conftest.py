@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pixel
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
-from pixel import png
 from warm import WarmRanks
 
 if not Path("/dev/nvidiactl").exists():
@@ -65,5 +65,5 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRanks]:
 
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn from the data as always, and not made into pixels, which takes most of their time."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(png()))
+    """No figure is made into pixels."""
+    pixel.unrendered(monkeypatch)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import pixel
 import pytest
 from compressed_runs import SENT, compressed_run
 from probes import make_probe
@@ -100,6 +101,7 @@ def take_tour(folder: Path) -> Tour:
     tour = Tour(folder / "results")
     store = RunStore(tour.root)
     with pytest.MonkeyPatch.context() as patch:
+        pixel.unrendered(patch)
         patch.delenv("DYNBENCH_RESULTS", raising=False)
         patch.setattr(training, "launch_arms", launched)
         patch.setattr(prober, "run_probe", lambda *_, **__: make_probe(store, **PROBED))

@@ -24,7 +24,7 @@ def judge(found: list[Difference | None]) -> None:
     ("model", "optimizer"),
     [
         ("language", "sgd"),
-        ("language", "adamw"),
+        pytest.param("language", "adamw", marks=pytest.mark.matrix),
         ("classification", "adamw"),
         pytest.param("classification", "sgd", marks=pytest.mark.matrix),
     ],

@@ -42,6 +42,9 @@ RANKS, STEPS, BATCH = 3, 2, 12
 TRAINABLE = [name for name, entry in POLICIES.items() if entry.in_train]
 SPLITTING = [name for name in TRAINABLE if policy_class(name).splits]
 PAIRS = [(workload, policy) for workload in WORKLOADS for policy in TRAINABLE]
+BASELINES = ("sorted_equal", "lpt", "karmarkar_karp", "karmarkar_karp_equal", "group_by_length", "hf_batch_rebalance")
+LEFT_OUT = {("causal_lm", policy) for policy in BASELINES}
+"""What only `make test-matrix` trains."""
 
 
 def configured(workload: str, policy: str, *more: str) -> Config:
@@ -86,7 +89,10 @@ def judge(folder: Path, config: Config, workload: Workload) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "policy"), PAIRS)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [pytest.param(*pair, marks=[pytest.mark.matrix] if pair in LEFT_OUT else []) for pair in PAIRS],
+)
 def test_it_trains_or_is_refused_by_name(tmp_path: Path, name: str, policy: str) -> None:
     if reason := POLICIES[policy].missing:
         pytest.skip(f"{policy} {reason}")

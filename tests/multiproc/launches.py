@@ -51,10 +51,11 @@ def work_hashes(run: Run) -> list[int]:
     return [sum(hashes) % 2**64 for hashes in per_step]
 
 
-def command(*arguments: str, settings: Sequence[str] = TINY) -> list[str]:
-    """A command line of `dynbench`."""
+def command(*arguments: str, settings: Sequence[str] = TINY, figures: bool = False) -> list[str]:
+    """A command line of `dynbench`; `train` draws figures, which take longer than its steps, only where asked to."""
     sets = [word for setting in settings for word in ("--set", setting)]
-    return [sys.executable, "-m", "dynbench.cli.main", *arguments, *(sets if arguments[0] == "train" else [])]
+    training = [*(() if figures else ("--no-figures",)), *sets] if arguments[0] == "train" else []
+    return [sys.executable, "-m", "dynbench.cli.main", *arguments, *training]
 
 
 def environment(results: Path) -> dict[str, str]:

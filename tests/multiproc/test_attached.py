@@ -18,7 +18,7 @@ pytestmark = pytest.mark.multiproc
 
 def test_inside_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    inner = command("train", "--json", "--name", "inner", "--subset", "1000000")[1:]
+    inner = command("train", "--json", "--name", "inner", "--subset", "1000000", figures=True)[1:]
     finished = subprocess.run(
         [*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=300
     )
@@ -29,6 +29,7 @@ def test_inside_torchrun(tmp_path: Path) -> None:
     assert runs[0].status is Status.COMPLETED and runs[0].name == "inner"
     assert rows_of(runs[0]).select("step", "rank").rows() == [(step, rank) for step in range(8) for rank in (0, 1)]
     assert printed["summary"]["world_size"] == 2
+    assert printed["figures"] and all(Path(figure).is_file() for figure in printed["figures"])
     assert runs[0].config().launch.nproc == 2
     assert len([warning for warning in runs[0].record().warnings if "1000000 of" in warning]) == 1
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from multiproc.launches import TINY, fork, wait_until
+from pixel import UNRENDERED
 
 from dynbench.experiment.state import read_state
 from dynbench.runs.status import Status
@@ -32,7 +33,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     sets = [word for setting in TINY for word in ("--set", setting)]
     store = RunStore(tmp_path / "results")
 
-    stopped = fork(store.root, "compare", str(recipe), "--name", "demo", *sets)
+    stopped = fork(store.root, "compare", str(recipe), "--name", "demo", *sets, first=UNRENDERED)
     wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
     stopped.send_signal(signal.SIGTERM)
     _, stderr = stopped.communicate(timeout=300)
@@ -44,7 +45,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     first = read_state(comparison.path).launches[0]
     assert first.done
 
-    resumed = fork(store.root, "compare", "--resume", "demo", "--json")
+    resumed = fork(store.root, "compare", "--resume", "demo", "--json", first=UNRENDERED)
     stdout, stderr = resumed.communicate(timeout=300)
 
     assert resumed.returncode == 0, stderr

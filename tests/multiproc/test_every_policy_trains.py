@@ -15,9 +15,13 @@ pytestmark = pytest.mark.multiproc
 DYNAMIC = ("schedule.mode=dynamic", "schedule.window=2")
 VIRTUAL = (*DYNAMIC, "launch.launcher=virtual", "launch.world_size=3")
 TRAINABLE = [name for name, entry in POLICIES.items() if entry.in_train]
+LAUNCHED = ("prefix", "karmarkar_karp", "token_budget")
+"""In `make test`; in this process, tests/contract/test_workloads.py trains them all."""
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in LAUNCHED else pytest.mark.matrix) for name in TRAINABLE]
+)
 def test_it_trains(launch: Launch, name: str) -> None:
     if reason := POLICIES[name].missing:
         pytest.skip(f"{name} {reason}")

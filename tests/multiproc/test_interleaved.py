@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from forked import forked_ranks
 from multiproc.launches import TINY, fork, global_loss, rows_of, start, wait_until, work_hashes
+from pixel import UNRENDERED
 
 from dynbench.analysis.merge import merge_run
 from dynbench.config.load import load_config
@@ -94,7 +95,8 @@ def test_a_comparison_killed_in_its_launch_goes_on_with_whole_launches(tmp_path:
     assert (ended.partition("-")[0],) in state.groups, "the arm that ended the launch goes on apart"
 
     short = [word for setting in TINY for word in ("--set", setting)]
-    again = fork(store.root, "compare", str(recipe), "--name", "short", "--launches", "2", *short, "--json")
+    whole = ("compare", str(recipe), "--name", "short", "--launches", "2", *short, "--json")
+    again = fork(store.root, *whole, first=UNRENDERED)
     out, stderr = again.communicate(timeout=300)
     assert again.returncode == 0, stderr
     found = json.loads(out)

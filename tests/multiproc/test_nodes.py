@@ -49,7 +49,7 @@ def fork_node(results: Path, node: int, port: int, *more: str, first: str = "") 
 
 def test_nodes_with_a_shared_folder_make_one_run(tmp_path: Path) -> None:
     port = free_port()
-    nodes = [start_node(tmp_path, node, port) for node in (0, 1)]
+    nodes = [fork_node(tmp_path, node, port) for node in (0, 1)]
     outputs = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     runs = RunStore(tmp_path).list()
@@ -100,7 +100,11 @@ ERRORS = {"memory": "torch.OutOfMemoryError", "worker": "ValueError"}
 
 @pytest.mark.parametrize(
     ("fault", "shared", "status", "exit_code"),
-    [("memory", True, Status.OOM, 4), ("memory", False, Status.OOM, 4), ("worker", True, Status.FAILED, 3)],
+    [
+        pytest.param("memory", True, Status.OOM, 4, marks=pytest.mark.matrix),
+        ("memory", False, Status.OOM, 4),
+        ("worker", True, Status.FAILED, 3),
+    ],
 )
 def test_what_ends_a_rank_of_the_second_node_is_told_on_both(
     tmp_path: Path, fault: str, shared: bool, status: Status, exit_code: int

@@ -113,10 +113,10 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     [
         ("plain_ddp", 1, 32),
         ("with_trainer", 1, 32 + EVALUATION),
-        ("with_trainer", 2, 16 + EVALUATION),
+        pytest.param("with_trainer", 2, 16 + EVALUATION, marks=pytest.mark.matrix),
         ("with_trainer", 3, 12 + EVALUATION),
-        ("with_trainer", 4, 8 + EVALUATION),
-        ("with_accelerate", 1, 32),
+        pytest.param("with_trainer", 4, 8 + EVALUATION, marks=pytest.mark.matrix),
+        pytest.param("with_accelerate", 1, 32, marks=pytest.mark.matrix),
         ("with_accelerate", 3, 10),
         ("packed_rows", 1, 32),
     ],

@@ -40,7 +40,7 @@ def _lines(run: Run, rank: int) -> int:
 def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
     tmp_path: Path, sync: str, rank: int, title: str
 ) -> None:
-    process = start(tmp_path, "train", "--json", "--no-figures", settings=(*SERVED, f"sync.name={sync}"))
+    process = start(tmp_path, "train", "--json", settings=(*SERVED, f"sync.name={sync}"))
     store = RunStore(tmp_path)
     wait_until(lambda: len(store.list()) == 1, "the run folder")
     (run,) = store.list()

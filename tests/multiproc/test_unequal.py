@@ -9,7 +9,7 @@ from multiproc.launches import Launch, rows_of
 
 from dynbench.runs.run import Run
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.alone]
+pytestmark = pytest.mark.multiproc
 
 SLOWDOWN = np.array([1.0, 1.0, 1.0, 2.0])
 SLOWED = (
@@ -39,6 +39,7 @@ def test_with_known_speeds_the_planned_step_is_within_a_tenth_of_the_bound(launc
     assert slowest.sum() < 1.1 * bound.sum()
 
 
+@pytest.mark.alone
 def test_estimated_speeds_give_the_slow_rank_less_after_fifty_steps(launch: Launch) -> None:
     """Judged in planned work, with room for noisy estimates: equal shares would be 1.75 times the bound."""
     run = launch(*SLOWED, "schedule.speeds=auto", "train.warmup_steps=50", "train.steps=15")
@@ -50,6 +51,7 @@ def test_estimated_speeds_give_the_slow_rank_less_after_fifty_steps(launch: Laun
     assert estimates.filter(rank=3)["speed"].median() < 0.8
 
 
+@pytest.mark.alone
 def test_real_ranks_derive_the_same_speeds(launch: Launch) -> None:
     run = launch("schedule.mode=dynamic", "schedule.speeds=auto", "schedule.replan_steps=4", "launch.slowdown={1: 4.0}")
     tokens = column(run, "padded_tokens")[-2:].sum(axis=0)

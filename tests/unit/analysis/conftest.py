@@ -214,14 +214,34 @@ def store(tmp_path: Path) -> RunStore:
     return RunStore(tmp_path / "results")
 
 
-@pytest.fixture
-def make_run(store: RunStore) -> Callable[..., Run]:
-    """`make_run(policy="static", name=None, **fields of Fake)`: a run folder in `store`."""
-
+def _maker(store: RunStore) -> Callable[..., Run]:
     def make(policy: str = "static", name: str | None = None, **fields: object) -> Run:
         return build_run(store, Fake(policy=policy, **fields), name)  # type: ignore[arg-type]  # typed by Fake
 
     return make
+
+
+@pytest.fixture
+def make_run(store: RunStore) -> Callable[..., Run]:
+    """`make_run(policy="static", name=None, **fields of Fake)`: a run folder in `store`."""
+    return _maker(store)
+
+
+@pytest.fixture(scope="module")
+def make_shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """The same in a registry of the module's, for what several of its tests look at."""
+    return _maker(RunStore(tmp_path_factory.mktemp("results")))
+
+
+@pytest.fixture
+def rendered() -> None:
+    """Figures are made into pixels, for tests that look at these."""
+
+
+@pytest.fixture(autouse=True)
+def _figures(request: pytest.FixtureRequest) -> None:
+    if "rendered" not in request.fixturenames:
+        request.getfixturevalue("unrendered")
 
 
 @pytest.fixture

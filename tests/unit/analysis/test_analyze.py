@@ -17,6 +17,8 @@ from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
 
+undrawn = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def pair(make_run):
@@ -35,6 +37,7 @@ def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
     assert len(store.list()) == 2
 
 
+@undrawn
 @pytest.mark.slow
 def test_each_run_is_summarised_once_however_many_comparisons(make_run, store, monkeypatch):
     found = []
@@ -47,6 +50,7 @@ def test_each_run_is_summarised_once_however_many_comparisons(make_run, store, m
     assert sorted(found) == sorted(run.id for run in runs)
 
 
+@undrawn
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("analyze", "runA"), ("analyze", "runA", "runB"), ("report", "runA")])
 def test_the_checks_of_a_run_stay_in_its_summary(cli, pair, arguments):
@@ -55,6 +59,7 @@ def test_the_checks_of_a_run_stay_in_its_summary(cli, pair, arguments):
     assert (pair[0].path / "summary.md").read_text().count("## Checks\n\nNo check found anything.\n") == 1
 
 
+@undrawn
 @pytest.mark.slow
 def test_every_table_of_virtual_ranks_says_so(cli, store, make_run):
     for seed in (0, 1):
@@ -86,12 +91,14 @@ def test_two_runs_are_compared_in_an_entry_of_their_own(cli, store, pair):
         assert set(check) == {"id", "severity", "seen", "limit", "hint", "values", "cases"}
 
 
+@undrawn
 @pytest.mark.slow
 def test_the_lines_work_a_second_time(cli, store, pair):
     assert [cli("analyze", "runA", "runB")[0] for _ in range(2)] == [0, 0]
     assert len(store.list()) == 4
 
 
+@undrawn
 @pytest.mark.slow
 def test_the_terminal_shows_table_verdict_checks_and_the_next_command(cli, pair):
     _, out, _ = cli("analyze", "runA", "runB")
@@ -101,6 +108,7 @@ def test_the_terminal_shows_table_verdict_checks_and_the_next_command(cli, pair)
     assert "next     dynbench report" in out
 
 
+@undrawn
 @pytest.mark.slow
 def test_strict_shows_the_report_and_exits_6(cli, pair):
     code, out, err = cli("analyze", "runA", "runB", "--strict")
@@ -112,6 +120,7 @@ def test_strict_shows_the_report_and_exits_6(cli, pair):
     assert cli("analyze", "runA", "--strict")[0] == 0
 
 
+@undrawn
 @pytest.mark.slow
 def test_runs_that_cannot_be_compared_exit_5_and_leave_no_entry(cli, store, pair, make_run):
     make_run("partition", name="other", seed=1)
@@ -122,6 +131,7 @@ def test_runs_that_cannot_be_compared_exit_5_and_leave_no_entry(cli, store, pair
     assert len(store.list()) == 3
 
 
+@undrawn
 @pytest.mark.slow
 def test_force_shows_the_numbers(cli, pair, make_run):
     make_run("partition", name="other", fingerprint="data-2")
@@ -131,6 +141,7 @@ def test_force_shows_the_numbers(cli, pair, make_run):
     assert "fail: forced_comparison" in out
 
 
+@undrawn
 @pytest.mark.slow
 def test_launches_of_one_arm_make_no_comparison(cli, make_run):
     make_run("static", name="one")
@@ -141,6 +152,7 @@ def test_launches_of_one_arm_make_no_comparison(cli, make_run):
     assert "all runs are launches of one arm, static" in cli("analyze", "one", "two")[1]
 
 
+@undrawn
 @pytest.mark.slow
 def test_options_reach_the_verdict(cli, make_run):
     for index in range(4):
@@ -176,6 +188,7 @@ def test_a_run_without_a_row_exits_2(cli, make_run):
     assert "run bare (failed) has no row that can be read" in err
 
 
+@undrawn
 @pytest.mark.slow
 def test_a_partial_run_is_analyzed_and_named(cli, make_run):
     make_run("static", name="short", status="interrupted", steps_written=25)
@@ -184,6 +197,7 @@ def test_a_partial_run_is_analyzed_and_named(cli, make_run):
     assert "partial: short: status is interrupted; 15 of 40 measured steps" in out
 
 
+@undrawn
 @pytest.mark.slow
 def test_a_comparison_is_analyzed_again_in_its_own_folder(cli, store, pair):
     first = json.loads(cli("analyze", "runA", "runB", "--json")[1])
@@ -193,6 +207,7 @@ def test_a_comparison_is_analyzed_again_in_its_own_folder(cli, store, pair):
     assert (again["comparison"], again["arms"]) == (first["comparison"], first["arms"])
 
 
+@undrawn
 @pytest.mark.slow
 def test_a_comparison_keeps_the_settings_it_was_made_with(cli, store, pair):
     first = json.loads(cli("analyze", "runA", "runB", "--json")[1])
@@ -211,6 +226,7 @@ def test_entries_without_rows_are_refused(cli, store, pair):
     assert "run offline is an entry of `solve`" in err
 
 
+@undrawn
 @pytest.mark.slow
 def test_a_run_in_two_roots_is_one_run(store, make_run, tmp_path):
     """Two nodes without a shared folder: each holds its own ranks' files."""

@@ -161,9 +161,9 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield alone(merged("static", env=padded, overrides=("workload.pad_to_multiple_of=8",)))
 
 
-@pytest.fixture
-def planted(make_run: Callable[..., Run]) -> list[Finding]:
-    return [finding for found in faults(make_run) for finding in found]
+@pytest.fixture(scope="module")
+def planted(make_shared_run: Callable[..., Run]) -> list[Finding]:
+    return [finding for found in faults(make_shared_run) for finding in found]
 
 
 def as_read(finding: Finding) -> Finding:

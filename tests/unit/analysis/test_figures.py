@@ -62,6 +62,7 @@ DRAWN = [name for name in FIGURES["train"] if not name.startswith(ASKED)]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_every_figure_comes_with_its_numbers(view, tmp_path):
     files = draw_figures("train", view("static") + view("partition", world_size=4), tmp_path)
     assert [path.name for path in files] == [f"{name}.{kind}" for name in DRAWN for kind in ("png", "csv")]
@@ -156,7 +157,7 @@ def test_the_typical_step_is_near_the_medians(view):
 @pytest.mark.slow
 def test_bars_of_the_breakdown_add_up_to_the_step(view, tmp_path):
     arms = view("static", "partition")
-    draw_figures("train", arms, tmp_path)
+    draw_figures("train", arms, tmp_path, ["time_breakdown"])
     table = pl.read_csv(tmp_path / "time_breakdown.csv")
     for arm in arms:
         total = table.filter(pl.col("arm") == arm.label)["ms"].sum()

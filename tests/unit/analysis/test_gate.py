@@ -125,6 +125,7 @@ def arms(make_run, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("factor", "fields", "conditions", "met"),
     [

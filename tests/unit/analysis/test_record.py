@@ -42,7 +42,7 @@ def test_reference_results_read_with_every_fact(path):
 
 
 @pytest.fixture
-def folder(make_run, store):
+def folder(make_run, store, undrawn):
     return analyze_runs([make_run("static"), make_run("partition")], store, Analysis()).folder.path
 
 

@@ -22,6 +22,7 @@ def cell(store: RunStore, batch: int, launcher: str, **found: object) -> dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
 def test_every_comparison_is_a_mark_and_unfinished_ones_are_left_out(store, tmp_path):
     together = store.create("compare", "regimes")
     unfinished = {"settings": {}, "comparison": store.create("compare", "cell").id}
