@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dynbench.bench.base import Benchmark, Row
-from dynbench.bench.record import add_rows, cases_done, read_rows, write_benchmark
+from dynbench.bench.record import add_rows, cases_done, read_benchmark, read_name, read_rows, write_benchmark
 from dynbench.config.load import load_config
 from dynbench.config.schema import Launch
 from dynbench.engine.failure import forget_failures
@@ -21,7 +21,7 @@ from dynbench.engine.launching.launch_ranks import launch_ranks
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import DynbenchError, NothingFits
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.recorder import new_run, recorded
+from dynbench.runs.recorder import new_run, recorded, refuse_running
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.signals import handled
@@ -60,30 +60,25 @@ class BenchResult:
         }
 
 
-def run_bench(
-    kind: str,
-    benchmark: Benchmark,
-    store: RunStore,
-    *,
-    report: Report,
-    name: str | None = None,
-    replace: bool = False,
-    on_rows: Callable[[BenchResult], None] = lambda _: None,
-) -> BenchResult:
-    """Measure every case and keep the rows; a case that runs out of memory is a row that says so.
+def run_bench(kind: str, benchmark: Benchmark, store: RunStore, *, report: Report) -> BenchResult:
+    """Start a benchmark without a name, and measure it."""
+    return measure_bench(start_bench(kind, benchmark, store), report=report)
+
+
+def start_bench(
+    kind: str, benchmark: Benchmark, store: RunStore, *, name: str | None = None, replace: bool = False
+) -> Run:
+    """Register a benchmark's run; nothing is measured yet.
 
     Args:
         kind: the benchmark's name.
         benchmark: with its options.
         store: registry that the run is put into.
-        report: told how far it is, a line at a time.
         name: of the run.
         replace: take the name over.
-        on_rows: called with all rows once no more come, at whatever end.
 
     Raises:
         UsageError: more ranks than GPUs; nothing was made.
-        WorkerFailed, Interrupted: what was measured is kept, and is the error's `result`.
     """
     processes, machine = benchmark.processes, this_machine()
     enough = "cuda" if machine.gpus >= processes else "cpu"
@@ -106,12 +101,31 @@ def run_bench(
         name=name,
         replace=replace,
     )
+    write_benchmark(run, kind, benchmark)
+    return run
+
+
+def measure_bench(run: Run, *, report: Report, on_rows: Callable[[BenchResult], None] = lambda _: None) -> BenchResult:
+    """Measure every case that has no row yet; a case that runs out of memory is a row that says so.
+
+    Args:
+        run: what `start_bench` made, also one that was interrupted.
+        report: told how far it is, a line at a time.
+        on_rows: called with all rows once no more come, at whatever end.
+
+    Raises:
+        RecordError: the run's files cannot be read.
+        UsageError: another process is at it.
+        WorkerFailed, Interrupted: what was measured is kept, and is the error's `result`.
+    """
+    kind, benchmark = read_name(run), read_benchmark(run)
+    refuse_running(run)
     try:
         with recorded(run):
-            write_benchmark(run, kind, benchmark)
+            forget_failures(run)
             try:
                 with _watched(run, benchmark, report):
-                    _measure(run, benchmark, resolved.config.launch)
+                    _measure(run, benchmark, run.config().launch)
             finally:
                 with handled(signal.SIG_IGN):
                     result = BenchResult(run, kind, benchmark, read_rows(run))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.bench.base import Benchmark, Row
 from dynbench.plugins import BENCHMARKS
 from dynbench.runs.atomic import jsonable, write_json
+from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 
 BENCH_FILE = "bench.json"
@@ -19,13 +21,39 @@ def write_benchmark(run: Run, name: str, benchmark: Benchmark) -> None:
     write_json(run.path / BENCH_FILE, {"name": name, "options": benchmark.options.model_dump(mode="json")})
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What `bench.json` holds."""
+
+    name: str
+    options: dict[str, object]
+
+
+def read_name(run: Run) -> str:
+    """Which benchmark a run is of.
+
+    Raises:
+        RecordError: it is of none.
+    """
+    return _asked(run).name
+
+
 def read_benchmark(run: Run) -> Benchmark:
-    """The benchmark of a run with its options."""
-    asked = json.loads((run.path / BENCH_FILE).read_text(encoding="utf-8"))
-    entry = BENCHMARKS.find(asked["name"])
-    found: Benchmark = entry.load()(entry.options.model_validate_json(json.dumps(asked["options"])))
+    """The benchmark of a run with its options.
+
+    Raises:
+        RecordError: the run is of none.
+        UsageError: no such benchmark in this version.
+    """
+    asked = _asked(run)
+    entry = BENCHMARKS.find(asked.name)
+    found: Benchmark = entry.load()(entry.options.model_validate_json(json.dumps(asked.options)))
     found.folder = run.path
     return found
+
+
+def _asked(run: Run) -> Asked:
+    return read_json(run.path / BENCH_FILE, Asked, "Only what dynbench bench made is a benchmark's run.")
 
 
 def rows_file(run: Run) -> Path:

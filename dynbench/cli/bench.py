@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,11 @@ import click
 from dynbench.cli.options import Settings, common_options, name_options, table_option
 from dynbench.cli.output import answered, print_line, print_result
 from dynbench.cli.plugins import show_kinds
+from dynbench.errors import Interrupted, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
     from dynbench.bench.bench_run import BenchResult
+    from dynbench.runs.run import Run
 
 EPILOG = """\b
 Examples:
@@ -20,6 +23,7 @@ Examples:
   dynbench bench collectives --set sizes_mib=1,10,100 --set processes=4
   dynbench bench flash --set lengths=4096 --set batch=8
   dynbench bench accounting --set fsdp=32
+  dynbench bench --resume @latest:bench      measure what an interrupted run lacks
 """
 
 
@@ -27,33 +31,44 @@ Examples:
 @click.argument("benchmark", metavar="[NAME]", default="ls")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the benchmark; repeat.")
 @click.option("--full", is_flag=True, help="The sizes for a GPU; small ones are the default.")
+@click.option("--resume", metavar="RUN", help="Measure what an interrupted run of the benchmark has no row of.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @name_options
 @table_option
 @common_options
-def command(settings: Settings, benchmark: str, full: bool, no_figures: bool, name: str | None, replace: bool) -> None:
+def command(
+    settings: Settings,
+    benchmark: str,
+    full: bool,
+    resume: str | None,
+    no_figures: bool,
+    name: str | None,
+    replace: bool,
+) -> None:
     """Run the benchmark NAME, small by default; without a name, or as `ls`, list all of them with their options."""
-    if benchmark == "ls":
+    if benchmark == "ls" and resume is None:
         show_kinds(settings, "bench", ["benchmarks"])
         return
     from dynbench.analysis.figures import draw_figures
-    from dynbench.bench.bench_run import run_bench
-    from dynbench.bench.options import read_options
+    from dynbench.bench.bench_run import measure_bench
+    from dynbench.bench.record import read_benchmark
     from dynbench.cli.console import working
-    from dynbench.plugins import BENCHMARKS
     from dynbench.runs.recorder import named
 
-    entry = BENCHMARKS.find(benchmark)
-    options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
-    found = entry.load()(options)
+    if resume is None:
+        run = _started(settings, benchmark, full, name, replace)
+    else:
+        run = _to_resume(settings, resume, (benchmark != "ls", full, settings.overrides, name, replace))
+    found = read_benchmark(run)
     ended: list[BenchResult] = []
     try:
         with working(settings.shows_progress, benchmark) as report:
-            result = run_bench(
-                benchmark, found, settings.store(), report=report, name=name, replace=replace, on_rows=ended.append
-            )
+            result = measure_bench(run, report=report, on_rows=ended.append)
             with named(result.run):
                 figures = [] if no_figures else draw_figures("bench", result.run, result.run.figures_dir)
+    except (Interrupted, WorkerFailed) as error:
+        error.hint = f"{error.hint} Go on with: {_resume_command(run)}".strip()
+        raise
     finally:  # also of what was measured until an error or a signal
         if not settings.as_json and not settings.quiet:
             for so_far in ended:
@@ -66,6 +81,36 @@ def command(settings: Settings, benchmark: str, full: bool, no_figures: bool, na
         print_line(f"run      {result.run.path}")
         if pictures:
             print_line(f"figures  {len(pictures)} in {result.run.figures_dir}")
+
+
+def _started(settings: Settings, benchmark: str, full: bool, name: str | None, replace: bool) -> Run:
+    from dynbench.bench.bench_run import start_bench
+    from dynbench.bench.options import read_options
+    from dynbench.plugins import BENCHMARKS
+
+    entry = BENCHMARKS.find(benchmark)
+    options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
+    return start_bench(benchmark, entry.load()(options), settings.store(), name=name, replace=replace)
+
+
+def _to_resume(settings: Settings, reference: str, others: Sequence[object]) -> Run:
+    """The run that is gone on with.
+
+    Raises:
+        UsageError: something else was asked for too.
+    """
+    if any(others):
+        raise UsageError(
+            "--resume goes on with the run's own benchmark and options and takes no others",
+            "Leave them out, or start a new run without --resume.",
+        )
+    return settings.store().resolve(reference)
+
+
+def _resume_command(run: Run) -> str:
+    from dynbench.runs.store import results_option
+
+    return f"dynbench bench --resume {shlex.quote(run.label)}{results_option(run.path.parent)}"
 
 
 def _show_rows(headers: Mapping[str, str], rows: Sequence[Mapping[str, object]]) -> None:

@@ -15,7 +15,6 @@ from dynbench.config.recipes import RECIPE_FILE, Recipe
 from dynbench.experiment.compare import (
     Outcome,
     on_first_node,
-    refuse_running,
     resumable,
     start_comparison,
 )
@@ -23,7 +22,7 @@ from dynbench.experiment.startable import check_startable
 from dynbench.experiment.state import read_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
-from dynbench.runs.recorder import made
+from dynbench.runs.recorder import made, refuse_running
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status

@@ -29,9 +29,8 @@ from dynbench.experiment.startable import check_startable, resolved_arms
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text
-from dynbench.runs.recorder import made, recorded
+from dynbench.runs.recorder import made, recorded, refuse_running
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
 from dynbench.runs.store import Naming, RunStore, results_option
 from dynbench.workloads.own_code import own_code_settings
 
@@ -224,20 +223,6 @@ def _analyze(comparison: Run, state: CompareState, recipe: Recipe, store: RunSto
 def resume_command(comparison: Run) -> str:
     """What goes on with a comparison."""
     return f"dynbench compare --resume {shlex.quote(comparison.label)}{results_option(comparison.path.parent)}"
-
-
-def refuse_running(comparison: Run) -> None:
-    """Leave a comparison alone that another process runs.
-
-    Raises:
-        UsageError: one does, or did on another host, of which nothing can be known here.
-    """
-    if comparison.status is Status.RUNNING:
-        record = comparison.record()
-        raise UsageError(
-            f"{comparison.label}: is running in process {record.pid} on {record.host}",
-            "Wait until it ends. If that host is gone, start it anew: dynbench compare with the recipe in its folder.",
-        )
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from dynbench.errors import (
     Interrupted,
     NothingFits,
     RecordError,
+    UsageError,
     WorkerFailed,
     told,
 )
@@ -106,6 +107,20 @@ def new_run(
             _log.warning("%s", warning)
         run.update(warnings=list(warnings))
     return run
+
+
+def refuse_running(run: Run) -> None:
+    """Leave a run alone that another process works on, before going on with it.
+
+    Raises:
+        UsageError: one does, or did on another host, of which nothing can be known here.
+    """
+    if run.status is Status.RUNNING:
+        record = run.record()
+        raise UsageError(
+            f"{run.label}: is running in process {record.pid} on {record.host}",
+            "Wait until it ends. If that host is gone, start it anew.",
+        )
 
 
 @contextmanager

@@ -141,7 +141,21 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     assert len((run.path / "rows.csv").read_text().splitlines()) == 3
     assert main(["bench", "collectives", "--set", SIZES, "--set", "backend=gloo"]) == code
     said = capsys.readouterr()
-    assert "2097152" in said.out and "run: " in said.err
+    assert "2097152" in said.out and "run: " in said.err and "Go on with: dynbench bench --resume" in said.err
+    ranks.clear()
+    assert main(["bench", "--resume", run.id, "--json"]) == 0
+    gone_on = json.loads(capsys.readouterr().out)
+    assert gone_on["rows"][:2] == shown["rows"] and len(gone_on["rows"]) == 3 and run.status is Status.COMPLETED
+    assert len((run.path / "rows.csv").read_text().splitlines()) == 4
+
+
+def test_what_cannot_be_resumed(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = store.create("train", "static")
+    assert main(["bench", "--resume", trained.id]) == 2
+    assert "Only what dynbench bench made" in capsys.readouterr().err
+    for more in (["collectives"], ["--full"], ["--set", SIZES], ["--name", "c"]):
+        assert main(["bench", *more, "--resume", trained.id]) == 2
+        assert "takes no others" in capsys.readouterr().err
 
 
 def test_a_torn_last_row_is_left_out(store: RunStore) -> None:
@@ -180,7 +194,8 @@ def test_cases_of_several_rows_and_of_several_numbers_of_ranks(
 
     monkeypatch.setattr(bench_run, "launch_ranks", launched)
     monkeypatch.setattr(bench_rank, "broadcast_integers", lambda values, n: values)
-    monkeypatch.setattr(bench_rank, "read_benchmark", lambda run: Parts(PrecisionOptions()))
+    for module in (bench_rank, bench_run):
+        monkeypatch.setattr(module, "read_benchmark", lambda run: Parts(PrecisionOptions()))
     result = bench_run.run_bench("precision", Parts(PrecisionOptions()), store, report=lambda _: None)
     assert asked == [1, 2, 1] and cases_done(result.run) == 4
     assert [(each.case, each.columns["part"]) for each in result.rows] == [(n, p) for n in "abcd" for p in (1.0, 2.0)]
