@@ -14,6 +14,7 @@ from dynbench.runs.atomic import jsonable
 MARKDOWN_WIDTH = 100
 """Characters of a line of Markdown that is read as it stands."""
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NUMBER = r"(?:[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
 _NUMBERS = re.compile(rf"-?|{_NUMBER}|\[{_NUMBER},\s{_NUMBER}\]")
 
@@ -54,6 +55,14 @@ class Table:
         parts = split_columns(len(self.columns), self.keys, fits, self.beside)
         title = [f"**{self.title[0].upper()}{self.title[1:]}**"] if self.title else []
         return "\n\n".join([*title, *map(lines, parts)])
+
+
+def printable(text: str) -> str:
+    r"""A text that moves no cursor, sets no colour and turns no line around: what would is written out, as `\x1b`.
+
+    Names and messages may come from files that anybody made.
+    """
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def split_columns(

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from dynbench.table_text import split_columns
+from dynbench.table_text import printable, split_columns
 
 PIPE_WIDTH = 200
 """Columns of a table that goes into a file or a pipe."""
@@ -33,6 +34,10 @@ class _Console(Console):
         if not self.stderr:
             raise BrokenPipeError
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """What is printed as it stands, see `printable`."""
+        return super().render_str(printable(text), **how)
 
 
 def _console(to_stderr: bool, width: int | None = None) -> Console:
@@ -58,7 +63,7 @@ def working(
         after_s: the spinner appears no sooner.
         line_every_s: a line is left out that comes sooner after the one before it, or after the beginning.
     """
-    status = stderr.status(what)
+    status = stderr.status(Text(what))
     begin = told = time.monotonic()
 
     def show(text: str) -> None:
@@ -66,7 +71,7 @@ def working(
         now = time.monotonic()
         if stderr.is_terminal:
             if now - begin >= after_s:
-                status.update(text)
+                status.update(Text(printable(text)))
                 status.start()
         elif now - told >= line_every_s:
             told = now
@@ -91,7 +96,7 @@ def progress_bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[..., 
     Yields:
         Takes `description`, `completed`, `total` and `facts` by name.
     """
-    around = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
+    around = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[facts]}")]
     shown = Progress(around[0], *columns, around[1], console=stderr, refresh_per_second=4, transient=True)
     with shown:
         yield partial(shown.update, shown.add_task(what, total=None, facts=""))

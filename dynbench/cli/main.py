@@ -214,13 +214,15 @@ def _fail(given: Sequence[str], error: DynbenchError) -> int:
         return error.exit_code
     if isinstance(error, BugError):
         _keep_traceback(given, error)
-    lines = error.message.splitlines() or [error.kind]
+    from dynbench.table_text import printable
+
+    lines = printable(error.message).splitlines() or [error.kind]
     opening = lines if len(lines) == 1 else [f"{len(lines)} problems", *(f"  {line}" for line in lines)]
     click.echo("error: " + "\n".join(opening), err=True)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        click.echo(f"hint: {printable(error.hint)}", err=True)
     if error.run_path is not None:
-        click.echo(f"run: {error.run_path}", err=True)
+        click.echo(f"run: {printable(str(error.run_path))}", err=True)
     if "--json" in given and os.environ.get("RANK", "0") == "0":  # within torchrun, rank 0 speaks for all
         from dynbench.cli.output import print_json
 

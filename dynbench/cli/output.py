@@ -14,7 +14,7 @@ import click
 
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import jsonable
-from dynbench.table_text import Table, csv_text, numeric_columns
+from dynbench.table_text import Table, csv_text, numeric_columns, printable
 
 if TYPE_CHECKING:
     from dynbench.cli.options import Settings
@@ -92,7 +92,7 @@ def refuse_existing(path: Path, force: bool) -> None:
 
 def print_line(text: str) -> None:
     """Print one line of the result, never wrapped, so that paths can be copied."""
-    _print(text)
+    _print(printable(text))
 
 
 def print_result(
@@ -130,7 +130,7 @@ def print_results(tables: Sequence[Table], records: Iterable[Mapping[str, object
     if _form == "csv":
         click.echo(csv_text(records), nl=False)
     elif _form == "md":
-        click.echo("\n\n".join(table.markdown() for table in tables))
+        click.echo(printable("\n\n".join(table.markdown() for table in tables)))
     else:
         for number, table in enumerate(tables):
             if number:
@@ -196,15 +196,16 @@ def print_table(
     from dynbench.cli.console import drawn, stderr, stdout
 
     if title is not None:
-        _print(title)
+        _print(printable(title))
     cells = _texts(rows)
     target = stdout if _form == "table" else stderr
-    for text in drawn(target, columns, cells, numeric_columns(len(columns), cells), keys, bold, beside):
+    header = [printable(column) for column in columns]
+    for text in drawn(target, header, cells, numeric_columns(len(columns), cells), keys, bold, beside):
         _print(text)
 
 
 def _texts(rows: Iterable[Sequence[object]]) -> list[list[str]]:
-    return [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
 
 
 def print_pairs(title: str, pairs: Mapping[str, object]) -> None:
@@ -251,7 +252,7 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]  # the st
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = printable(super().format(record))
         return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
 
 

@@ -9,6 +9,7 @@ import click
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.cli.output import answered, print_json, print_line, print_records, refuse_existing, writing
+from dynbench.table_text import printable
 
 
 @click.group()
@@ -40,14 +41,15 @@ def list_recipes(settings: Settings) -> None:
 @common_options
 def show_recipe(settings: Settings, name: str) -> None:
     """The text of a recipe."""
+    from dynbench.config.load import yaml_text
     from dynbench.config.recipes import find_recipe
 
     path = find_recipe(name)
-    text = path.read_text(encoding="utf-8")
+    text = yaml_text(path)
     if settings.as_json:
         print_json({"schema_version": 1, "command": "recipes show", "path": path, "text": text})
     else:
-        click.echo(text, nl=False)
+        click.echo(printable(text), nl=False)
 
 
 @command.command("cp", epilog="Example: dynbench recipes cp quickstart mine.yaml")
@@ -57,13 +59,15 @@ def show_recipe(settings: Settings, name: str) -> None:
 @common_options
 def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> None:
     """Copy a recipe, to change it."""
+    from dynbench.config.load import yaml_text
     from dynbench.config.recipes import find_recipe
 
     source = find_recipe(name)
+    text = yaml_text(source)
     path = target / source.name if target.is_dir() else target
     refuse_existing(path, force)
     with writing(path):
-        path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     if not answered(settings, "recipes cp", {"source": source, "path": path}, str(path)):
         print_line(str(path))
         print_line(f"next  {next_command('compare', str(path), root=settings.store().root)}")

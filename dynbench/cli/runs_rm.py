@@ -13,6 +13,7 @@ from dynbench.errors import UsageError
 from dynbench.runs.groups import Removal, plan_removal, size_of
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+from dynbench.table_text import printable
 from dynbench.units import format_bytes
 
 
@@ -82,7 +83,7 @@ def _confirm(runs: Sequence[Run]) -> None:
     if not sys.stdin.isatty():
         raise UsageError("runs rm: cannot ask, as the input is not a terminal", "Give --yes to remove without asking.")
     for run in runs:
-        click.echo(f"  {run.path}", err=True)
+        click.echo(f"  {printable(str(run.path))}", err=True)
     click.confirm(f"Remove {len(runs)} run{'s' if len(runs) > 1 else ''}?", abort=True, err=True)
 
 

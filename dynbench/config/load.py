@@ -80,8 +80,17 @@ def read_document(path: Path) -> Document:
     Raises:
         UsageError: the file cannot be read.
     """
+    return read_yaml(yaml_text(path), str(path))
+
+
+def yaml_text(path: Path) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
-        return read_yaml(path.read_text(encoding="utf-8"), str(path))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text at byte {error.start}"
-        raise UsageError(f"{path}: cannot be read: {reason}", "Give a YAML file to -c/--config.") from error
+        raise UsageError(f"{path}: cannot be read: {reason}", "Give a YAML file.") from error

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -154,3 +155,30 @@ def test_what_a_quiet_command_set_ends_with_its_test(turn: int, caplog: pytest.L
     output.set_up_logging(-1)
     logging.getLogger("dynbench.of_a_test").warning("quiet")
     assert "quiet" not in caplog.text
+
+
+EVIL = "\x1b[31m[/red]\u202e\r\x07"
+SHOWN = r"\x1b[31m[/red]\u202e\r\x07"
+
+
+def test_names_set_no_colour_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_line(EVIL)
+    output.print_pairs(EVIL, {EVIL: EVIL})
+    output.print_table((EVIL,), [(EVIL,)], EVIL)
+    output.set_up_logging(0)
+    output.show_warnings([EVIL])
+    console.stderr.print(EVIL)
+    out, err = capsys.readouterr()
+    assert out.count(SHOWN) == 7 and err.count(SHOWN) == 2
+    assert not {*EVIL} & {*out, *err} - {*SHOWN}
+
+
+def test_a_spinner_and_a_bar_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = console._Console(file=io.StringIO(), force_terminal=True, width=200, markup=False)
+    monkeypatch.setattr(console, "stderr", terminal)
+    with console.working(True, "[/red]") as show:
+        show(EVIL)
+    with console.progress_bar("[/red]") as update:
+        update(description="[/red]", facts="[/blue]")
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert "[/red]" in shown and "[/blue]" in shown and SHOWN in shown

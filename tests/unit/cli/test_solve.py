@@ -390,7 +390,7 @@ def test_progress_waits_before_it_shows(monkeypatch):
             self.shown.append("stopped")
 
         def update(self, text):
-            self.shown.append(text)
+            self.shown.append(str(text))
 
     monkeypatch.setattr(console, "stderr", terminal := Terminal())
     ticks = iter([0.0, 1.0, 3.0, 4.0])
