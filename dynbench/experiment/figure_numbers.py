@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 from dynbench.analysis.figures import FIGURES, OF_SOME
 from dynbench.experiment import report_texts as texts
+from dynbench.experiment.quoted import quoted
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
 
 UNTOLD = (*SOLVE_FIGURES, *OF_SOME)
 """Figures of some subjects only: where they are not drawn, nothing is said of it."""
+_UNUSUAL = re.compile(r"[^\w./~+-]")
+"""In paths that are linked."""
 _PLACED = re.compile(r"\{\{\s*figure\.(\w+)\s*\}\}")
 
 
@@ -43,8 +47,8 @@ def _reference(template: Template, number: int) -> str:
 
 
 def _image(path: Path, subject: Subject, template: Template, folder: Path, number: int) -> str:
-    caption = template.label(f"figures.{path.stem}", path.stem.replace("_", " "))
+    caption = template.label(f"figures.{path.stem}", quoted(path.stem.replace("_", " ")))
     caption = f"{_reference(template, number)}{template.label('figures.separator')}{caption}"
-    target = os.path.relpath(path.resolve(), folder.resolve()).replace(" ", "%20")
+    target = _UNUSUAL.sub(lambda match: quote(match[0]), os.path.relpath(path.resolve(), folder.resolve()))
     reading = texts.reading(template, path.stem, subject)
     return f"![{caption}]({target})\n{caption}" + (f"\n\n{reading}" if reading else "")

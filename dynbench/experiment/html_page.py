@@ -19,6 +19,8 @@ from markdown_it.token import Token
 
 from dynbench.report import TemplateError, templates_dir
 
+_IMAGE = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|\s*<(?:svg|\?xml)", re.DOTALL)
+"""How pictures begin; no other file of this machine is shown, whatever links to it."""
 _MATHEMATICS = re.compile(r"[_^·=/+−(|…]|^.{1,2}$")
 _LABELLED = re.compile(r"\w+ {2,}\S")
 _SPACE_BEFORE_FULL_WIDTH = re.compile(r"(?<=>) ([，。；：、？！）])")
@@ -105,5 +107,8 @@ def _inline_images(children: list[Token], folder: Path) -> None:
                 raise TemplateError(
                     f"image {source}: no such file below {folder}", "Give a path relative to the report."
                 )
+            content = path.read_bytes()
+            if not _IMAGE.match(content):
+                raise TemplateError(f"image {source}: {path} is no picture", "Give a PNG, JPEG, GIF, WebP or SVG file.")
             kind = mimetypes.guess_type(path.name)[0] or "image/png"
-            child.attrs["src"] = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+            child.attrs["src"] = f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -34,6 +34,7 @@ from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
 from dynbench.experiment.offline_plans import Solved
+from dynbench.experiment.quoted import quoted
 from dynbench.experiment.report_metrics import communication_table, metrics_table, overview_table
 from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
 from dynbench.experiment.subject import Subject, mean_of
@@ -96,11 +97,12 @@ def report_values(sources: Sources) -> Values:
 
 def _identity(sources: Sources) -> Values:
     run = sources.subject.run
+    own = quoted(run.id)
     return {
-        "report.subject": f"`{run.label}`" if run.label == run.id else f"{run.label} (`{run.id}`)",
+        "report.subject": f"`{own}`" if run.label == run.id else f"{run.label} (`{own}`)",
         "report.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "report.version": __version__,
-        "report.command": f"`dynbench report {shlex.quote(run.label)}{results_option(run.path.parent)}`",
+        "report.command": f"`dynbench report {quoted(shlex.quote(run.label) + results_option(run.path.parent))}`",
     }
 
 

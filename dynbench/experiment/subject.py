@@ -29,6 +29,7 @@ from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.json_record import read_json
+from dynbench.runs.own_files import check_own_files
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 
@@ -175,7 +176,11 @@ def find_subject(store: RunStore, reference: str | None) -> Subject:
         RunLookupError: the reference means nothing, or there is no comparison yet.
         RecordError: the folder holds neither a comparison nor rows.
     """
-    return read_subject(store, latest_comparison(store) if reference is None else store.resolve(reference))
+    if reference is not None:
+        return read_subject(store, store.resolve(reference))
+    latest = latest_comparison(store)
+    check_own_files(latest.path)
+    return read_subject(store, latest)
 
 
 def latest_comparison(store: RunStore) -> Run:
@@ -290,9 +295,11 @@ def _probes(kept: Json, members: Sequence[Member]) -> dict[str, Json]:
 
 
 def _existing(run: Run, paths: Sequence[Path]) -> list[Path]:
-    """PNG files by name in the run's own folder, which may be a copy, else by path as recorded."""
+    """PNG files by name in the run's own folder, which may be a copy, else by path as recorded, in its registry."""
     here = {path: run.figures_dir / path.name for path in paths if path.suffix == ".png"}
-    drawn = [own if own.is_file() else path for path, own in here.items()]
+    registry = run.path.parent.resolve()
+    recorded = {path: own for path, own in here.items() if own.is_file() or path.resolve().is_relative_to(registry)}
+    drawn = [own if own.is_file() else path for path, own in recorded.items()]
     planned = [run.figures_dir / f"{name}.png" for name in SOLVE_FIGURES]
     return list(dict.fromkeys(path for path in (*drawn, *planned) if path.is_file()))
 
