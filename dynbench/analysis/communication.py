@@ -14,6 +14,7 @@ from dynbench.analysis.steps import OPTIONAL_MEANS
 from dynbench.config.silent import is_like
 from dynbench.errors import DynbenchError
 from dynbench.runs.columns import COMPRESSES, COUNTED_FROM_MB
+from dynbench.runs.names import is_part
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
 from dynbench.units import mb
@@ -128,8 +129,8 @@ def silent_run(run: Run) -> Run | None:
         ids = fact(run.env(), "together.runs")
     except DynbenchError:  # of a run that ended before it was written
         return None
-    for other in ids if isinstance(ids, list) else ():
-        beside = Run(run.path.parent / str(other))
+    for other in filter(is_part, map(str, ids if isinstance(ids, list) else ())):
+        beside = Run(run.path.parent / other)
         try:
             if other != run.id and is_like(beside.config(), run.config()):
                 return beside

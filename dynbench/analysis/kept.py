@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json
+from dynbench.runs.json_record import load_json
 from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
@@ -49,7 +49,7 @@ def named_probes(config: Mapping[str, object], root: Path) -> list[Run]:
 def keep_probe(probe: Run) -> dict[str, object] | None:
     """A probe's record and configuration; None where they cannot be read."""
     try:
-        record = json.loads((probe.path / PROBE_FILE).read_text(encoding="utf-8"))
+        record = load_json(probe.path / PROBE_FILE)
         return {"record": record, "config": flatten(probe.config())}
     except (OSError, ValueError, RecordError):
         return None

@@ -12,6 +12,7 @@ from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.verdict import Verdict
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import RunId
 from dynbench.runs.records import SCHEMA_VERSION
 
 COMPARISON_FILE = "comparison.json"
@@ -167,7 +168,7 @@ class ScalingRecord(Record):
 class RunRecord(Record):
     """A run of an analysis."""
 
-    id: str
+    id: RunId
     """The run's id."""
     name: str | None = None
     """Its name."""
@@ -200,7 +201,7 @@ class ArmRecord(Record):
 
     name: str
     """Name of the arm."""
-    runs: list[str]
+    runs: list[RunId]
     """Ids of its launches."""
     stored: bool = False
     """Whether they come from an exported file, made in an earlier session."""

@@ -19,6 +19,7 @@ from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
 from dynbench.runs.export import EXPORT_FILE, Export, record_files, write_export
+from dynbench.runs.own_files import check_own_files
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.runs.unpack import open_export
@@ -181,6 +182,7 @@ def _of_comparison(entry: Run, store: RunStore) -> Iterator[Selection]:
 def _still_there(store: RunStore, entry: Run, run_id: str) -> Run:
     beside = Run(entry.path.parent / run_id)
     if beside.record_file.is_file():
+        check_own_files(beside.path)
         return beside
     try:
         return store.resolve(run_id)

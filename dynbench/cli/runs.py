@@ -178,7 +178,7 @@ def _named(store: RunStore, refs: Sequence[str]) -> list[Run]:
             raise RunLookupError(
                 f"runs rm {ref!r}: is a path", f"Name runs of {store.root} by id or name; dynbench runs ls lists them."
             )
-    return [store.resolve(ref) for ref in refs]
+    return [store.resolve(ref, read=False) for ref in refs]
 
 
 def _unsuccessful(store: RunStore) -> list[Run]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from dynbench.engine.planning import find_run, load_probe
 from dynbench.errors import UsageError
+from dynbench.runs.json_record import load_json
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.store import RunStore
 
@@ -127,7 +127,7 @@ def read_comm_file(path: Path) -> CommModel:
         UsageError: it cannot be read, or is of another schema.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
         version = content["schema_version"]
         points = sorted((float(point["megabytes"]), float(point["ms"])) for point in content["allreduce"])
         world_size = int(content["world_size"])

@@ -22,6 +22,7 @@ from dynbench.experiment.startable import check_startable
 from dynbench.experiment.state import read_state
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import RunId
 from dynbench.runs.recorder import made, refuse_running
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
@@ -42,7 +43,7 @@ class Cell:
     """
 
     settings: Mapping[str, object]
-    comparison: str
+    comparison: RunId
 
     @property
     def label(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.experiment.trace_sources import trained_trace
 from dynbench.runs.atomic import write_json
+from dynbench.runs.json_record import load_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -116,7 +116,7 @@ def plan_subject(subject: Subject, store: RunStore) -> Solved:
 def read_solved(folder: Path) -> Solved | None:
     """What was planned offline for the comparison or run of a folder; None where nothing was, or it cannot be read."""
     try:
-        data = json.loads((folder / SOLVE_FILE).read_text(encoding="utf-8"))
+        data = load_json(folder / SOLVE_FILE)
     except (OSError, ValueError):
         return None
     if not isinstance(data, Mapping):

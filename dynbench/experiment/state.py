@@ -10,6 +10,7 @@ from pathlib import Path
 from dynbench.experiment.meeting import Groups, Meeting, Mode
 from dynbench.runs.atomic import write_json
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import RunId
 from dynbench.runs.records import SCHEMA_VERSION
 
 STATE_FILE = "compare.json"
@@ -32,7 +33,7 @@ class LaunchState:
     arm: str
     block: int
     seed: int
-    run: str | None = None
+    run: RunId | None = None
     done: bool = False
     launch: int | None = None
 

@@ -16,8 +16,11 @@ from typing import IO
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file as `write_bytes` does; line ends stay as they are."""
-    write_bytes(path, text.encode())
+    r"""Write a UTF-8 file as `write_bytes` does; line ends stay as they are.
+
+    Bytes of a command line that are no UTF-8 are written as JSON knows them, `\udcff`.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

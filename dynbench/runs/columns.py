@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dynbench.runs.atomic import write_json
+from dynbench.runs.json_record import load_json
 from dynbench.runs.records import COLUMNS
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def read_columns(folder: Path) -> dict[str, Column]:
     """The declared columns by name; empty where none are, and where the file cannot be read, which is warned of."""
     path = folder / COLUMNS_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
         return {entry["name"]: Column(**{key: entry[key] for key in Column.__slots__}) for entry in content["columns"]}
     except FileNotFoundError:
         return {}

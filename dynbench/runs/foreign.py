@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from dynbench.errors import RecordError
+from dynbench.runs.names import NOT_NAMES
 from dynbench.runs.run import Run
-
-NOT_NAMES = ("", os.curdir, os.pardir)
-"""Last parts of a path that name no folder within the one before."""
 
 
 def why_foreign(root: Path, run: Run) -> str | None:

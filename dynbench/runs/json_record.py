@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,49 @@ from dynbench.errors import RecordError
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 """Making one takes longer than reading a record with it."""
+
+MOST_DEPTH = 32
+"""Levels of nesting in a record; none of ours has half as many."""
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+_NULL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def load_json(path: Path) -> Any:
+    """The content of a JSON file that anybody may have made.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no file, no JSON, nested more than `MOST_DEPTH` levels deep, or holds what is no text.
+    """
+    if is_special(path):
+        raise ValueError("it is no file")
+    text = path.read_text(encoding="utf-8")
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_DEPTH} levels deep") from None
+    if depth_of(data) > MOST_DEPTH:
+        raise ValueError(f"nested more than {MOST_DEPTH} levels deep")
+    if _NULL.search(text):
+        raise ValueError("it holds null characters")
+    if _HALF_CHARACTER.search(text):  # halves of a character that stand alone can be written nowhere
+        json.dumps(data, ensure_ascii=False).encode()
+    return data
+
+
+def is_special(path: Path) -> bool:
+    """Whether it is a pipe, a device or a folder, from which might be read without an end, or nothing."""
+    return path.exists() and not path.is_file()
+
+
+def depth_of(value: object) -> int:
+    """Levels of nesting, counted without recursion."""
+    level, depth = [value], 0
+    while level:
+        parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [part for item in parts for part in item]
+        depth += 1
+    return depth
 
 
 def read_json(path: Path, form: type[T], remedy: str, version: int | None = None) -> T:
@@ -30,7 +74,7 @@ def read_json(path: Path, form: type[T], remedy: str, version: int | None = None
         RecordError: no such file, not JSON, a key missing or of the wrong type, or a newer schema version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_json(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
         raise RecordError(f"{path}: cannot be read: {reason}", remedy) from error
@@ -41,7 +85,8 @@ def read_json(path: Path, form: type[T], remedy: str, version: int | None = None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise RecordError(f"{path}: {where or 'content'}: {first['msg']}", remedy) from error
+        said = first["msg"].removeprefix("Value error, ")
+        raise RecordError(f"{path}: {where or 'content'}: {said}", remedy) from error
     return content
 
 

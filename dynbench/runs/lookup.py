@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dynbench.errors import RunLookupError, did_you_mean
-from dynbench.runs.foreign import NOT_NAMES
-from dynbench.runs.names import slug_of
+from dynbench.runs.names import NOT_NAMES, slug_of
 from dynbench.runs.run import Run, current_status
 from dynbench.runs.run_record import RunRecord
 

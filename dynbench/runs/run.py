@@ -12,7 +12,7 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import read_json
+from dynbench.runs.json_record import is_special, read_json
 from dynbench.runs.lock import locked
 from dynbench.runs.owner import host_name, is_gone, start_mark
 from dynbench.runs.reserve import release, reserve
@@ -145,6 +145,8 @@ class Run:
         Raises:
             RecordError: no `config.yaml`, or one that this version cannot read.
         """
+        if is_special(self.config_file):
+            raise RecordError(f"{self.config_file}: it is no file", "Restore it from a copy.")
         try:
             document = load_mapping(self.config_file)
             return validate_config(document.mapping, document, rules=False)

@@ -6,13 +6,32 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, TypeAdapter
 
 from dynbench.runs.atomic import jsonable
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import NAME_RULE, is_name
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.status import Status
+
+
+def _moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    return text
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text!r} is not allowed as a name. {NAME_RULE}")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_moment)]
+"""ISO 8601, with its time zone."""
+Name = Annotated[str, AfterValidator(_name)]
 
 
 @dataclass(frozen=True)
@@ -35,13 +54,13 @@ class RunRecord:
 
     id: str
     """The run's id, the name of its folder."""
-    name: str | None
+    name: Name | None
     """The name that finds it; null where it has none."""
     command: str
     """The subcommand that made it: train, solve, compare, …"""
     status: Status
     """created, running, completed, failed, interrupted or oom; commands also show lost."""
-    created: str
+    created: Moment
     """When the folder was made."""
     host: str
     """Name of the machine."""
@@ -53,9 +72,9 @@ class RunRecord:
     """dynbench's version."""
     argv: list[str] = field(default_factory=list)
     """The command line."""
-    started: str | None = None
+    started: Moment | None = None
     """When it began to run."""
-    ended: str | None = None
+    ended: Moment | None = None
     """When it ended."""
     exit_code: int | None = None
     """What the command exited with; null while it runs."""

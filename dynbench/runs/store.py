@@ -20,6 +20,7 @@ from dynbench.runs.foreign import why_foreign
 from dynbench.runs.lock import locked
 from dynbench.runs.lookup import Entries, Runs, resolve_ref
 from dynbench.runs.names import check_spelling, new_id
+from dynbench.runs.own_files import check_own_files
 from dynbench.runs.owner import host_name, start_mark
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord, now
@@ -184,17 +185,22 @@ class RunStore:
                 _log.warning("%s (%s)", error.message, error.hint)
         return sorted(found, key=lambda entry: (entry[1].created, entry[0].id))
 
-    def resolve(self, ref: str) -> Run:
+    def resolve(self, ref: str, *, read: bool = True) -> Run:
         """The run that a reference means.
 
         Args:
             ref: an id, a name, a unique prefix of an id, `@latest`, `@latest:WORD` with a command or the slug of an
                 id as the word, or the path of a run folder.
+            read: what lies in its folder is to be read, which has to be its own.
 
         Raises:
             RunLookupError: nothing is meant, or more than one.
+            RecordError: something in the folder leads elsewhere.
         """
-        return resolve_ref(ref, self.root, self._folders, self.entries)
+        run = resolve_ref(ref, self.root, self._folders, self.entries)
+        if read:
+            check_own_files(run.path)
+        return run
 
     def check_removable(self, run: Run, force: bool = False) -> None:
         """Refuse to remove what is not a run of this registry, by its own record, and what is still running.

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.export import EXPORT_SCHEMA_VERSION, KIND, MANIFEST, RECORDS, RUNS, Export
-from dynbench.runs.json_record import check_version
+from dynbench.runs.json_record import MOST_DEPTH, check_version, depth_of
 from dynbench.runs.names import check_spelling
 from dynbench.runs.run import Run
 
@@ -29,8 +29,6 @@ MOST_RATIO = 200
 """Unpacked over packed bytes; rows of numbers pack to a third, and nothing that a run writes to a hundredth."""
 MOST_RECORD_BYTES = 16_000_000
 """Of a file that is parsed as a whole: everything but the rows of ranks."""
-MOST_DEPTH = 32
-"""Levels of nesting in a record."""
 
 HINT = "Make it again where the runs are: dynbench runs export REF -o FILE."
 _FOLDER = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"
@@ -145,7 +143,7 @@ def _check_nesting(path: Path, record: Path, name: str) -> None:
     try:
         text = record.read_text(encoding="utf-8")
         if record.suffix == ".json":
-            depth = _depth(json.loads(text))
+            depth = depth_of(json.loads(text))
         for event in yaml.parse(text) if record.suffix == ".yaml" else ():
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
@@ -154,16 +152,6 @@ def _check_nesting(path: Path, record: Path, name: str) -> None:
         raise _refused(path, f"{name} cannot be read ({type(error).__name__})") from error
     if depth > MOST_DEPTH:
         raise _refused(path, f"{name} is nested more than {MOST_DEPTH} levels deep")
-
-
-def _depth(value: object) -> int:
-    """Levels of nesting, counted without recursion."""
-    level, depth = [value], 0
-    while level:
-        parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [part for item in parts for part in item]
-        depth += 1
-    return depth
 
 
 def _refused(path: Path, reason: str) -> RecordError:

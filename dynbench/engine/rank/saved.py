@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dynbench.engine.rank.keeping import BEST, FOLDER
 from dynbench.engine.rank.precision import Precision
 from dynbench.errors import DataError, UsageError
 from dynbench.plugins import DATASETS, WORKLOADS
+from dynbench.runs.json_record import load_json
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.language_model import language_model
@@ -252,7 +252,7 @@ def _workload_of(folder: Path) -> str:
 
 def _architecture(folder: Path) -> Mapping[str, object]:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = load_json(folder / "config.json")
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / 'config.json'}: cannot be read: {error}", SAVE_FIRST) from error
     return found if isinstance(found, Mapping) else {}
