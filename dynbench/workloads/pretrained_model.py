@@ -95,6 +95,8 @@ def weights_loader(config: PretrainedConfig, kind: Kind) -> Callable[[str, bool]
             where,
             config=config,
             local_files_only=local_only,
+            trust_remote_code=False,
+            weights_only=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )

@@ -135,7 +135,7 @@ def padding_of(tokenizer: TextTokenizer) -> int:
 
 
 def _load(where: str, local_only: bool) -> transformers.PreTrainedTokenizerBase:
-    return transformers.AutoTokenizer.from_pretrained(where, local_files_only=local_only)
+    return transformers.AutoTokenizer.from_pretrained(where, local_files_only=local_only, trust_remote_code=False)
 
 
 def _from_vocabulary(path: Path) -> TextTokenizer:
