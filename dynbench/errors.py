@@ -25,6 +25,8 @@ _SIGNALLED = 128
 """A process that a signal ended exits with this plus the signal's number."""
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """System errors that say something about a disk or its permissions, not about dynbench."""
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+"""System errors that say that a path cannot be one."""
 
 
 class DynbenchError(Exception):
@@ -225,6 +227,11 @@ def told(error: BaseException) -> DynbenchError:
         where = error.filename or "output"
         hint = "dynbench doctor shows the space and what can be written."
         return StorageError(f"{where}: {os.strerror(number)}", hint)
+    if isinstance(error, IsADirectoryError | NotADirectoryError) or (
+        isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename is not None
+    ):
+        said = str(error) if error.filename is None else f"{error.filename}: {os.strerror(error.errno or 0)}"
+        return UsageError(said, "Name another path, or remove what is there.")
     first, *_ = str(error).splitlines() or [""]
     return BugError(f"{type(error).__name__}: {first}")
 

@@ -10,7 +10,9 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,10 +114,17 @@ def _bad_row(source: str, row: int, value: object) -> DataError:
     )
 
 
+_NOT_ARRAYS = (
+    *(OSError, ValueError, EOFError, TypeError, KeyError, SyntaxError, MemoryError, OverflowError),
+    *(BadZipFile, TokenError),
+)
+"""What numpy raises for files that hold none, or say that they hold more than fits."""
+
+
 def _read_npy(path: Path, column: str | None) -> IntArray:
     try:
         values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except _NOT_ARRAYS as error:
         raise DataError(f"{path}: not a readable .npy array of numbers", "Save it with numpy.save.") from error
     if not isinstance(values, np.ndarray):
         raise DataError(f"{path}: holds several arrays", "Save one array with numpy.save.")
@@ -126,7 +135,7 @@ def _read_parquet(path: Path, column: str | None) -> IntArray:
     import polars as pl
 
     try:
-        frame = pl.read_parquet(path)
+        frame = pl.read_parquet(path, glob=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DataError(f"{path}: not a readable parquet file ({_first_line(error)})", "Check the file.") from error
     return _from_frame(frame, path, column)
@@ -140,7 +149,7 @@ def _read_csv(path: Path, column: str | None) -> IntArray:
             header = file.readline(65536).strip()
         # A file of bare numbers has no header to lose.
         bare = header.replace(b"-", b"").replace(b".", b"").isdigit()
-        frame = pl.read_csv(path, infer_schema=False, has_header=not bare)
+        frame = pl.read_csv(path, infer_schema=False, has_header=not bare, glob=False)
     except pl.exceptions.NoDataError:
         raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.") from None
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -166,10 +175,11 @@ def _read_jsonl(path: Path, column: str | None) -> IntArray:
                 if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LONGEST_LENGTH:
                     raise _bad_row(str(path), row, value)
                 values.append(value)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: row {row}: not JSON ({error.msg})", "One JSON object a line.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable text file ({_first_line(error)})", "Check the file.") from error
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply, or a number too long"
+        raise DataError(f"{path}: row {row}: not JSON ({reason})", "One JSON object a line.") from error
     return check_lengths(np.asarray(values), str(path)) if values else np.empty(0, dtype=np.int64)
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dynbench.config.schema import Config
+from dynbench.plugins.section import MOST
 
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
@@ -144,6 +145,6 @@ def _bounds(metadata: list[object]) -> str:
         f"{sign} {getattr(item, name)}"
         for name, sign in _BOUNDS
         for item in items
-        if getattr(item, name, None) is not None
+        if getattr(item, name, None) not in (None, MOST)
     ]
     return f" {' and '.join(texts)}" if texts else ""

@@ -11,6 +11,7 @@ from dynbench.config import describe
 from dynbench.config.yaml_strict import Value
 from dynbench.errors import did_you_mean, nearest
 from dynbench.plugins import KINDS, outside
+from dynbench.plugins.section import MOST
 
 
 def explain(error: ValidationError, values: Value, where: Callable[[str], str]) -> list[str]:
@@ -63,7 +64,8 @@ def _wrong_value(location: tuple[str, ...], values: Value) -> tuple[str, str]:
 def not_allowed(info: FieldInfo, value: Value) -> str:
     """What to say about a value that a field does not take."""
     near = did_you_mean(value, describe.allowed_words(info)) if isinstance(value, str) else ""
-    allowed = f"Allowed: {describe.describe(info)}"
+    most = f"; whole numbers up to {MOST}" if isinstance(value, int) and value > MOST else ""
+    allowed = f"Allowed: {describe.describe(info)}{most}"
     return " ".join(part for part in (f"{shown(value)} is not allowed.", near, allowed) if part)
 
 

@@ -18,11 +18,13 @@ from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLO
 from dynbench.plugins.policies import Layout, WindowOptions, plan_name
 from dynbench.plugins.registry import with_options
 from dynbench.plugins.section import (
+    MOST,
     Auto,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    RankCount,
     Section,
     options_of,
 )
@@ -58,7 +60,7 @@ class Workload(Section):
     causal_lm `gpt2-62m`, of image_classification `resnet50`."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model; null keeps the model's own (0.1)."""
-    max_length: Annotated[int, Field(ge=2)] = 256
+    max_length: Annotated[int, Field(ge=2, le=MOST)] = 256
     """Longest sample in tokens; longer ones are truncated, and so are those beyond the positions of the model."""
     blocks: bool = False
     """Texts without labels are joined, an end of text between them, and cut into blocks of `max_length` tokens; the
@@ -262,9 +264,9 @@ class Launch(Section):
 
     launcher: Literal["auto", "torchrun", "virtual"] = "auto"
     """`torchrun`: real ranks; `virtual`: one process plays every rank in turn; auto: virtual with one GPU."""
-    nproc: PositiveInt | Auto = "auto"
+    nproc: RankCount | Auto = "auto"
     """Ranks on this node; auto is the number of GPUs, or min(4, cores) and at least 2 on CPU."""
-    world_size: PositiveInt | None = None
+    world_size: RankCount | None = None
     """Virtual ranks (G); null is 4. With torchrun it follows from nodes and `nproc`."""
     threads: PositiveInt | Auto = "auto"
     """Computing threads per rank; auto is cores over ranks, at least 1."""
@@ -277,7 +279,7 @@ class Launch(Section):
     after the other; null is as fast as it goes. Numbers of such a run are of an emulated link."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is cuda where torch sees a GPU."""
-    nnodes: PositiveInt = 1
+    nnodes: RankCount = 1
     """Nodes, as given to torchrun."""
     node_rank: NonNegativeInt = 0
     """This node, as given to torchrun."""

@@ -77,6 +77,7 @@ if yaml.__with_libyaml__:
     use_core_schema(_CoreCLoader)
     _FastLoader = _CoreCLoader
 
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _FAST_DEPTH = 1000
 """Nesting up to which the C loader is let."""
 _MOST_VALUES = 100_000
@@ -174,7 +175,15 @@ class _Reader:
         text: str = node.value
         if node.tag not in _READ or (node.tag == _BOOL and text.lower() not in ("true", "false")):
             raise self.refused_tag(node, path)
-        return _READ[node.tag](text)
+        try:
+            value = _READ[node.tag](text)
+        except ValueError:  # more digits than Python reads
+            self.problem(_line(node), f"{path}: a number of {len(text):,} digits")
+            raise _Refused from None
+        if isinstance(value, str) and not _is_text(value):
+            self.problem(_line(node), f"{path}: {value!r} holds what is no character of a text")
+            raise _Refused
+        return value
 
     def refused_tag(self, node: Node, path: str) -> _Refused:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
@@ -211,12 +220,17 @@ def read_yaml(text: str, source: str) -> Document:
     return document
 
 
+def _is_text(value: str) -> bool:
+    """Whether files and system calls take it: nothing in it is null or half a character."""
+    return "\0" not in value and (value.isascii() or not _HALF_CHARACTER.search(value))
+
+
 def _compose(text: str) -> Node | None:
     lines = text.splitlines()
     # What opens in a line indents, or is a bracket: neither nests more often than there are such characters.
     depth = 2 * max(map(len, lines), default=0) + sum(map(text.count, "[{"))
     if depth <= _FAST_DEPTH:
-        with suppress(yaml.YAMLError):
+        with suppress(yaml.YAMLError, UnicodeEncodeError):
             return yaml.compose(text, _FastLoader)
     return yaml.compose(text, _CoreLoader)
 
@@ -250,7 +264,7 @@ def parse_scalar(text: str, source: str) -> Value:
     except _Refused:
         value = None
     if document.problems:
-        raise ConfigError([f"{source}: {problem.partition(': ')[2]}" for problem in document.problems])
+        raise ConfigError([problem.partition(": ")[2] for problem in document.problems])
     return value
 
 

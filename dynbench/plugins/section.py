@@ -7,8 +7,11 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+MOST = 2**31 - 1
+"""Largest whole number of a setting, which columns and libraries hold in 32 bits."""
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
+RankCount = Annotated[int, Field(gt=0, le=65_536)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Auto = Literal["auto"]

@@ -77,7 +77,7 @@ class WorkloadEntry(Entry):
 class ImageOptions(Section):
     """Of the workload that classifies images."""
 
-    image_size: Annotated[int, Field(ge=16)] | Auto = "auto"
+    image_size: Annotated[int, Field(ge=16, le=65_536)] | Auto = "auto"
     """Side of the square that the model sees, pixels: the shorter side is resized to 8/7 of it, and its centre cut
     out. auto is what a pretrained model says of itself, in its folder or the hub's cache, else 224, of generated
     images 32."""

@@ -16,7 +16,7 @@ import pytest
 import dynbench
 from dynbench.cli import main as main_module
 from dynbench.engine.failure import read_failures, record_failure, root_cause
-from dynbench.errors import BugError, ConfigError, DynbenchError
+from dynbench.errors import BugError, ConfigError, DynbenchError, UsageError, told
 from dynbench.runs.run import Run
 
 MESSAGE, HINT = "schedule.window: 0", "Give a whole number of at least 1."
@@ -97,3 +97,13 @@ def test_several_problems_keep_a_line_each() -> None:
     error = ConfigError(["a: 1", "b: 2"], HINT)
     assert str(error).splitlines() == ["a: 1", "b: 2", f"hint: {HINT}"]
     assert error.problems == ("a: 1", "b: 2")
+
+
+def test_a_path_that_cannot_be_one_is_a_mistake_of_whoever_gave_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / ("a" * 300), tmp_path / "file" / "below", tmp_path / "loop", tmp_path):
+        with pytest.raises(OSError) as caught:
+            path.read_text()
+        assert isinstance(told(caught.value), UsageError) and str(path) in told(caught.value).message
+    assert isinstance(told(IsADirectoryError(f"expected a file; {tmp_path} is a directory")), UsageError)

@@ -124,9 +124,9 @@ plain = st.recursive(
 
 
 def _printable(value: object) -> bool:
-    """YAML cannot hold some control characters even quoted when they are lone surrogates."""
+    """Half a character is none, and a null character ends a text for the system."""
     if isinstance(value, str):
-        return not any(0xD800 <= ord(char) <= 0xDFFF for char in value)
+        return not any(0xD800 <= ord(char) <= 0xDFFF or char == "\0" for char in value)
     if isinstance(value, dict):
         return all(_printable(k) and _printable(v) for k, v in value.items())
     return all(map(_printable, value)) if isinstance(value, list) else True
@@ -169,3 +169,19 @@ def test_the_fast_loader_reads_what_the_other_reads(value: object) -> None:
     text = yaml.safe_dump({"key": value}, allow_unicode=True)
     slow, fast = (yaml.serialize(yaml.compose(text, loader)) for loader in (_CoreLoader, _FastLoader))
     assert slow == fast
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("9" * 5000, "a number of 5,000 digits"),
+        ('"a\\0b"', "holds what is no character of a text"),
+        ('"\\ud800"', "holds what is no character of a text"),
+        ("\udcff", "special characters are not allowed"),
+    ],
+)
+def test_what_no_text_or_number_is_is_a_mistake(value: str, said: str) -> None:
+    (problem,) = read_yaml(f"key: {value}", "f.yaml").problems
+    assert problem.startswith("f.yaml:1: ") and said in problem
+    with pytest.raises(ConfigError, match=f"^--set key: .*{said}"):
+        parse_scalar(value, "--set key")
