@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
 AT_ONCE := not alone and not clock and not matrix
 
-.PHONY: help install install-test quickstart test test-at-once test-quick test-matrix test-gpu bench-self trust scale lint clean
+.PHONY: help install install-test quickstart test test-at-once test-quick test-matrix test-gpu bench-self trust scale nightly lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
 	@echo "make scale        a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes"
+	@echo "make nightly      twenty thousand cases of bad input that nobody has seen: half an hour"
 	@echo "make install      .venv with dynbench in it"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
@@ -74,6 +75,10 @@ trust: install-test
 
 scale: install-test
 	$(BIN)/python tests/scale/json_array.py results/scale
+
+# Two at a time, as nothing here compares times; what is found is drawn again first the next time.
+nightly: install-test
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search DYNBENCH_BAD_INPUT=20000 $(PYTEST) --numprocesses 2 tests/unit/cli/test_bad_input_fuzzed.py
 
 bench-self: install-test
 	$(PYTEST) --capture no -m clock tests/unit

@@ -1,0 +1,247 @@
+"""The table of bad input: each planted and given to a command; what it answered is a row of `tests/README.md`.
+
+python tests/bad_input_table.py       writes the rows; `unit/cli/test_bad_input_table.py` says when they are stale
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_input import answer, no_bugs
+
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+from dynbench.table_text import printable
+
+HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
+BEGIN, END = "<!-- bad input -->\n", "<!-- end of bad input -->\n"
+OPENING = """\
+# Bad input
+
+What a command answers to each, written by `python tests/bad_input_table.py` from what it answered; HERE is the working
+folder, RUN a run in its `results`. Nothing was written outside of the results folder, nothing launched, no code of a
+file run. `tests/unit/cli/test_bad_input_table.py` plants them again and holds every answer against its row;
+`test_bad_input_fuzzed.py` beside it tries 500 cases made at random in `make test` and 20,000 in `make nightly`.
+
+| input | command | exit | answer |
+|---|---|---|---|
+"""
+DIGITS = "9" * 5_000
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Something that nobody should give.
+
+    Attributes:
+        what: it is.
+        words: the command.
+        plant: makes it, in the working folder, which has the run `mine` in `results`.
+        shown: the command as the table has it, where that is not its words.
+        line: what stands in the line that answers it; else the error, or the first line.
+    """
+
+    what: str
+    words: Sequence[str]
+    plant: Callable[[Path], object] = lambda _: None
+    shown: str = ""
+    line: str = "error: "
+
+
+def text(name: str, content: str | bytes) -> Callable[[Path], object]:
+    """Plants a file."""
+    return lambda here: (here / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def record(**changes: object) -> Callable[[Path], object]:
+    """Changes the run's record."""
+
+    def plant(here: Path) -> None:
+        file = mine(here).record_file
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return plant
+
+
+def within(name: str, content: str | bytes) -> Callable[[Path], object]:
+    """Plants a file in the run's folder."""
+    return lambda here: text(name, content)(mine(here).path)
+
+
+def mine(here: Path) -> Run:
+    """The run."""
+    return next(Run(path) for path in (here / "results").iterdir() if path.is_dir())
+
+
+def link(name: str, target: str) -> Callable[[Path], object]:
+    """Plants a link in the run's folder."""
+    return lambda here: (mine(here).path / name).symlink_to(target)
+
+
+def zipped(members: dict[str, bytes]) -> Callable[[Path], object]:
+    """Plants an exported file."""
+
+    def plant(here: Path) -> None:
+        manifest = {"kind": "dynbench export", "schema_version": 1, "runs": ["a"], "arms": None, "stored": None}
+        with zipfile.ZipFile(here / "base.zip", "w", zipfile.ZIP_DEFLATED) as file:
+            for name, content in {"export.json": json.dumps(manifest).encode(), **members}.items():
+                file.writestr(name, content)
+
+    return plant
+
+
+def pickled(here: Path) -> None:
+    """An array of objects, which only unpickling reads."""
+    np.save(here / "lengths.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+
+def huge(here: Path) -> None:
+    """An array that says that it has more numbers than any machine holds."""
+    np.save(here / "lengths.npy", np.arange(10))
+    content = (here / "lengths.npy").read_bytes().replace(b"(10,), }" + b" " * 14, b"(1000000000000000,), }")
+    (here / "lengths.npy").write_bytes(content)
+
+
+TRAIN = ("train", "--dry-run")
+SOLVE = ("solve", "lengths.csv", "--world-size", "2")
+FILE = (*TRAIN, "-c", "own.yaml")
+TSV = (*TRAIN, "--dataset", "tsv", "--data-path", "own.tsv", "--tokenizer", "vocab.txt", "--nproc", "2")
+LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
+)
+ARMS = "description: d\narms:\n  - {name: a}\n  - {name: "
+CASES = (
+    Bad(
+        "a whole number of 5,000 digits",
+        (*TRAIN, "--set", f"train.steps={DIGITS}"),
+        shown="train --set train.steps=99…",
+    ),
+    Bad("more steps than 32 bits count", (*TRAIN, "--set", "train.steps=9999999999")),
+    Bad("a batch that is infinite", (*TRAIN, "--set", "train.global_batch=.inf")),
+    Bad("a learning rate that is no number", (*TRAIN, "--set", "train.learning_rate=.nan")),
+    Bad("more ranks than there are anywhere", (*TRAIN, "--set", "launch.nproc=99999999")),
+    Bad("a byte that is no UTF-8", (*TRAIN, "--set", "train.steps=\udcff")),
+    Bad("a name that leads elsewhere", ("train", "--name", "../x")),
+    Bad("a name that sets a colour", ("train", "--name", "\x1b[31mred")),
+    Bad("a tag that runs code", FILE, text("own.yaml", "train: !!python/object/apply:os.system ['touch pwned']\n")),
+    Bad("aliases that multiply", FILE, text("own.yaml", LAUGHS)),
+    Bad("an alias to itself", FILE, text("own.yaml", "train: &a {steps: *a}\n")),
+    Bad("brackets without an end", FILE, text("own.yaml", "train: " + "[" * 100_000)),
+    Bad("a key twice", FILE, text("own.yaml", "train:\n  steps: 1\n  steps: 2\n")),
+    Bad("a null character", FILE, text("own.yaml", 'workload:\n  tokenizer: "a\\0b"\n')),
+    Bad("half a character", FILE, text("own.yaml", 'workload:\n  tokenizer: "\\ud800"\n')),
+    Bad("a configuration that is no text", FILE, text("own.yaml", b"\xff\xfe")),
+    Bad("a recipe that is no text", ("recipes", "show", "own.yaml"), text("own.yaml", b"\xe4")),
+    Bad("an arm whose name leads elsewhere", ("compare", "own.yaml", "--dry-run"), text("own.yaml", f"{ARMS}../x}}\n")),
+    Bad("an arm whose name is markup", ("compare", "own.yaml", "--dry-run"), text("own.yaml", f"{ARMS}'[red]'}}\n")),
+    Bad("lengths that are pickled", ("solve", "lengths.npy"), pickled),
+    Bad("an array larger than memory", ("solve", "lengths.npy"), huge),
+    Bad("an array whose header is torn", ("solve", "lengths.npy"), text("lengths.npy", b"\x93NUMPY\x01\x00v\x00{'a'")),
+    Bad("lengths nested deeply", ("solve", "lengths.jsonl"), text("lengths.jsonl", "[" * 100_000)),
+    Bad("a length of 5,000 digits", ("solve", "lengths.jsonl"), text("lengths.jsonl", DIGITS)),
+    Bad("a length that is no number", SOLVE, text("lengths.csv", "length\n5\nnan\n")),
+    Bad("a length below one", SOLVE, text("lengths.csv", "length\n5\n-1\n")),
+    Bad("a parquet file that is none", ("solve", "lengths.parquet"), text("lengths.parquet", b"PAR1" * 9)),
+    Bad("a pipe as a file of lengths", SOLVE, lambda here: os.mkfifo(here / "lengths.csv")),
+    Bad("a path too long for any file", ("solve", "a" * 300 + ".csv"), shown="solve aaa….csv"),
+    Bad("a line without a label", TSV, text("own.tsv", "sentence\tlabel\na b\t0\nc\n")),
+    Bad("a file of another kind", TSV, text("own.tsv", b"PK\x03\x04\x00\xff")),
+    Bad("a reference too long for any folder", ("runs", "show", "a" * 300), shown="runs show aaa…"),
+    Bad(
+        "a record that is torn",
+        ("analyze", "mine"),
+        lambda here: os.truncate(mine(here).record_file, 40),
+        line="warning: ",
+    ),
+    Bad("a record nested deeply", ("runs", "show", "mine"), within("env.json", "[" * 100_000), line="nested"),
+    Bad(
+        "a record of a later version",
+        ("runs", "show", "@latest"),
+        record(schema_version=99, version="9.9"),
+        line="warning: ",
+    ),
+    Bad("a run whose name is HTML", ("runs", "ls"), record(name="<script>")),
+    Bad("a run whose time has no zone", ("runs", "ls", "--since", "2d"), record(created="2026-01-01T00:00:00")),
+    Bad("a warning that sets a colour", ("runs", "show", "mine"), record(warnings=["\x1b[31mred"]), line="1b[31mred"),
+    Bad("settings that are a pipe", ("analyze", "mine"), lambda here: os.mkfifo(mine(here).config_file)),
+    Bad("a link out of the run folder", ("report", "mine"), link("figures", "/etc")),
+    Bad("a link to itself", ("analyze", "mine"), link("config.yaml", "config.yaml")),
+    Bad(
+        "a comparison of runs elsewhere",
+        ("report", "mine"),
+        within(
+            "comparison.json",
+            json.dumps({"runs": [{"id": "../x"}], "arms": [{"name": "a", "runs": ["../x"]}], "comparisons": []}),
+        ),
+    ),
+    Bad("an export with a path in it", ("analyze", "./base.zip"), zipped({"runs/../../evil/run.json": b"{}"})),
+    Bad(
+        "an export that unpacks without an end",
+        ("analyze", "./base.zip"),
+        zipped({"runs/a/ranks/rank_0.csv": b"\0" * 10**7}),
+    ),
+)
+
+
+def given(bad: Bad, here: Path) -> str:
+    """The row of what is planted in an empty folder, which is the working folder already."""
+    (here / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    run = RunStore(here / "results").create("train", "static", "mine")
+    bad.plant(here)
+    said = answer([*bad.words], here / "results")
+    lines = (said.err + said.out).splitlines()
+    line = next((line for line in lines if bad.line in line), lines[0]).strip()
+    for path, name in ((str(run.path), "RUN"), (run.id, "RUN"), (str(here), "HERE")):
+        line = line.replace(path, name)
+    line = re.sub(r"a{50,}", "aaa…", line)
+    shown = bad.shown or " ".join(bad.words)
+    cells = (bad.what, f"`{_plain(shown)}`", str(said.code), f"`{_plain(line)}`")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def _plain(line: str) -> str:
+    """On one line, without what a page would take for markup."""
+    return printable(line).encode(errors="backslashreplace").decode().replace("`", "'")
+
+
+def rows(page: str) -> list[str]:
+    """The rows that stand in the page."""
+    section = page.partition(BEGIN)[2].partition(END)[0]
+    return [f"{line}\n" for line in section.splitlines() if line.startswith("| ")][1:]
+
+
+def settled(patch: pytest.MonkeyPatch, here: Path) -> None:
+    """The working folder, and no way out of it."""
+    no_bugs(patch)
+    patch.chdir(here)
+    patch.setenv("DYNBENCH_RESULTS", str(here / "results"))
+    patch.setenv("DYNBENCH_CACHE", str(here / "results" / "cache"))
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setenv("MPLCONFIGDIR", str(here / "results" / "matplotlib"))
+
+
+def main() -> None:
+    """Plant everything and write the page."""
+    found = []
+    for bad in CASES:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            settled(patch, Path(folder))
+            found.append(given(bad, Path(folder)))
+    page = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + OPENING + "".join(found) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Bad input, thousands of cases of it: a line that says what to do or a valid run, and nothing else anywhere.
+
+`make test` tries `CASES` that are the same every time, `make nightly` twenty thousand that nobody has seen
+(DYNBENCH_BAD_INPUT, HYPOTHESIS_PROFILE=search).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from bad_input import Answer, answer, copied, junk, no_bugs, number, spoil_file, spoilt
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from unit.analysis.conftest import Fake, build_run
+
+from dynbench.cli.main import main
+from dynbench.config.describe import all_keys, allowed_words, field_of
+from dynbench.config.recipes import find_recipe
+from dynbench.plugins import BENCHMARKS
+from dynbench.runs.store import RunStore
+from dynbench.trace_files import READERS, encode_trace
+
+pytestmark = pytest.mark.slow
+CASES = int(os.environ.get("DYNBENCH_BAD_INPUT", 500))
+RECIPE = """\
+description: two arms
+settings:
+  workload: {dataset: embedded, dropout: 0.0}
+  train: {steps: 4, warmup_steps: 1, global_batch: 8}
+  launch: {launcher: torchrun, nproc: 2, threads: 1}
+arms:
+  - name: static
+  - name: partition
+    set: {schedule.mode: dynamic, launch.slowdown: {1: 2.0}}
+launches: 2
+cells:
+  - {train.global_batch: 8}
+  - {train.global_batch: 16}
+"""
+VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\nc\n"
+DATA = {
+    "tsv": "sentence\tlabel\n" + "a b c\t0\nb c\t1\n" * 8,
+    "csv": "sentence,label\n" + '"a, b",0\nb c,1\n' * 8,
+    "jsonl": '{"sentence": "a b", "label": 0}\n{"sentence": "c", "label": 1}\n' * 8,
+    "json": "[" + ", ".join(['{"sentence": "a b", "label": 0}', '{"sentence": "c", "label": 1}'] * 8) + "]",
+    "lengths": "length\n" + "5\n9\n30\n" * 8,
+}
+SMALL = ("--set", "train.steps=3", "--set", "train.warmup_steps=1")
+REAL = ("--set", "launch.launcher=torchrun", "--set", "launch.nproc=2", "--set", "launch.device=cpu")
+
+
+def cases(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A part of all cases, of one kind of input."""
+    return settings(
+        max_examples=max(1, round(share * CASES)),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder with a results folder in it, and something precious beside it; nothing can be launched."""
+    folder = tmp_path_factory.mktemp("bad input")
+    (folder / "results").mkdir()
+    (folder / "outside").mkdir()
+    (folder / "outside" / "precious").write_text("mine")
+    (folder / "vocab.txt").write_text(VOCABULARY)
+    with pytest.MonkeyPatch.context() as patch:
+        no_bugs(patch)
+        patch.chdir(folder)
+        patch.setenv("DYNBENCH_RESULTS", str(folder / "results"))
+        patch.setenv("DYNBENCH_CACHE", str(folder / "results" / "cache"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("MPLCONFIGDIR", str(folder / "results" / "matplotlib"))
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(b"\x89PNG"))
+        patch.setattr("dynbench.cli.tensorboard.serve", lambda *_: "http://localhost")
+        patch.setattr("dynbench.cli.tensorboard.wait_for_ctrl_c", lambda: None)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with two runs, their comparison and its report, to copy and to spoil."""
+    root = tmp_path_factory.mktemp("template") / "results"
+    store = RunStore(root)
+    small = {"steps": 6, "warmup_steps": 2, "global_batch": 8}
+    for name, policy in (("a", "static"), ("b", "partition")):
+        run = build_run(store, Fake(policy=policy, **small), name)  # type: ignore[arg-type]  # typed by Fake
+        (run.path / "tensorboard").mkdir()
+        (run.path / "tensorboard" / "events.out.tfevents.0").write_bytes(b"")
+    assert main(["analyze", "a", "b", "-q", "--results", str(root)]) == 0
+    store.give_name(store.resolve("@latest:analyze"), "both")
+    return root
+
+
+def field_values() -> st.SearchStrategy[tuple[str, str]]:
+    """A dotted key and a text for its value: a word that it takes, a number or junk."""
+
+    def of(key: str) -> st.SearchStrategy[tuple[str, str]]:
+        found = field_of(key)
+        words = allowed_words(found[0]) if found else ()
+        values = [number(), junk(), *([st.sampled_from(words)] if words else [])]
+        return st.tuples(st.just(key), st.one_of(values))
+
+    return st.sampled_from(all_keys()).flatmap(of)
+
+
+COMMANDS = (
+    ("train", "--dry-run"),
+    ("train", "--dry-run", "--json"),
+    ("train", *SMALL),
+    ("probe",),
+    ("data", "lengths", "--force", "-o", "results/lengths.csv"),
+    ("solve", "lognormal", "--steps", "2", "--world-size", "2", "--policy", "static,partition"),
+)
+
+
+@cases(0.2)
+@given(words=st.sampled_from(COMMANDS), values=st.lists(field_values(), min_size=1, max_size=3))
+def test_any_value_of_any_setting(place: Path, words: tuple[str, ...], values: list[tuple[str, str]]) -> None:
+    sets = [word for key, value in values for word in ("--set", f"{key}={value}")]
+    clean(answer([*words, *REAL, *sets], place / "results"))
+
+
+@cases(0.16)
+@given(data=st.data(), words=st.sampled_from(COMMANDS), values=st.lists(field_values(), max_size=4))
+def test_any_configuration_file(
+    place: Path, data: st.DataObject, words: tuple[str, ...], values: list[tuple[str, str]]
+) -> None:
+    sections: dict[str, dict[str, object]] = {"launch": {"launcher": "torchrun", "nproc": 2}, "train": {"steps": 4}}
+    for key, value in values:
+        section, _, name = key.partition(".")
+        try:
+            sections.setdefault(section, {})[name] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError):
+            sections.setdefault(section, {})[name] = value
+    content = yaml.safe_dump(sections).encode(errors="surrogatepass")
+    (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
+    clean(answer([*words, "-c", "own.yaml"], place / "results"))
+
+
+@cases(0.14)
+@given(data=st.data(), words=st.sampled_from([("--dry-run",), ("--dry-run", "--json"), ()]))
+def test_any_recipe(place: Path, data: st.DataObject, words: tuple[str, ...]) -> None:
+    name = data.draw(st.sampled_from(["", "", "quickstart", "regimes"]))
+    content = find_recipe(name).read_bytes() if name else RECIPE.encode()
+    (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
+    clean(answer(["compare", "own.yaml", *words], place / "results"))
+    clean(answer(["recipes", "show", "own.yaml"], place / "results"))
+
+
+@cases(0.16)
+@given(data=st.data(), suffix=st.sampled_from(sorted(READERS)))
+def test_any_trace(place: Path, data: st.DataObject, suffix: str) -> None:
+    content = encode_trace(np.array([5, 9, 30, 12] * 8), Path(f"x{suffix}"))
+    (place / f"trace{suffix}").write_bytes(data.draw(spoilt(content)))
+    words = ("--steps", "2", "--world-size", "2", "--policy", "static,partition", "--no-figures")
+    clean(answer(["solve", f"trace{suffix}", *words], place / "results"))
+
+
+@cases(0.1)
+@given(data=st.data(), kind=st.sampled_from(sorted(DATA)))
+def test_any_data_file(place: Path, data: st.DataObject, kind: str) -> None:
+    path = place / f"data.{'csv' if kind == 'lengths' else kind}"
+    path.write_bytes(data.draw(spoilt(DATA[kind].encode())))
+    words = ("--dataset", kind, "--data-path", str(path), "--tokenizer", "vocab.txt", "--global-batch", "2")
+    clean(answer(["train", "--dry-run", *REAL, *words], place / "results"))
+
+
+@cases(0.04)
+@given(name=st.sampled_from(sorted(BENCHMARKS)), values=st.dictionaries(junk(), junk() | number(), max_size=2))
+def test_any_option_of_a_benchmark(place: Path, name: str, values: dict[str, str]) -> None:
+    options = list(BENCHMARKS.find(name).options.model_fields)
+    keys = [*options, *values]
+    sets = [f"{keys[index % len(keys)]}={value}" for index, value in enumerate(values.values())]
+    clean(answer(["bench", name, *(word for text in sets for word in ("--set", text))], place / "results"))
+
+
+READING = (
+    ("analyze", "a"),
+    ("analyze", "a", "b"),
+    ("analyze", "both"),
+    ("report", "both", "--lang", "en"),
+    ("report", "both", "--lang", "zh", "--format", "html"),
+    ("report", "a", "--format", "html"),
+    ("runs", "ls"),
+    ("runs", "ls", "--since", "2d"),
+    ("runs", "show", "both"),
+    ("runs", "show", "a"),
+    ("runs", "export", "a", "b", "-o", "results/out.zip"),
+    ("runs", "rm", "--failed", "--dry-run"),
+    ("data", "lengths", "a", "--force", "-o", "results/lengths.csv"),
+    ("tensorboard", "a"),
+    ("eval", "a"),
+    ("compare", "--resume", "both"),
+    ("train", "--dry-run", "--set", "probe.run=a", *REAL),
+)
+
+
+@cases(0.2)
+@given(data=st.data(), words=st.sampled_from(READING))
+def test_any_run_folder(place: Path, runs: Path, data: st.DataObject, words: tuple[str, ...]) -> None:
+    work = copied(runs, place / "results")
+    files = sorted(path for path in work.rglob("*") if path.is_file() and not path.name.startswith("."))
+    for path in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=2, unique=True)):
+        spoil_file(data.draw, path, [each for each in files if each.is_file()], place / "outside")
+    clean(answer(words, work))
+    assert (place / "outside" / "precious").read_text() == "mine"
+    assert sorted(path.name for path in (place / "outside").iterdir()) == ["precious"]
+
+
+def clean(said: Answer) -> None:
+    """A mistake is one helpful line, or one for each of several."""
+    if said.code:
+        assert "error: " in said.err or '"error"' in said.out, said
