@@ -75,7 +75,7 @@ def data_texts(subject: Subject) -> Texts:
         "workload.name": _text(config.get("workload.name")),
         "workload.digest": _text(config.get("workload.code_digest")),
         "model.name": f"`{config['workload.model']}`" if "workload.model" in config else None,
-        "model.architecture": _text(_of(env, "data.model.architecture")),
+        "model.architecture": _text(fact(env, "data.model.architecture")),
         "model.size": _text(config.get("workload.size")),
         "model.layers": number(_of(env, "data.model.layers")),
         "model.dim": number(_of(env, "data.model.dim")),
@@ -221,12 +221,17 @@ def shown(value: object, template: Template) -> str:
 
 
 def dropout(subject: Subject, template: Template) -> str | None:
-    """The rate as the models got it; as configured where that was not recorded."""
-    found = []
+    """The rates as the models got them; as configured where none was recorded, none where a model has no dropout."""
+    found: list[object] = []
     for member in subject.members:
-        rate = fact(member.env, "data.model.dropout.dropout")
+        rates = fact(member.env, "data.model.dropout")
         configured = None if member.config is None else member.config.get("workload.dropout")
-        found.append(configured if rate is None else rate)
+        if isinstance(rates, Mapping):
+            known = [rate for rate in (rates[key] for key in rates) if rate is not None]
+            main = rates.get("dropout")
+            found += [main] if main is not None else known or [{}]
+        else:
+            found.append(configured)
     return distinct(shown(rate, template) for rate in found if rate is not None)
 
 

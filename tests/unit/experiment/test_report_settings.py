@@ -144,6 +144,33 @@ def test_what_became_of_the_samples_is_told(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("rates", "shown"),
+    [
+        ({"dropout": 0.2, "attention_dropout": 0.1}, "0.2"),
+        ({"resid_pdrop": 0.3}, "0.3"),
+        ({}, {"en": "none", "zh": "无"}),
+    ],
+)
+def test_the_dropout_is_that_of_the_model(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    language: str,
+    rates: dict[str, float],
+    shown: str | dict[str, str],
+) -> None:
+    make_comparison({}, flags={"static": {"workload.name": "causal_lm", "workload.size": "tiny"}})
+    for run in store.list():
+        write_json(run.env_file, {"data": {"model": {"architecture": "gpt2", "dropout": rates}}})
+
+    text = report(store, language)
+
+    expected = shown if isinstance(shown, str) else shown[language]
+    assert f"| Dropout | {expected} |" in text
+    assert "`tiny`" in unwrapped(text) and {"en": "of gpt2's architecture", "zh": "gpt2"}[language] in unwrapped(text)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_subset_is_told(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
     note = {"en": "a random subset of 500", "zh": "500 个样本的随机子集"}[language]
     make_comparison({}, flags={"static": {"workload.subset": 500}})
