@@ -1,7 +1,7 @@
 """A large JSON array tokenised, and again with a kill in the middle: how much memory, how fast, and the same shards.
 
     make scale                                             1,000 MB of generated articles, UTF-8 bytes as tokens
-    python tests/scale/json_array.py FOLDER --tokenizer ../shared/data/gpt2-vocab.json
+    python tests/scale/json_array.py FOLDER --tokenizer gpt2-vocab.json
 
 `FOLDER/articles.json` is kept for the next time; shards, which take a few times its size, are made anew. Each
 tokenising is a process of its own that makes the workload of `dynbench train`, without its model.
