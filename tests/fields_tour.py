@@ -159,7 +159,7 @@ def _single_runs(tour: Tour, store: RunStore) -> None:
     articles = [{"id": "1", "title": "One", "text": "word", "url": "u"}]
     with (
         mock.patch("datasets.load_dataset", return_value=articles),
-        mock.patch.multiple(hub, _why_unreachable=lambda endpoint: "", constants=mock.Mock(HF_HUB_OFFLINE=False)),
+        mock.patch.multiple(hub, why_unreachable=lambda *_: "", constants=mock.Mock(HF_HUB_OFFLINE=False)),
     ):
         tour.run("data", "wikipedia", "-o", str(tour.root.parent / "w.json"), document="data wikipedia --json")
 
@@ -244,7 +244,7 @@ def _others(tour: Tour, store: RunStore, folder: Path) -> None:
     tour.run("recipes", "ls", document="recipes ls --json")
     tour.run("recipes", "show", document="recipes show --json")
     tour.run("recipes", "cp", "quickstart", str(folder / "mine.yaml"), document="recipes cp --json")
-    tour.run("doctor", document="doctor --json")
+    tour.run("doctor", "quickstart", document="doctor --json")
     tour.run("runs", "show", "nothing", document="error --json", code=2)
 
 

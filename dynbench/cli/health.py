@@ -10,10 +10,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
+from dynbench.cli.health_ranks import communication, ports, python, threads, triton
+from dynbench.cli.health_time import quickstart
 from dynbench.cli.options import Settings
 from dynbench.errors import UsageError
 from dynbench.runs import provenance
@@ -22,31 +24,9 @@ from dynbench.units import format_bytes
 LEAST_DISK_BYTES = 2_000_000_000
 LEAST_MEMORY_MB = 2_000
 LEAST_RANKS = 2
+HUB_PATIENCE_S = 3.0
 BUSY_SHARE = 0.5
 """Load per usable core above which others disturb the timing."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What a check saw.
-
-    Args:
-        ok: False when something would go wrong or be misleading.
-        seen: the observation, with the limit where there is one.
-        hint: the next step; empty when all is well.
-    """
-
-    ok: bool
-    seen: str
-    hint: str = ""
-
-
-def _judged(ok: bool, seen: str, hint: str) -> Diagnosis:
-    """With the next step where there is one to take."""
-    return Diagnosis(ok, seen, "" if ok else hint)
-
-
-WITHOUT_TORCH = Diagnosis(False, "unknown without torch", "Install it: pip install torch.")
 
 
 def torch_works(settings: Settings) -> Diagnosis:
@@ -88,7 +68,7 @@ def launcher(settings: Settings) -> Diagnosis:
         )
     backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
     seen = f"torchrun; backends: {', '.join(name for name, present in backends.items() if present) or 'none'}"
-    return _judged(backends["gloo"], seen, "Ranks on the CPU need gloo; install a torch build with it.")
+    return judged(backends["gloo"], seen, "Ranks on the CPU need gloo; install a torch build with it.")
 
 
 def cores(settings: Settings) -> Diagnosis:
@@ -96,7 +76,7 @@ def cores(settings: Settings) -> Diagnosis:
     usable = provenance.usable_cores()
     ranks = max(LEAST_RANKS, min(4, usable))
     seen = f"{usable} usable, {ranks} ranks by default on a CPU"
-    return _judged(usable >= ranks, seen, "Ranks will take turns and their times mean little; use more cores.")
+    return judged(usable >= ranks, seen, "Ranks will take turns and their times mean little; use more cores.")
 
 
 def load(settings: Settings) -> Diagnosis:
@@ -104,7 +84,7 @@ def load(settings: Settings) -> Diagnosis:
     usable, average = provenance.usable_cores(), os.getloadavg()[0]
     limit = BUSY_SHARE * usable
     seen = f"load average {average:.2f} on {usable} cores, limit {limit:.1f}"
-    return _judged(average <= limit, seen, "Something else is running and will disturb timings; wait, or stop it.")
+    return judged(average <= limit, seen, "Something else is running and will disturb timings; wait, or stop it.")
 
 
 def governor(settings: Settings) -> Diagnosis:
@@ -128,7 +108,7 @@ def memory(settings: Settings) -> Diagnosis:
     available, limit = facts["available"] or 0.0, facts["limit"]
     within = "" if limit is None else f" within the container's {format_bytes(limit * 1e6)}"
     seen = f"{format_bytes(available * 1e6)} available{within}, {format_bytes(LEAST_MEMORY_MB * 1e6)} needed"
-    return _judged(available >= LEAST_MEMORY_MB, seen, "Free some, or use fewer ranks (--nproc 2).")
+    return judged(available >= LEAST_MEMORY_MB, seen, "Free some, or use fewer ranks (--nproc 2).")
 
 
 def results_folder(settings: Settings) -> Diagnosis:
@@ -154,7 +134,7 @@ def disk(settings: Settings) -> Diagnosis:
     free = shutil.disk_usage(_nearest_folder(root)).free
     seen = f"{format_bytes(free)} free, {format_bytes(LEAST_DISK_BYTES)} wanted"
     hint = "Remove runs (dynbench runs rm --failed), or name another --results folder."
-    return _judged(free >= LEAST_DISK_BYTES, seen, hint)
+    return judged(free >= LEAST_DISK_BYTES, seen, hint)
 
 
 def data_cache(settings: Settings) -> Diagnosis:
@@ -166,7 +146,7 @@ def data_cache(settings: Settings) -> Diagnosis:
     folder = cache_folder(Workload())
     size, free = sum(kept.size for kept in kept_data(folder)), shutil.disk_usage(_nearest_folder(folder)).free
     seen = f"{format_bytes(size)} of tokenised data in {folder}, {format_bytes(free)} free"
-    return _judged(size <= free, seen, "dynbench data cache --older-than 4w --remove makes room.")
+    return judged(size <= free, seen, "dynbench data cache --older-than 4w --remove makes room.")
 
 
 def hub_cache(settings: Settings) -> Diagnosis:
@@ -181,6 +161,19 @@ def hub_cache(settings: Settings) -> Diagnosis:
     return Diagnosis(True, f"{folder}: {names}")
 
 
+def hub(settings: Settings) -> Diagnosis:
+    """The model hub answers."""
+    from huggingface_hub import constants
+
+    from dynbench.workloads.hub import why_unreachable
+
+    if constants.HF_HUB_OFFLINE:
+        return Diagnosis(True, "HF_HUB_OFFLINE forbids the network")
+    reason = why_unreachable(constants.ENDPOINT, HUB_PATIENCE_S)
+    hint = "The defaults need nothing of it; for pretrained weights mend the network or proxy, or give --model FOLDER."
+    return judged(not reason, f"{constants.ENDPOINT} {f'does not answer: {reason}' if reason else 'answers'}", hint)
+
+
 def text_encoding(settings: Settings) -> Diagnosis:
     """Text files and the terminal are UTF-8."""
     encoding = locale.getpreferredencoding(do_setlocale=False)
@@ -192,17 +185,23 @@ def text_encoding(settings: Settings) -> Diagnosis:
 def packages(settings: Settings) -> Diagnosis:
     """Everything that dynbench needs is installed."""
     optional = {"triton"}
-    missing = [name for name, found in provenance.package_versions().items() if found is None and name not in optional]
+    versions = provenance.package_versions()
+    missing = [name for name, found in versions.items() if found is None and name not in optional]
     if missing:
         return Diagnosis(False, f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Diagnosis(True, "all installed")
+    return Diagnosis(True, f"{len([found for found in versions.values() if found])} installed, none missing")
 
 
 CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
+    "python": python,
     "packages": packages,
     "torch": torch_works,
     "devices": devices,
     "launcher": launcher,
+    "communication": communication,
+    "ports": ports,
+    "threads": threads,
+    "triton": triton,
     "cores": cores,
     "load": load,
     "governor": governor,
@@ -211,7 +210,9 @@ CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
     "disk": disk,
     "data cache": data_cache,
     "hub cache": hub_cache,
+    "hub": hub,
     "encoding": text_encoding,
+    "quickstart": quickstart,
 }
 
 

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sync": ("dynbench.cli.sync", "List the synchronisation strategies; check them against one process."),
     "compress": ("dynbench.cli.compress", "List the compressors of gradients: what they send, and how."),
     "plugins": ("dynbench.cli.plugins", "What can be chosen, and with which options."),
-    "doctor": ("dynbench.cli.doctor", "What this machine has, and what would go wrong."),
+    "doctor": ("dynbench.cli.doctor", "What works on this machine, what would go wrong, what a recipe needs."),
 }
 """Command to module and short help: `--help` reads this table and imports no command."""
 

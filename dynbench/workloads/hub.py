@@ -118,7 +118,7 @@ def load_from_hub(
             missing = f"{key}: {name!r} is incomplete in the hub's cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
         raise HubError(f"{missing}, and HF_HUB_OFFLINE forbids the network", ways_out)
-    unreachable = _why_unreachable(constants.ENDPOINT)
+    unreachable = why_unreachable(constants.ENDPOINT, CONNECT_TIMEOUT_S)
     if unreachable:
         raise HubError(f"{missing}, and {constants.ENDPOINT} cannot be reached ({unreachable})", ways_out)
     logger.info("loading %s from %s", name, constants.ENDPOINT)
@@ -143,11 +143,11 @@ def first_line(error: BaseException) -> str:
     return text if " " in text else f"{type(error).__name__} {text}".rstrip()
 
 
-def _why_unreachable(endpoint: str) -> str:
-    """Why the hub does not answer within `CONNECT_TIMEOUT_S`; empty when it does, with whatever status."""
+def why_unreachable(endpoint: str, patience_s: float) -> str:
+    """Why the hub does not answer within so many seconds; empty when it does, with whatever status."""
     try:
         request = urllib.request.Request(endpoint, method="HEAD")
-        urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT_S).close()
+        urllib.request.urlopen(request, timeout=patience_s).close()
     except urllib.error.HTTPError:
         return ""
     except urllib.error.URLError as error:

@@ -79,6 +79,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("MPLCONFIGDIR", str(folder / "results" / "matplotlib"))
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(b"\x89PNG"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr("dynbench.cli.health.CHECKS", {})
         patch.setattr("dynbench.cli.tensorboard.serve", lambda *_: "http://localhost")
         patch.setattr("dynbench.cli.tensorboard.wait_for_ctrl_c", lambda: None)
         yield folder
@@ -152,7 +154,7 @@ def test_any_recipe(place: Path, data: st.DataObject, words: tuple[str, ...]) ->
     content = find_recipe(name).read_bytes() if name else RECIPE.encode()
     (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
     clean(answer(["compare", "own.yaml", *words], place / "results"))
-    clean(answer(["recipes", "show", "own.yaml"], place / "results"))
+    clean(answer([*data.draw(st.sampled_from([("recipes", "show"), ("doctor",)])), "own.yaml"], place / "results"))
 
 
 @cases(0.16)

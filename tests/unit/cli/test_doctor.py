@@ -38,7 +38,9 @@ def test_doctor_prints_each_check_with_its_next_step(
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "ok    fine   seen 1" in text
-    assert "warn  poor   seen 2  do it" in text
+    assert "warn  poor   seen 2" in text
+    assert "poor   do it" in text
+    assert text.endswith("\n1 to look at: poor\n")
 
 
 def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def on_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         asked.append((*given, *how.items()))
         return iter(ROWS)
 
-    monkeypatch.setattr(hub, "_why_unreachable", lambda endpoint: "")
+    monkeypatch.setattr(hub, "why_unreachable", lambda *_: "")
     monkeypatch.setattr("datasets.load_dataset", load)
     return asked
 

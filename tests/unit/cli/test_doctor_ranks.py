@@ -1,0 +1,135 @@
+"""What `dynbench doctor` says of ranks, threads, connections and time; a fault is planted for each."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch.distributed
+
+from dynbench.cli import health, health_ranks, health_time
+from dynbench.cli.options import Settings
+from dynbench.config.recipes import find_recipe, list_recipes
+from dynbench.errors import UsageError
+from dynbench.runs import provenance
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(results=tmp_path / "results")
+
+
+def test_an_interpreter_that_nobody_tried_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = namedtuple("version", "major minor micro")
+    for found, fine in (((3, 11, 0), True), ((3, 13, 9), True), ((3, 10, 1), False), ((3, 99, 0), False)):
+        monkeypatch.setattr(sys, "version_info", version(*found))
+        assert health_ranks.python(settings).ok is fine
+
+
+def test_two_ranks_meet(settings: Settings) -> None:
+    found = health_ranks.communication(settings)
+    assert found.ok and "two ranks added up a tensor over gloo in" in found.seen
+
+
+@pytest.mark.parametrize("fault", ["cannot connect", "wrong sum", "never answers"])
+def test_ranks_that_cannot_meet(settings: Settings, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    class Faulty:
+        def __init__(self, *_: object) -> None:
+            if fault == "cannot connect":
+                raise RuntimeError("connectFullMesh failed\nmore")
+
+        def allreduce(self, tensors: object) -> Faulty:
+            return self
+
+        def wait(self) -> None:
+            if fault == "never answers":
+                threading_event.wait(5)
+
+    import threading
+
+    threading_event = threading.Event()
+    monkeypatch.setattr(health_ranks, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", Faulty)
+    found = health_ranks.communication(settings)
+    threading_event.set()
+    said = {"cannot connect": "connectFullMesh failed", "wrong sum": "1 + 1 gives 1", "never answers": "no answer"}
+    assert not found.ok and found.seen.endswith(said[fault]) and "GLOO_SOCKET_IFNAME" in found.hint
+
+
+def test_ports_that_are_closed_or_taken(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        monkeypatch.setattr(health_ranks, "MEETING_PORT", server.getsockname()[1])
+        found = health_ranks.ports(settings)
+        assert found.ok and "in use: name another in --rdzv-endpoint" in found.seen
+
+    def closed(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_connection", closed)
+    found = health_ranks.ports(settings)
+    assert not found.ok and "Permission denied" in found.seen and "127.0.0.1 localhost" in found.hint
+
+
+def test_few_files_and_processes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_ranks, "_most_tasks", lambda: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert health_ranks.threads(settings).ok
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    found = health_ranks.threads(settings)
+    assert not found.ok and "64 open files (ulimit -n), 1024 wanted" in found.seen and "ulimit" in found.hint
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 4096))
+    monkeypatch.setattr(health_ranks, "_most_tasks", lambda: 100)
+    assert "100 processes of the container" in health_ranks.threads(settings).seen
+
+
+def test_triton_is_no_must(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_ranks, "find_spec", lambda name: None)
+    found = health_ranks.triton(settings)
+    assert found.ok and "dynbench[triton]" in found.hint
+
+
+def test_a_hub_that_does_not_answer(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "timed out")
+    found = health.hub(settings)
+    assert not found.ok and found.seen.endswith("does not answer: timed out") and "--model FOLDER" in found.hint
+    monkeypatch.setattr("dynbench.workloads.hub.why_unreachable", lambda *_: "")
+    assert health.hub(settings).ok
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "forbids" in health.hub(settings).seen
+
+
+def test_the_quickstart_is_timed_by_its_runs_else_by_the_cores(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_time, "matrix_gflops", lambda: health_time.REFERENCE_GFLOPS)
+    assert "takes about 2 min 8 s" in health_time.quickstart(settings).seen
+    monkeypatch.setattr(health_time, "matrix_gflops", lambda: health_time.REFERENCE_GFLOPS / 10)
+    assert "takes about 15 min 20 s" in health_time.quickstart(settings).seen
+    monkeypatch.setattr(health_time, "known_time", lambda *_: "about 3 min, by the time of a run")
+    assert health_time.quickstart(settings).seen == "dynbench compare takes about 3 min, by the time of a run"
+
+    def broken(*_: object) -> None:
+        raise UsageError("the GPUs cannot be used: no driver", "Mend it.")
+
+    monkeypatch.setattr(health_time, "known_time", broken)
+    found = health_time.quickstart(settings)
+    assert not found.ok and (found.seen, found.hint) == ("cannot start: the GPUs cannot be used: no driver", "Mend it.")
+
+
+def test_matrices_are_multiplied_on_one_core_and_threads_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_time, "_MEASURED_S", 0.0)
+    monkeypatch.setattr(provenance, "usable_cores", lambda: 64)
+    before = torch.get_num_threads()
+    many = health_time.matrix_gflops()
+    assert many > 0 and torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_shipped_recipe_says_how_long_it_takes(name: str) -> None:
+    told = health_time.told_time(find_recipe(name))
+    assert told and "Expect" not in told and "#" not in told and told.endswith((".", ")"))
