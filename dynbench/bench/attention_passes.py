@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from torch.profiler import profile
 
 from dynbench.bench.attention import hand_count, plain_bytes
 from dynbench.bench.base import Case, Measured, NotMeasured
+from dynbench.bench.free_memory import free_bytes
 from dynbench.clock import clock_for
 from dynbench.errors import UsageError
 from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
 from dynbench.kernels.flash_torch import tiles_for
 from dynbench.plugins.benchmarks import AttentionOptions
-from dynbench.runs.cgroup import memory_available_bytes
 from dynbench.units import format_bytes, mb
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,7 +48,7 @@ def measure_pass(case: Case, options: AttentionOptions, device: torch.device) ->
     """
     way, causal = str(case.columns["way"]), bool(case.columns["causal"])
     batch, length, channels = case.shape
-    free = _free_bytes(device)
+    free = free_bytes(device)
     if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
         raise NotMeasured(f"{hand_count(batch, length, case.dtype)}, and {format_bytes(free)} are free", "oom")
     drawn = torch.Generator().manual_seed(0)
@@ -204,12 +203,3 @@ def _allocated(profiler: profile) -> tuple[int, int]:
     changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
     held = np.cumsum([0, *(nbytes for _, nbytes in sorted(changes, key=lambda change: change[0]))])
     return int(held[-1]), int(held.max())
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
-    allowed = memory_available_bytes()
-    return free if allowed is None else min(free, allowed)

@@ -1,35 +1,54 @@
-"""All-reduce by size: what nccl-tests prints, quantiles over iterations, and latency with bandwidth by a linear fit.
+"""Collectives by size: what nccl-tests prints, quantiles over iterations, and latency with bandwidth by a linear fit.
 
 `time`, `algbw` and `busbw` are as in nccl-tests (doc/PERFORMANCE.md there): algbw is the size over the time, and busbw
-that times 2(n-1)/n, which for any number of ranks compares with the bandwidth of the slowest link.
+that times the operation's factor, which for any number of ranks compares with the bandwidth of the slowest link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dynbench.bench.base import Benchmark, Case, Device, Measured, Row
+from dynbench.bench.base import Benchmark, Case, Device, Measured, NotMeasured, Row
 from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.units import mb
 
 if TYPE_CHECKING:
+    import torch
+
     from dynbench.engine.rank.rank_process import RankContext
 
 MIB = 2**20
 COMM_FILE = "comm_model.json"
 """What `launch.comm_model` reads; see `engine.comm_model.read_comm_file`."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DEVICES: dict[str, Device] = {"gloo": "cpu", "nccl": "cuda", "auto": "auto"}
+BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1.0,
+    "all_to_all": lambda ranks: (ranks - 1) / ranks,
+    "send_recv": lambda ranks: 1.0,
+}
+"""What each rank sends at least, as a part of the size, by operation."""
+DIVIDED = ("reduce_scatter", "all_gather", "all_to_all")
+"""Operations in which every rank has an equal part of the buffer."""
+Points = Sequence[tuple[float, float]]
+Group = tuple[str, str, str, int]
+"""Operation, back end, type and number of processes."""
 
 
 class Collectives(Benchmark):
-    """The all-reduce of `sizes_mib` over `processes`."""
+    """Every operation over the sizes, types, back ends and numbers of processes."""
 
     options: CollectivesOptions
     headers: ClassVar = {
+        "operation": "operation",
+        "backend": "back end",
+        "processes": "processes",
         "size": "size (B)",
         "count": "count",
         "type": "type",
@@ -40,77 +59,169 @@ class Collectives(Benchmark):
         "p50": "p50 (ms)",
         "p95": "p95 (ms)",
         "p99": "p99 (ms)",
+        "sent_bytes": "sent (B)",
+        "shared": "shared",
     }
 
     @property
     def processes(self) -> int:
-        """As asked for."""
-        return self.options.processes
+        """The most that are asked for."""
+        return max(self.options.processes)
 
     @property
     def device(self) -> Device:
-        """That of the back end."""
-        return DEVICES[self.options.backend]
+        """That of the process group which all launches have; a back end on GPUs has a group of its own."""
+        return "cpu"
+
+    def ranks_of(self, case: Case) -> int:
+        """Those of the case."""
+        return int(case.columns["processes"])
+
+    def device_of(self, case: Case, context: RankContext) -> torch.device:
+        """The rank's GPU, which several share where there are fewer, or the CPU."""
+        import torch
+
+        gpus = _gpus() if case.columns["backend"] != "gloo" else 0
+        return torch.device("cuda", context.local_rank % gpus) if gpus else torch.device("cpu")
 
     def cases(self) -> Sequence[Case]:
-        """A size each, ascending."""
-        dtype = self.options.dtype
-        width = ELEMENT_BYTES[dtype]
-        counts = sorted({max(1, round(size * MIB / width)) for size in self.options.sizes_mib})
-        return [
-            Case(
-                f"all_reduce {count * width / MIB:g} MiB",
-                [count],
-                dtype,
-                {"size": count * width, "count": count, "type": dtype},
-            )
-            for count in counts
-        ]
+        """Every combination, the sizes ascending; one case for all of a back end that cannot run here."""
+        cases: list[Case] = []
+        for processes, backend in product(dict.fromkeys(self.options.processes), self._backends()):
+            backend = backend if backend != "auto" else "nccl" if _gpus() >= processes else "gloo"
+            about: dict[str, float | int | str] = {"backend": backend, "processes": processes}
+            if _why_not(backend, processes):
+                cases.append(Case(f"{backend} x{processes}", [], "", about))
+                continue
+            sizes = sorted(set(self.options.sizes_mib))
+            for dtype, operation, size in product(dict.fromkeys(self.options.dtype), self._operations(), sizes):
+                cases.append(_case(operation, size, dtype, about))
+        return cases
+
+    def _backends(self) -> Sequence[str]:
+        return list(dict.fromkeys(self.options.backend))
+
+    def _operations(self) -> Sequence[str]:
+        return list(dict.fromkeys(self.options.operations))
 
     def measure(self, case: Case, context: RankContext) -> Measured:
         """The iterations of one size."""
-        from dynbench.bench.allreduce import measure_allreduce
+        reason = _why_not(str(case.columns["backend"]), self.ranks_of(case))
+        if reason:
+            raise NotMeasured(reason)
+        from dynbench.bench.collective_calls import measure_collective
 
-        return measure_allreduce(case, self.options.iterations, self.options.warmup, context)
+        return measure_collective(case, self.options, context, self.device_of(case, context))
 
     def summary(self, rows: Sequence[Row]) -> dict[str, object]:
-        """Latency (alpha) and inverse bandwidth (beta) of the medians, by least squares; null for fewer than two."""
-        points = _points(rows)
-        return {"world_size": self.processes, "fit": fit_alpha_beta(points) if len(points) > 1 else None}
+        """Latency (alpha) and inverse bandwidth (beta) of the medians of every operation, by least squares.
+
+        `fit` is that of the all-reduce which `launch.comm_model` is given; null for fewer than two sizes.
+        """
+        fits = {group: fit_alpha_beta(points) for group, points in _groups(rows).items() if len(points) > 1}
+        chosen = _for_comm_model(rows)
+        names = ("operation", "backend", "type", "processes")
+        return {
+            "world_size": chosen[-1] if chosen else self.processes,
+            "fit": fits.get(chosen) if chosen else None,
+            "fits": [dict(zip(names, group, strict=True)) | fit for group, fit in fits.items()],
+        }
 
     def said(self, rows: Sequence[Row]) -> list[str]:
-        """Wrong sums, latency and bandwidth, and who reads them."""
-        points, wrong = _points(rows), [row.case for row in rows if row.columns.get("#wrong")]
-        lines = [f"{case}: elements differ from the known sum; this all-reduce is broken" for case in wrong]
-        if len(points) > 1:
-            fit = fit_alpha_beta(points)
-            alpha, beta, r2 = (fit[key] for key in ("alpha_ms", "beta_ms_per_mb", "r2"))
-            quality = "" if r2 is None else f", R² {r2:.4f}"
-            lines.append(f"medians of {len(points)} sizes: {alpha:.3g} ms + {beta:.3g} ms/MB{quality}")
-            if isinstance(alpha, float) and alpha < 0:
-                lines.append("a latency below zero: these sizes do not tell it, add smaller ones and iterations")
-        return [*lines, f"{COMM_FILE} of the run is what launch.comm_model takes"] if points else lines
+        """What is wrong, latency and bandwidth with the error at each size, and who reads them."""
+        lines = [f"{row.case}: {fault}" for row in rows for fault in _faults(row)]
+        for group, points in _groups(rows).items():
+            if len(points) > 1:
+                lines += _fit_lines(group, fit_alpha_beta(points))
+        for row in rows:
+            if row.status == "ok" and row.n < self.options.iterations:
+                lines.append(f"{row.case}: {row.n} iterations, as limit_s={self.options.limit_s:g} was over")
+        chosen = _for_comm_model(rows)
+        if chosen:
+            lines.append(f"{COMM_FILE} of the run, {_title(chosen)}, is what launch.comm_model takes")
+        return lines
 
     def further_files(self, rows: Sequence[Row]) -> dict[str, object]:
-        """The medians, for `launch.comm_model`."""
+        """The medians of an all-reduce, for `launch.comm_model`."""
         from dynbench.engine.comm_model import FILE_SCHEMA_VERSION
 
-        points = [{"megabytes": megabytes, "ms": ms} for megabytes, ms in _points(rows)]
-        content = {"schema_version": FILE_SCHEMA_VERSION, "world_size": self.processes, "allreduce": points}
-        return {COMM_FILE: content} if points else {}
+        chosen = _for_comm_model(rows)
+        if chosen is None:
+            return {}
+        points = [{"megabytes": megabytes, "ms": ms} for megabytes, ms in _groups(rows)[chosen]]
+        return {COMM_FILE: {"schema_version": FILE_SCHEMA_VERSION, "world_size": chosen[-1], "allreduce": points}}
 
 
-def bus_factor(world_size: int) -> float:
-    """What each rank of an all-reduce sends and receives, as a part of the buffer."""
-    return 2 * (world_size - 1) / world_size
+def _case(operation: str, size_mib: float, dtype: str, about: Mapping[str, float | int | str]) -> Case:
+    width, ranks = ELEMENT_BYTES[dtype], int(about["processes"])
+    count = max(1, round(size_mib * MIB / width))
+    if operation in DIVIDED:
+        count = max(1, count // ranks) * ranks
+    columns = {"operation": operation, **about, "size": count * width, "count": count, "type": dtype}
+    return Case(f"{operation} {size_mib:g} MiB {dtype} {about['backend']} x{ranks}", [count], dtype, columns)
 
 
-def _points(rows: Sequence[Row]) -> list[tuple[float, float]]:
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _why_not(backend: str, processes: int) -> str | None:
+    """Why a back end cannot run here at all."""
+    if backend == "gloo":
+        return None
+    gpus = _gpus()
+    if backend == "nccl" and gpus < processes:
+        return f"NCCL wants a GPU for each of {processes} processes, here are {gpus}"
+    return None if gpus else "no GPU here"
+
+
+def _group(row: Row) -> Group:
+    columns = row.columns
+    return str(columns["operation"]), str(columns["backend"]), row.dtype, int(columns["processes"])
+
+
+def _groups(rows: Sequence[Row]) -> dict[Group, Points]:
     """Size in MB and median time in ms of what was measured."""
-    return [(mb(int(row.columns["size"])), row.p50) for row in rows if row.p50 is not None]
+    found: dict[Group, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.p50 is not None:
+            found.setdefault(_group(row), []).append((mb(int(row.columns["size"])), row.p50))
+    return dict(found)
 
 
-def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> dict[str, object]:
+def _for_comm_model(rows: Sequence[Row]) -> Group | None:
+    """The all-reduce that was measured first."""
+    return next((group for group in _groups(rows) if group[0] == "all_reduce"), None)
+
+
+def _title(group: Group) -> str:
+    operation, backend, dtype, processes = group
+    return f"{operation} {dtype} {backend} x{processes}"
+
+
+def _faults(row: Row) -> list[str]:
+    faults = []
+    if row.columns.get("#wrong"):
+        faults.append("elements differ from the known result; this collective is broken")
+    if row.columns.get("unequal"):
+        faults.append(f"the bytes of {row.columns['unequal']} ranks differ from those of rank 0")
+    return faults
+
+
+def _fit_lines(group: Group, fit: Mapping[str, object]) -> list[str]:
+    alpha, beta, r2, errors = (fit[key] for key in ("alpha_ms", "beta_ms_per_mb", "r2", "errors"))
+    assert isinstance(alpha, float) and isinstance(errors, list)
+    quality = "" if r2 is None else f", R² {r2:.4f}"
+    off = ", ".join(f"{each['relative']:+.0%} at {each['megabytes']:.3g} MB" for each in errors)
+    lines = [f"{_title(group)}: {alpha:.3g} ms + {beta:.3g} ms/MB{quality}; off by {off}"]
+    if alpha < 0:
+        lines.append("a latency below zero: these sizes do not tell it, add smaller ones and iterations")
+    return lines
+
+
+def fit_alpha_beta(points: Points) -> dict[str, object]:
     """`ms = alpha + beta * MB` by least squares, the relative error at each size, and R² of more than two.
 
     Args:

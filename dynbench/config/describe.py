@@ -134,6 +134,8 @@ def _describe_kind(annotation: object, metadata: list[object], plural: bool = Fa
     if get_origin(bare) is tuple:
         count = "" if Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {count}{_describe_kind(arguments[0], [], plural=True)}"
+    if get_origin(bare) is Literal:
+        return ", ".join(str(word) for word in get_args(bare))
     if get_origin(bare) is dict:
         return f"a mapping from {_describe_kind(arguments[0], [])} to {_describe_kind(arguments[1], [])}"
     return str(bare)

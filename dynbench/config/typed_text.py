@@ -54,9 +54,16 @@ def read_field(info: FieldInfo, below: Sequence[str], text: str, source: str) ->
         raise
     if not below and describe.takes_only_text(info) and value is not None and not isinstance(value, str):
         return text
-    if describe.takes_list(info) and not describe.takes_number(info) and isinstance(value, int | float):
+    if describe.takes_list(info) and _one_of_a_list(info, value):
         return [value]
     return value
+
+
+def _one_of_a_list(info: FieldInfo, value: Value) -> bool:
+    """Whether a field that takes lists takes this only as one of a list."""
+    if isinstance(value, str):
+        return not describe.takes_text(info) and value not in describe.allowed_words(info)
+    return not describe.takes_number(info) and isinstance(value, int | float)
 
 
 def written(key: str, value: object) -> str:

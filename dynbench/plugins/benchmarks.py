@@ -14,6 +14,9 @@ MOST_RANKS = 64
 """Known sums of the all-reduce stay whole numbers that bfloat16 has (up to 256)."""
 
 
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"]
+
+
 @dataclass(frozen=True)
 class BenchmarkEntry(Entry):
     """A subclass of `dynbench.bench.base.Benchmark`, called with its options; its module imports no torch.
@@ -42,16 +45,21 @@ class DeviceOptions(TimedOptions):
 
 
 class CollectivesOptions(TimedOptions):
-    """Of the collectives."""
+    """Of the collectives: every operation with every size, number of processes, back end and type."""
 
+    operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = get_args(Operation)
+    """What the ranks do together; in send_recv each sends to the next."""
     sizes_mib: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0, 10.0)
-    """Sizes of the buffer, MiB."""
-    processes: Annotated[int, Field(ge=2, le=MOST_RANKS)] = 2
-    """Ranks, one process each."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """NCCL runs on GPUs, gloo on the CPU; `auto` is NCCL where there is a GPU for each process."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the elements."""
+    """Sizes of the buffer, of the larger one where an operation has two, MiB."""
+    processes: Annotated[tuple[Annotated[int, Field(ge=2, le=MOST_RANKS)], ...], Field(min_length=1)] = (2,)
+    """Ranks, one process each; every number is launched by itself."""
+    backend: Annotated[tuple[Literal["auto", "gloo", "nccl", "gloo-cuda"], ...], Field(min_length=1)] = ("auto",)
+    """NCCL runs on GPUs, gloo on the CPU, and gloo-cuda is gloo with tensors on GPUs; `auto` is NCCL where there is a
+    GPU for each process, else gloo."""
+    dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
+    """Types of the elements."""
+    limit_s: PositiveFloat = 240.0
+    """A case that lasts longer begins no further iteration."""
 
 
 class PackedAttentionOptions(DeviceOptions):
@@ -162,10 +170,15 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
     (
         BenchmarkEntry(
             "collectives",
-            "all-reduce over gloo or NCCL: time and bandwidth by size",
+            "collectives over gloo or NCCL: time and bandwidth by operation, size, type and number of processes",
             "dynbench.bench.collectives:Collectives",
             CollectivesOptions,
-            full=("sizes_mib=1,10,100,1000",),
+            full=(
+                "sizes_mib=1,10,100,1000",
+                "dtype=float32,bfloat16",
+                "processes=2,4,6",
+                "backend=gloo,nccl,gloo-cuda",
+            ),
         ),
         BenchmarkEntry(
             "packed_attention",

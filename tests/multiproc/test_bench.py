@@ -1,4 +1,4 @@
-"""The all-reduce benchmark on real ranks: nothing is wrong, and its file is what virtual ranks are charged by."""
+"""Collectives on as many ranks as each case wants: nothing is wrong, and virtual ranks are charged by its file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dynbench.config.load import load_config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.runs.provenance import usable_cores
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
@@ -19,14 +20,18 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
 
 def test_ranks_agree_on_the_known_sum(store: RunStore) -> None:
-    options = CollectivesOptions(sizes_mib=(0.5, 0.25), backend="gloo", iterations=3, warmup=1)
+    options = CollectivesOptions(
+        operations=("all_reduce",), sizes_mib=(0.5, 0.25), backend=("gloo",), processes=(2, 3), iterations=3, warmup=1
+    )
     with forked_ranks():
         result = run_bench("collectives", Collectives(options), store, report=lambda _: None)
     assert result.run.status is Status.COMPLETED
-    assert [(row.status, row.columns["size"], row.n) for row in result.rows] == [("ok", 2**18, 3), ("ok", 2**19, 3)]
-    assert {(row.columns["#wrong"], row.columns["processes"], row.reference_error) for row in result.rows} == {
-        (0, 2, 0)
-    }
+    assert [(row.status, row.columns["size"], row.n) for row in result.rows] == [
+        ("ok", 2**18, 3), ("ok", 2**19, 3)
+    ] * 2  # fmt: skip
+    assert {(row.columns["#wrong"], row.columns["unequal"], row.reference_error) for row in result.rows} == {(0, 0, 0)}
+    assert [row.columns["processes"] for row in result.rows] == [2, 2, 3, 3]
+    assert all(str(row.columns["shared"]).startswith("3 processes on") for row in result.rows[2:]) or usable_cores() > 2
     assert all(row.p20 and row.p50 and row.p80 and row.p20 <= row.p50 <= row.p80 for row in result.rows)
 
     file = str(result.run.path / COMM_FILE)

@@ -54,7 +54,11 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "solve_correlation": "solve_policies",
     },
     "probe": {"probe_capacity": "probe", "probe_cost": "probe", "probe_predicted": "probe"},
-    "bench": {"bench_collectives": "bench_collectives", "bench_packed_attention": "bench_packed_attention"},
+    "bench": {
+        "bench_collectives": "bench_collectives",
+        "bench_bandwidth": "bench_collectives",
+        "bench_packed_attention": "bench_packed_attention",
+    },
     "cells": {"regimes": "regimes"},
 }
 """Per command its figures, in the order in which a report shows them, and the module of each; also the file names."""

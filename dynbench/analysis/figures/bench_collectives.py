@@ -1,38 +1,77 @@
-"""All-reduce by size: time with its spread over iterations, and bandwidth."""
+"""Collectives by size: time with its spread over iterations, and bandwidth, a panel for each operation."""
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.bench_rows import measured_rows
 from dynbench.runs.run import Run
 
-MEASURES = ("size", "p20", "p50", "p80", "busbw", "processes", "backend", "type", "n")
+MEASURES = ("operation", "size", "p20", "p50", "p80", "busbw", "processes", "backend", "type", "n")
+SERIES = ("backend", "type", "processes")
+COLUMNS = 3
 
 
 def bench_collectives(source: Run) -> style.Drawing | None:
-    """Median time on the left, bus bandwidth on the right, over the size."""
+    """Median time over the size."""
+    spread = "An iteration lasts the maximum over ranks. Bars span the 20th to 80th percentile"
+    return _drawing(source, "Time of collectives by size", "p50", "time, median (ms)", spread)
+
+
+def bench_bandwidth(source: Run) -> style.Drawing | None:
+    """Bus bandwidth over the size."""
+    meaning = "Bus bandwidth: size over mean time, times what a rank sends at least as a part of the size"
+    return _drawing(source, "Bus bandwidth of collectives by size", "busbw", "bus bandwidth (GB/s)", meaning)
+
+
+def _drawing(source: Run, title: str, column: str, label: str, meaning: str) -> style.Drawing | None:
     table = measured_rows(source, MEASURES)
     if table is None:
         return None
     table = table.with_columns(megabytes=pl.col("size") / 1e6)
-    first = table.row(0, named=True)
-    figure, (times, bandwidths) = style.new_figure(
-        "All-reduce by size",
-        f"{source.label}: {first['processes']} processes, {first['backend']}, {first['type']}; n = {first['n']} "
-        "iterations per size, each the maximum over ranks, warm-up left out. Bars span the 20th to 80th percentile.",
-        columns=2,
-        width_in=10,
-        height_in=4.2,
+    operations = table["operation"].unique(maintain_order=True).to_list()
+    columns = min(COLUMNS, len(operations))
+    rows = math.ceil(len(operations) / columns)
+    figure, panels = style.new_figure(
+        title,
+        f"{source.label}: n = {table.get_column('n').to_list()[0]} iterations per size, warm-up left out. {meaning}.",
+        rows=rows,
+        columns=columns,
+        width_in=max(6.0, 3.7 * columns),
+        height_in=1.5 + 2.6 * rows,
     )
-    sizes, p50 = table["megabytes"], table["p50"]
-    times.errorbar(sizes, p50, yerr=[p50 - table["p20"], table["p80"] - p50], fmt="o-", color=style.color(0), capsize=3)
-    bandwidths.plot(sizes, table["busbw"], "o-", color=style.color(0))
-    for axes, shown in ((times, "time, median (ms)"), (bandwidths, "bus bandwidth (GB/s)")):
+    series = table.select(SERIES).unique(maintain_order=True).rows()
+    ticks = {f"{size:.3g}": size for size in sorted(table["megabytes"])}
+    for axes, operation in zip(panels, operations, strict=False):
+        drawn = table.filter(pl.col("operation") == operation)
+        for number, (backend, dtype, processes) in enumerate(series):
+            points = drawn.filter(
+                (pl.col("backend") == backend) & (pl.col("type") == dtype) & (pl.col("processes") == processes)
+            ).sort("size")
+            _line(axes, points, column, number, f"{backend}, {dtype}, {processes} processes")
+        if column == "p50":
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_xscale("log")
-        axes.set_xticks(sizes, [f"{size:.3g}" for size in sizes])
+        axes.set_xticks(list(ticks.values()), list(ticks))
         axes.minorticks_off()
-        axes.margins(y=0.1)
-        style.label_axes(axes, "size (MB, log scale)", shown)
+        style.label_axes(axes, "size (MB, log scale)", label, title=operation, from_zero=column != "p50")
+    for axes in panels[len(operations) :]:
+        axes.remove()
+    style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, table)
+
+
+def _line(axes: Axes, points: pl.DataFrame, column: str, number: int, label: str) -> None:
+    values = points[column]
+    bars = [values - points["p20"], points["p80"] - values] if column == "p50" else None
+    axes.errorbar(
+        points["megabytes"], values, yerr=bars, capsize=3, label=label,
+        color=style.color(number), marker=style.marker(number), linestyle=style.dashes(number),
+    )  # fmt: skip

@@ -68,8 +68,8 @@ def process_group(context: RankContext, settings: Launch) -> Iterator[None]:
     CPU tensors go through gloo on GPU machines too, so that small host facts (batch sizes, plans, digests) are
     exchanged without touching the device.
 
-    Closing an nccl group is a collective: a rank that fails leaves it open, or it would wait for ranks that never come,
-    and has to end without the interpreter's shutdown.
+    Closing an nccl group is a collective: a rank that fails after it has used a GPU leaves its groups open, or it would
+    wait for ranks that never come, and has to end without the interpreter's shutdown.
     """
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
@@ -78,7 +78,8 @@ def process_group(context: RankContext, settings: Launch) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if context.device.type != "cuda":
+        used_gpu = context.device.type == "cuda" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
+        if not used_gpu:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()

@@ -19,6 +19,7 @@ from matplotlib.text import Text
 from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
+from dynbench.bench.collectives import BUS_FACTORS
 from dynbench.bench.packed_attention import WAYS
 from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
@@ -147,7 +148,8 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     run = store.create("bench", "collectives")
     shown = {"status": "ok", "processes": 2, "backend": "gloo", "type": "float32", "n": 20, "busbw": 1.0}
     times = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
-    write_text(run.path / "rows.csv", csv_text([{**shown, "size": size, **times} for size in (2**20, 2**24)]))
+    rows = [{**shown, "operation": each, "size": size, **times} for each in BUS_FACTORS for size in (2**20, 2**24)]
+    write_text(run.path / "rows.csv", csv_text(rows))
     attention = store.create("bench", "packed_attention")
     layer = {"status": "ok", "samples": 9, "width": 256, "heads": 4, "device": "cpu", "n": 20, **times}
     rows = [{**layer, "way": way, "tokens": tokens} for way in WAYS for tokens in (256, 512)]

@@ -62,7 +62,7 @@ def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
 
 
 def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_passes, "_free_bytes", lambda _: 10_000)
+    monkeypatch.setattr(attention_passes, "free_bytes", lambda _: 10_000)
     benchmark = Attention(AttentionOptions(**{**SMALL, "batch": 1}))
     measured = rows(benchmark)
     assert [row.case for row in measured if row.status == "oom"] == [

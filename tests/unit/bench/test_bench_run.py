@@ -36,6 +36,7 @@ from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
 
 SIZES = "sizes_mib=1,2,4"
+ONE = ("--set", SIZES, "--set", "backend=gloo", "--set", "operations=all_reduce")
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +81,12 @@ def row(case: Case) -> Row:
     ms = 0.5 + case.shape[0] / 1e6
     columns = {"time": 1e3 * ms, "algbw": 1.0, "busbw": 1.0, "#wrong": 0, "p95": ms, "p99": ms}
     values = np.array([ms, ms])
-    measured = Measured(values, {**columns, "processes": 2, "backend": "gloo"}, reference_error=0.0)
+    measured = Measured(values, columns, reference_error=0.0)
     return measured_row(case, measured, torch.device("cpu"))
 
 
 def run_it(capsys: pytest.CaptureFixture[str], code: int = 0, *more: str) -> dict:
-    assert main(["bench", "collectives", "--set", SIZES, "--set", "backend=gloo", "--json", *more]) == code
+    assert main(["bench", "collectives", *ONE, "--json", *more]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -93,7 +94,7 @@ def test_rows_files_and_figure(store: RunStore, ranks: dict, capsys: pytest.Capt
     shown = run_it(capsys, 0, "--name", "c")
     (run,) = store.list()
     assert (shown["command"], shown["name"], shown["run"]["status"]) == ("bench", "collectives", "completed")
-    assert [line["case"] for line in shown["rows"]] == [f"all_reduce {mib} MiB" for mib in (1, 2, 4)]
+    assert [line["case"] for line in shown["rows"]] == [f"all_reduce {mib} MiB float32 gloo x2" for mib in (1, 2, 4)]
     with (run.path / "rows.csv").open() as file:
         assert [line["size"] for line in csv.DictReader(file)] == [str(mib * 2**20) for mib in (1, 2, 4)]
     fit = json.loads((run.path / "summary.json").read_text())["fit"]
@@ -113,7 +114,7 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(
     (run,) = store.list()
     assert run.status is Status.COMPLETED and not failure_file(run, 1).exists()
     assert len(json.loads((run.path / COMM_FILE).read_text())["allreduce"]) == 2
-    assert main(["bench", "collectives", "--no-figures", "--set", SIZES, "--set", "backend=gloo"]) == 0
+    assert main(["bench", "collectives", "--no-figures", *ONE]) == 0
     assert "oom     rank 1: 16 GiB asked for" in capsys.readouterr().out
 
 
@@ -139,7 +140,7 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     assert run.status is status and shown["error"]["exit_code"] == code
     assert [line["status"] for line in shown["rows"]] == ["ok", "ok"] and shown["run"]["id"] == run.id
     assert len((run.path / "rows.csv").read_text().splitlines()) == 3
-    assert main(["bench", "collectives", "--set", SIZES, "--set", "backend=gloo"]) == code
+    assert main(["bench", "collectives", *ONE]) == code
     said = capsys.readouterr()
     assert "2097152" in said.out and "run: " in said.err and "Go on with: dynbench bench --resume" in said.err
     ranks.clear()
@@ -160,7 +161,7 @@ def test_what_cannot_be_resumed(store: RunStore, ranks: dict, capsys: pytest.Cap
 
 def test_a_torn_last_row_is_left_out(store: RunStore) -> None:
     run = store.create("bench", "collectives")
-    add_rows(run, [row(Case("a", [4], "float32"))] * 2)
+    add_rows(run, [row(Case("a", [4], "float32", {"operation": "all_reduce"}))] * 2)
     with rows_file(run).open("a") as file:
         file.write('[{"case": "b"')
     assert [each.case for each in read_rows(run)] == ["a", "a"] and cases_done(run) == 1

@@ -1,69 +1,116 @@
-"""The all-reduce benchmark: its options, its arithmetic, what it finds wrong, and the file that `train` reads."""
+"""The collectives benchmark: its options, its arithmetic, what it finds wrong, and the file that `train` reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from bench_jobs import rows_with, with_a_wrong_one, without
+from warm import RankError, WarmRanks
 
-from dynbench.bench.allreduce import contribution, known_sum, measure_allreduce
-from dynbench.bench.base import Measured
-from dynbench.bench.collectives import ELEMENT_BYTES, Collectives, bus_factor, fit_alpha_beta
+from dynbench.bench import collective_calls, collectives
+from dynbench.bench.base import Row
+from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill, known_sum
+from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, ELEMENT_BYTES, Collectives, fit_alpha_beta
 from dynbench.bench.options import read_options
-from dynbench.bench.rank import measured_row
+from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.sent_bytes import can_count
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import MOST_RANKS, CollectivesOptions
 
 CPU = torch.device("cpu")
+OPERATIONS = tuple(BUS_FACTORS)
 
 
-@pytest.fixture
-def alone() -> Iterator[RankContext]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield RankContext(0, 0, 1, CPU)
-    dist.destroy_process_group()
+@pytest.fixture(scope="module")
+def measured(ranks: WarmRanks) -> Sequence[Row]:
+    """Every operation and type on two ranks, two sizes."""
+    first, second = ranks(rows_with, {"sizes_mib": (0.5, 0.01), "dtype": ("float32", "bfloat16")})
+    assert [row.columns for row in first] == [row.columns for row in second], "the same on every rank"
+    return first
 
 
-def measured(context: RankContext, dtype: str = "float32", reduce: object = dist.all_reduce) -> Measured:
-    (case,) = Collectives(CollectivesOptions(sizes_mib=(0.001,), dtype=dtype)).cases()  # type: ignore[arg-type]
-    return measure_allreduce(case, 4, 1, context, reduce)  # type: ignore[arg-type]
+def test_right_collectives_have_nothing_wrong(measured: Sequence[Row]) -> None:
+    named = [(row.dtype, row.columns["operation"]) for row in measured[::2]]
+    assert named == [(dtype, operation) for dtype in ("float32", "bfloat16") for operation in OPERATIONS]
+    for row in measured:
+        columns, operation = row.columns, str(row.columns["operation"])
+        assert (columns["#wrong"], row.reference_error, row.status, row.n, row.unit) == (0, 0.0, "ok", 3, "ms")
+        assert row.p20 is not None and row.p50 is not None and row.p80 is not None and row.mean is not None
+        assert 0 < row.p20 <= row.p50 <= row.p80 <= float(columns["p95"]) <= float(columns["p99"])
+        assert columns["size"] == int(columns["count"]) * ELEMENT_BYTES[row.dtype]
+        assert columns["algbw"] == pytest.approx(int(columns["size"]) / (row.mean * 1e6))
+        assert columns["busbw"] == pytest.approx(float(columns["algbw"]) * BUS_FACTORS[operation](2))
+        assert columns.get("unequal") == (0 if operation in collective_calls.SAME_ON_ALL else None)
+    for small, large in pairwise(measured):
+        if small.columns["operation"] == large.columns["operation"] and small.dtype == large.dtype:
+            assert int(small.columns["size"]) < int(large.columns["size"])
 
 
-@pytest.mark.parametrize("dtype", ELEMENT_BYTES)
-def test_a_right_collective_has_nothing_wrong(alone: RankContext, dtype: str) -> None:
-    (case,) = Collectives(CollectivesOptions(sizes_mib=(0.001,), dtype=dtype)).cases()  # type: ignore[arg-type]
-    row = measured_row(case, measured(alone, dtype), CPU)
-    columns = row.columns
-    assert (columns["#wrong"], row.reference_error, row.status, row.n) == (0, 0.0, "ok", 4)
-    assert row.p20 is not None and row.p50 is not None and row.p80 is not None and row.mean is not None
-    assert 0 < row.p20 <= row.p50 <= row.p80 <= float(columns["p95"]) <= float(columns["p99"])
-    assert columns["size"] == int(columns["count"]) * ELEMENT_BYTES[dtype]
-    assert columns["algbw"] == pytest.approx(int(columns["size"]) / (row.mean * 1e6))
-    assert columns["busbw"] == float(columns["algbw"]) * bus_factor(1)
+def test_what_nccl_tests_counts_as_the_bus() -> None:
+    at = {operation: factor(4) for operation, factor in BUS_FACTORS.items()}
+    assert at == {
+        "all_reduce": 1.5, "reduce_scatter": 0.75, "all_gather": 0.75, "all_to_all": 0.75, "broadcast": 1.0,
+        "send_recv": 1.0,
+    }  # fmt: skip
 
 
-def test_a_wrong_collective_is_counted_and_told(alone: RankContext) -> None:
-    def shifted(buffer: Tensor) -> None:
-        buffer[10:] += 1
+@pytest.mark.skipif(not can_count(), reason="the kernel does not count the bytes of connections")
+def test_bytes_that_the_kernel_counts(measured: Sequence[Row]) -> None:
+    for row in measured:
+        columns = row.columns
+        if int(columns["size"]) < 2**19:
+            continue
+        ratio = int(columns["sent_bytes"]) / int(columns["least_bytes"])
+        # gloo reduces everything on every rank and then keeps a part: N all-reduces of S/N.
+        most = 2.1 if columns["operation"] == "reduce_scatter" else 1.02
+        assert 0.99 < ratio < most, (row.case, ratio)
 
-    benchmark = Collectives(CollectivesOptions(sizes_mib=(0.001,)))
-    (case,) = benchmark.cases()
-    row = measured_row(case, measured(alone, reduce=shifted), CPU)
-    assert row.columns["#wrong"] == case.shape[0] - 10 and row.reference_error == 1.0
-    assert "broken" in benchmark.said([row])[0]
+
+@pytest.mark.parametrize("fault", ["left out", "one element"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_wrong_collective_is_counted_and_told(ranks: WarmRanks, operation: str, fault: str) -> None:
+    for (row,) in ranks(with_a_wrong_one, operation, fault):
+        parts = 2 if operation == "reduce_scatter" else 1
+        least = 1 if fault == "one element" else row.shape[0] // parts // 2
+        assert least <= int(row.columns["#wrong"]) <= row.shape[0] and row.reference_error > 0
+        assert fault == "left out" or row.columns["#wrong"] == 1
+        said = Collectives(CollectivesOptions()).said([row])
+        assert "broken" in said[0]
+        if operation in collective_calls.SAME_ON_ALL:
+            assert row.columns["unequal"] == 1 and "differ from those of rank 0" in said[1]
+
+
+@pytest.mark.parametrize("words", ["ProcessGroupGloo does not support reduce_scatter", "Invalid scalar type"])
+def test_what_a_back_end_does_not_have_is_a_row(ranks: WarmRanks, words: str) -> None:
+    for rows in ranks(without, RuntimeError(words)):
+        assert [row.status for row in rows] == ["ok", "skipped"] and words in str(rows[1].reason)
+
+
+def test_a_broken_connection_is_no_missing_operation(ranks: WarmRanks) -> None:
+    with pytest.raises(RankError, match="Connection closed by peer"):
+        ranks(without, RuntimeError("Connection closed by peer"))
+
+
+def test_no_room_and_no_time_are_said(ranks: WarmRanks) -> None:
+    little = {"operations": ("all_reduce",), "sizes_mib": (0.01, 2.0**40), "limit_s": 1e-9}
+    rows = ranks(rows_with, little)[0]
+    assert [row.status for row in rows] == ["ok", "oom"] and "2 x 2 x 1.15e+06 TB" in str(rows[1].reason)
+    assert rows[0].n == 1
+    said = Collectives(CollectivesOptions(limit_s=1e-9)).said(rows)
+    assert any("1 iterations, as limit_s=1e-09 was over" in line for line in said)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 5, 6, MOST_RANKS])
 @pytest.mark.parametrize("fault", ["a rank left out", "a rank twice", "maximum", "moved by one"])
 def test_every_wrong_sum_differs_from_the_known_one(world_size: int, fault: str) -> None:
-    parts = [contribution(100, rank, torch.float32, CPU) for rank in range(world_size)]
-    right = known_sum(100, world_size, torch.float32, CPU)
+    parts = [contribution(rank) for rank in range(world_size)]
+    right = known_sum(world_size)
     assert torch.equal(torch.stack(parts).sum(0), right)
     wrong = {
         "a rank left out": torch.stack(parts[:-1]).sum(0),
@@ -74,10 +121,71 @@ def test_every_wrong_sum_differs_from_the_known_one(world_size: int, fault: str)
     assert not torch.equal(wrong, right)
 
 
+def test_no_two_ranks_contribute_the_same() -> None:
+    assert len({tuple(contribution(rank).tolist()) for rank in range(MOST_RANKS)}) == MOST_RANKS
+    whole = fill(torch.empty(1000), contribution(3))
+    assert torch.equal(fill(torch.empty(500), contribution(3, 500)), whole[500:])
+
+
+@pytest.mark.parametrize("elements", [3, PERIOD, 3 * PERIOD + 5])
+def test_comparing_finds_every_element(elements: int) -> None:
+    known = [contribution(1), contribution(2)]
+    result = torch.cat([fill(torch.empty(elements), pattern) for pattern in known])
+    assert compare(result, known) == (0, 0.0)
+    for index in range(2 * elements):
+        changed = result.clone()
+        changed[index] += 2
+        assert compare(changed, known) == (1, 2.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_known_sum_is_exact_in_every_type(dtype: torch.dtype) -> None:
-    exact = known_sum(1000, MOST_RANKS, torch.float64, CPU)
-    assert torch.equal(known_sum(1000, MOST_RANKS, dtype, CPU).double(), exact)
+    exact = known_sum(MOST_RANKS)
+    assert torch.equal(exact.to(dtype).long(), exact)
+
+
+def test_every_combination_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_gpus", lambda: 2)
+    benchmark = Collectives(
+        CollectivesOptions(
+            processes=(2, 4), backend=("gloo", "nccl", "gloo-cuda"), dtype=("float32", "bfloat16"), sizes_mib=(1, 2)
+        )
+    )
+    cases = benchmark.cases()
+    assert len(cases) == 2 * 6 * 2 * (3 + 2) + 1 and benchmark.processes == 4
+    assert len({case.name for case in cases}) == len(cases)
+    assert [benchmark.ranks_of(case) for case in cases] == sorted(benchmark.ranks_of(case) for case in cases)
+    assert [case.name for case in cases if not case.shape] == ["nccl x4"], "two GPUs are too few for NCCL"
+    six = Collectives(CollectivesOptions(processes=(6,), backend=("gloo",))).cases()
+    assert {case.shape[0] % 6 for case in six if case.columns["operation"] in collectives.DIVIDED} == {0}
+    auto = {int(case.columns["processes"]): case.columns["backend"] for case in Collectives(
+        CollectivesOptions(processes=(2, 4))
+    ).cases()}  # fmt: skip
+    assert auto == {2: "nccl", 4: "gloo"}
+
+
+def test_a_back_end_without_its_gpus_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_gpus", lambda: 0)
+    benchmark = Collectives(CollectivesOptions(backend=("nccl", "gloo-cuda")))
+    context = RankContext(0, 0, 2, CPU)
+    rows = [row for case in benchmark.cases() for row in rows_of(benchmark, case, context)]
+    assert [(row.case, row.status) for row in rows] == [("nccl x2", "skipped"), ("gloo-cuda x2", "skipped")]
+    assert "a GPU for each of 2 processes, here are 0" in str(rows[0].reason)
+    assert benchmark.said(rows) == [] and benchmark.further_files(rows) == {}
+
+
+def test_one_all_reduce_is_for_virtual_ranks(measured: Sequence[Row]) -> None:
+    benchmark = Collectives(CollectivesOptions())
+    content = json.loads(json.dumps(benchmark.further_files(measured)[COMM_FILE]))
+    reduced = [row for row in measured if row.columns["operation"] == "all_reduce" and row.dtype == "float32"]
+    assert [point["ms"] for point in content["allreduce"]] == [row.p50 for row in reduced]
+    summary = benchmark.summary(measured)
+    fits = summary["fits"]
+    assert isinstance(fits, list) and len(fits) == 2 * 6 and isinstance(summary["fit"], dict)
+    assert fits[0] == {"operation": "all_reduce", "backend": "gloo", "type": "float32", "processes": 2} | summary["fit"]
+    said = benchmark.said(measured)
+    assert "all_reduce float32 gloo x2, is what launch.comm_model takes" in said[-1]
+    assert sum("ms/MB; off by" in line for line in said) == 12
 
 
 def test_the_fit_finds_latency_and_bandwidth() -> None:
@@ -90,8 +198,11 @@ def test_the_fit_finds_latency_and_bandwidth() -> None:
 
 
 def test_options_from_the_command_line() -> None:
-    options = read_options("collectives", ["sizes_mib=1,2.5", "processes=4", "dtype=bfloat16"])
-    assert options == CollectivesOptions(sizes_mib=(1, 2.5), processes=4, dtype="bfloat16")
+    asked = ["sizes_mib=1,2.5", "processes=4", "dtype=bfloat16", "operations=all_reduce", "backend=gloo"]
+    options = read_options("collectives", asked)
+    assert options == CollectivesOptions(
+        sizes_mib=(1, 2.5), processes=(4,), dtype=("bfloat16",), operations=("all_reduce",), backend=("gloo",)
+    )
     assert read_options("collectives", ["sizes_mib=3"]) == CollectivesOptions(sizes_mib=(3,))
     assert isinstance(options, CollectivesOptions)
     assert [case.shape for case in Collectives(options).cases()] == [[2**19], [round(2.5 * 2**19)]]
@@ -102,7 +213,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         read_options("collectives", ["size_mib=1", "processes=1", "sizes_mib=0", "dtype=float23", "nothing"])
     problems = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 5, problems
-    for said in ("Did you mean 'sizes_mib'?", "--set processes: 1", "--set sizes_mib", "'float23'", "--set nothing"):
+    for said in ("Did you mean 'sizes_mib'?", "--set processes: [1]", "--set sizes_mib", "'float23'", "--set nothing"):
         assert said in problems
     with pytest.raises(UsageError, match="Did you mean 'collectives'"):
         read_options("colectives", [])

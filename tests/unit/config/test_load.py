@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from dynbench.config.describe import describe
 from dynbench.config.load import load_config, load_mapping, validate_config
 from dynbench.config.schema import Config
+from dynbench.config.typed_text import read_field
 from dynbench.errors import ConfigError, UsageError
+from dynbench.plugins.benchmarks import AttentionOptions
 
 WORKLOADS = (
     "MODULE:CLASS or FILE.py:CLASS of your own or text_classification, causal_lm, "
@@ -254,6 +257,9 @@ def test_misspelt_names_of_registries_are_among_the_mistakes() -> None:
 def test_one_number_is_a_list_of_one_where_only_a_list_can_stand() -> None:
     config = load_config(None, ["probe.lengths=64", "schedule.capacity=8"])
     assert config.probe.lengths == (64,)
+    words = AttentionOptions.model_fields["ways"]
+    assert read_field(words, (), "plain", "ways") == ["plain"] == read_field(words, (), "[plain]", "ways")
+    assert describe(words).startswith("a list of plain, compiled, sdpa")
     assert config.schedule.capacity == 8
 
 

@@ -38,12 +38,15 @@ def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[st
     assert gpu_index(2, environment) == index
 
 
-@pytest.mark.parametrize(("device", "left_open"), [("cpu", False), ("cuda", True)])
+@pytest.mark.parametrize(
+    ("device", "used", "left_open"), [("cpu", False, False), ("cuda", False, True), ("cpu", True, True)]
+)
 def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(
-    monkeypatch: pytest.MonkeyPatch, device: str, left_open: bool
+    monkeypatch: pytest.MonkeyPatch, device: str, used: bool, left_open: bool
 ) -> None:
     closed = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: closed.append(device))
     context = RankContext(rank=0, local_rank=0, world_size=2, device=torch.device(device, 0))
