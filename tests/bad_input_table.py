@@ -18,14 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_input import answer, no_bugs
+from page import section, write_section
 
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.table_text import printable
 
-HERE = Path(__file__).parent
-PAGE = HERE / "README.md"
-BEGIN, END = "<!-- bad input -->\n", "<!-- end of bad input -->\n"
+SECTION = "bad input"
 OPENING = """\
 # Bad input
 
@@ -157,6 +156,13 @@ CASES = (
     Bad("a path too long for any file", ("solve", "a" * 300 + ".csv"), shown="solve aaa….csv"),
     Bad("a line without a label", TSV, text("own.tsv", "sentence\tlabel\na b\t0\nc\n")),
     Bad("a file of another kind", TSV, text("own.tsv", b"PK\x03\x04\x00\xff")),
+    Bad("a limit of memory that is none", ("probe", "--set", "probe.memory_limit=-1GiB")),
+    Bad("lengths to probe that are no numbers", ("probe", "--set", "probe.lengths=64,.nan")),
+    Bad("sizes of a benchmark that are infinite", ("bench", "all_reduce", "--set", "sizes_mib=.inf")),
+    Bad("a benchmark of a name that leads elsewhere", ("bench", "../allreduce")),
+    Bad("a file to write of another kind", ("data", "lengths", "-o", "../x.exe")),
+    Bad("a run whose data nobody kept", ("data", "lengths", "mine")),
+    Bad("a run without scalars", ("tensorboard", "mine")),
     Bad("a reference too long for any folder", ("runs", "show", "a" * 300), shown="runs show aaa…"),
     Bad(
         "a record that is torn",
@@ -215,10 +221,9 @@ def _plain(line: str) -> str:
     return printable(line).encode(errors="backslashreplace").decode().replace("`", "'")
 
 
-def rows(page: str) -> list[str]:
+def rows() -> list[str]:
     """The rows that stand in the page."""
-    section = page.partition(BEGIN)[2].partition(END)[0]
-    return [f"{line}\n" for line in section.splitlines() if line.startswith("| ")][1:]
+    return [f"{line}\n" for line in section(SECTION).splitlines() if line.startswith("| ")][1:]
 
 
 def settled(patch: pytest.MonkeyPatch, here: Path) -> None:
@@ -238,9 +243,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             settled(patch, Path(folder))
             found.append(given(bad, Path(folder)))
-    page = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(before + BEGIN + OPENING + "".join(found) + END + rest.partition(END)[2], encoding="utf-8")
+    write_section(SECTION, OPENING + "".join(found))
 
 
 if __name__ == "__main__":

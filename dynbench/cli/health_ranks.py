@@ -51,7 +51,7 @@ def communication(settings: Settings) -> Diagnosis:
     seen = f"two ranks added up a tensor over gloo in {1000 * (time.monotonic() - begin):.0f} ms"
     if torch.cuda.device_count() > 1 and not dist.is_nccl_available():
         return Diagnosis(False, f"{seen}; torch has no NCCL", "Install a torch build with it, or train on the CPU.")
-    return Diagnosis(True, seen + ("; NCCL is there" if dist.is_nccl_available() else "; no NCCL, and no GPUs for it"))
+    return Diagnosis(True, seen + ("; NCCL is there" if dist.is_nccl_available() else "; no NCCL"))
 
 
 def _meet() -> str:
