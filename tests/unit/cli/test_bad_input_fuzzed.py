@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from bad_input import Answer, answer, copied, junk, no_bugs, number, spoil_file, spoilt
-from hypothesis import HealthCheck, given, settings
+from bad_input import LAUNCHED, Answer, answer, copied, junk, no_bugs, number, spoil_file, spoilt
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from unit.analysis.conftest import Fake, build_run
 
@@ -219,5 +219,6 @@ def test_any_run_folder(place: Path, runs: Path, data: st.DataObject, words: tup
 
 def clean(said: Answer) -> None:
     """A mistake is one helpful line, or one for each of several."""
+    event(f"exit {said.code}, launched" if LAUNCHED in said.err + said.out else f"exit {said.code}")
     if said.code:
         assert "error: " in said.err or '"error"' in said.out, said
