@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynbench.cli import assignment
 from dynbench.cli.options import Settings, common_options, name_options, table_option
 from dynbench.cli.output import answered, print_line, print_result
 from dynbench.cli.plugins import show_kinds
@@ -23,6 +24,7 @@ Examples:
   dynbench bench collectives --set sizes_mib=1,10,100 --set processes=4
   dynbench bench flash --set lengths=4096 --set batch=8
   dynbench bench accounting --set fsdp=32
+  dynbench bench assignment                  every question of the systems assignment, with a report
   dynbench bench --resume @latest:bench      measure what an interrupted run lacks
 """
 
@@ -45,7 +47,10 @@ def command(
     name: str | None,
     replace: bool,
 ) -> None:
-    """Run the benchmark NAME, small by default; without a name, or as `ls`, list all of them with their options."""
+    """Run the benchmark NAME, small by default; without a name, or as `ls`, list all of them with their options.
+
+    `assignment` runs all that the questions of the systems assignment are answered from, and writes the report.
+    """
     if benchmark == "ls" and resume is None:
         show_kinds(settings, "bench", ["benchmarks"])
         return
@@ -53,12 +58,20 @@ def command(
     from dynbench.bench.bench_run import measure_bench
     from dynbench.bench.record import read_benchmark
     from dynbench.cli.console import working
+    from dynbench.experiment.assignment.suite import holds_assignment
     from dynbench.runs.recorder import named
 
     if resume is None:
         run = _started(settings, benchmark, full, name, replace)
     else:
         run = _to_resume(settings, resume, (benchmark != "ls", full, settings.overrides, name, replace))
+    if holds_assignment(run):
+        try:
+            assignment.run(settings, run)
+        except (Interrupted, WorkerFailed) as error:
+            error.hint = f"{error.hint} Go on with: {_resume_command(run)}".strip()
+            raise
+        return
     found = read_benchmark(run)
     ended: list[BenchResult] = []
     try:
@@ -84,6 +97,8 @@ def command(
 
 
 def _started(settings: Settings, benchmark: str, full: bool, name: str | None, replace: bool) -> Run:
+    if benchmark == assignment.NAME:
+        return assignment.start(settings, full, name, replace)
     from dynbench.bench.bench_run import start_bench
     from dynbench.bench.options import read_options
     from dynbench.plugins import BENCHMARKS

@@ -15,6 +15,7 @@ from dynbench.errors import UsageError
 
 if TYPE_CHECKING:
     from dynbench.experiment.reporting import Format
+    from dynbench.runs.run import Run
 
 SUFFIXES: Mapping[str, Format] = {".md": "md", ".markdown": "md", ".txt": "md", ".html": "html", ".htm": "html"}
 
@@ -44,12 +45,16 @@ def command(
     solve: bool,
 ) -> None:
     """Fill the report template from a comparison or run; without one, from the latest comparison."""
+    from dynbench.experiment.assignment.suite import holds_assignment
     from dynbench.experiment.reporting import render_report, write_report
     from dynbench.experiment.subject import find_subject, read_subject
 
     store = settings.store()
-    subject = find_subject(store, ref)
     chosen = _format(form, output)
+    if ref is not None and holds_assignment(run := store.resolve(ref)):
+        _of_assignment(settings, run, lang, chosen, output, template is not None or solve)
+        return
+    subject = find_subject(store, ref)
     if solve:
         from dynbench.experiment.offline_plans import plan_subject
 
@@ -71,6 +76,31 @@ def command(
             words += [] if template is None else ["--template", str(template)]
             words += [] if output is None else ["-o", str(output.with_suffix(".html"))]
             print_line(f"next  {next_command('report', *words, root=store.root)}")
+
+
+def _of_assignment(settings: Settings, run: Run, lang: str, form: Format, output: Path | None, more: bool) -> None:
+    """The questions of an assignment with their answers, anew from its stages.
+
+    Raises:
+        UsageError: options of other reports were given.
+    """
+    from dynbench.experiment.assignment.suite import chapter_text
+    from dynbench.runs.atomic import write_text
+
+    if more:
+        raise UsageError("--template and --solve are not for an assignment", "Leave them out.")
+    text = chapter_text(run, settings.store(), lang, form)
+    if output is not None and str(output) == "-":
+        if settings.as_json:
+            raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")
+        click.echo(text, nl=False)
+        return
+    path = output or run.path / f"report.{lang}.{form}"
+    with writing(output, "Name a file in an existing folder with -o."):
+        write_text(path, text)
+    facts = {"id": run.id, "name": run.name, "path": run.path}
+    if not answered(settings, "report", {"subject": facts, "path": path}, str(path)):
+        print_line(str(path))
 
 
 def _format(form: Format | None, output: Path | None) -> Format:

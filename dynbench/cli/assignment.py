@@ -1,0 +1,74 @@
+"""`dynbench bench assignment`: every question of the systems assignment, measured small and answered in a report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynbench.cli.output import answered, print_line, print_result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dynbench.cli.options import Settings
+    from dynbench.experiment.assignment.chapter import Answer
+    from dynbench.runs.run import Run
+
+NAME = "assignment"
+
+
+def start(settings: Settings, full: bool, name: str | None, replace: bool) -> Run:
+    """Register the list.
+
+    Raises:
+        UsageError: options of single benchmarks were given too.
+    """
+    from dynbench.errors import UsageError
+    from dynbench.experiment.assignment.suite import start_suite
+
+    if settings.overrides:
+        raise UsageError(
+            f"bench {NAME} takes no --set: its benchmarks have options of their own",
+            "Run one of them by itself: dynbench bench ls lists them.",
+        )
+    return start_suite(settings.store(), full=full, name=name, replace=replace)
+
+
+def run(settings: Settings, suite: Run) -> None:
+    """Measure what is missing, write the reports, and print which questions have an answer; also on Ctrl-C."""
+    from dynbench.cli.console import working
+    from dynbench.experiment.assignment.suite import answers_of, run_suite
+
+    store = settings.store()
+    try:
+        with working(settings.shows_progress, NAME) as report:
+            paths = run_suite(suite, store, report)
+    except BaseException:
+        if not settings.as_json and not settings.quiet:
+            _show(answers_of(suite, store))
+        raise
+    found = answers_of(suite, store)
+    if not answered(settings, "bench", as_dict(suite, found, paths), [str(path) for path in paths]):
+        _show(found)
+        print_line("")
+        for path in paths:
+            print_line(f"report   {path}")
+
+
+def as_dict(suite: Run, found: Sequence[Answer], paths: Sequence[Path]) -> dict[str, object]:
+    """What `--json` prints."""
+    about = {"id": suite.id, "name": suite.name, "path": suite.path, "status": suite.status}
+    return {"name": NAME, "run": about, "questions": [each.as_dict() for each in found], "reports": list(paths)}
+
+
+def _show(found: Sequence[Answer]) -> None:
+    records = [each.as_dict() for each in found]
+    cells = [(each.question.number, each.state.replace("_", " "), _next(each)) for each in found]
+    print_result(("question", "state", "next"), cells, records)
+
+
+def _next(answer: Answer) -> str:
+    """What would answer it, or answer it at the sizes asked for."""
+    if answer.state == "answered":
+        return ""
+    return answer.question.gpu or answer.question.command

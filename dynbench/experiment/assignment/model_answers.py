@@ -1,0 +1,192 @@
+"""Sections 1 and 2.2 of the questions: a model's step, half precision, and what compiling it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynbench.bench.base import Row
+from dynbench.bench.precision import HALF, PARTS, SUMS
+from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, where
+from dynbench.experiment.formats import number
+
+CLOSE = 0.1
+"""Part by which two times may differ and count as alike."""
+
+
+def plain(value: float | None) -> str:
+    """A number of a sentence or cell; empty for none."""
+    return number(value) or ""
+
+
+def spread(row: Row) -> str:
+    """Mean and standard deviation, ms."""
+    return f"{plain(row.mean)} ± {plain(row.sd)}" if row.sd is not None else plain(row.mean)
+
+
+def warm(rows: Sequence[Row]) -> list[Row]:
+    """Of a model's phases, those with the most iterations left out."""
+    measured = where(rows, phase=("forward", "backward", "optimizer", "step"))
+    most = max((number_in(row, "warmup") or 0 for row in measured), default=0)
+    return [row for row in measured if number_in(row, "warmup") == most]
+
+
+def script(rows: Sequence[Row]) -> list[Said]:
+    """1.1a."""
+    found = warm(rows)
+    if not found:
+        return []
+    first = found[0]
+    values = {"sizes": _listed(found, "size"), "batch": column(first, "batch"), "n": first.n}
+    return [Said("script", found, {**values, "warmup": plain(number_in(first, "warmup"))})]
+
+
+def by_size(rows: Sequence[Row]) -> list[Said]:
+    """1.1b."""
+    found = where(warm(rows), compiled=0, dtype="float32", phase=("forward", "backward"))
+    shapes = by(found, "size", "context", "phase")
+    sizes = dict.fromkeys((size, context) for size, context, _ in shapes)
+    both = [(s, c) for s, c in sizes if (s, c, "forward") in shapes and (s, c, "backward") in shapes]
+    if not both:
+        return []
+    cells = [[str(s), str(c), *(spread(shapes[s, c, each]) for each in ("forward", "backward"))] for s, c in both]
+    used = [shapes[s, c, each] for s, c in both for each in ("forward", "backward")]
+    worst = max((row.sd or 0) / row.mean for row in used if row.mean)
+    grid = Grid(("size", "context", "forward", "backward"), cells)
+    ratio = max((shapes[s, c, "backward"].mean or 0) / (shapes[s, c, "forward"].mean or 1) for s, c in both)
+    key = "phases.steady" if worst <= CLOSE else "phases.noisy"
+    return [Said(key, used, {"worst": f"{100 * worst:.1f}", "ratio": plain(ratio), "n": used[0].n}, grid)]
+
+
+def warmup(rows: Sequence[Row]) -> list[Said]:
+    """1.1c: the first case's step with fewer of its first iterations left out."""
+    steps = where(rows, phase="step", compiled=0)
+    first = [row for row in steps if row.case == steps[0].case]
+    found = {number_in(row, "warmup"): row for row in first}
+    counts = sorted(count for count in found if count is not None)
+    if len(counts) < 2 or counts[0] != 0:
+        return []
+    none, most = found[0], found[counts[-1]]
+    times = (none.mean or 0) / (most.mean or 1)
+    listed = ", ".join(f"{count:g}: {spread(found[count])} ms" for count in counts)
+    key = "warmup.matters" if times > 1 + CLOSE else "warmup.none"
+    said = [Said(key, first, {"listed": listed, "times": plain(times), "most": f"{counts[-1]:g}"})]
+    between = [count for count in counts[1:-1] if (found[count].mean or 0) > (1 + CLOSE) * (most.mean or 0)]
+    if times > 1 + CLOSE and counts[1:-1]:
+        names = ", ".join(f"{count:g}" for count in between or counts[1:-1])
+        said.append(Said(f"warmup.{'few_wrong' if between else 'few_right'}", first, {"counts": names}))
+    return said
+
+
+def sums(rows: Sequence[Row]) -> list[Said]:
+    """1.3."""
+    found = {row.case.removeprefix("sum: "): row for row in where(rows, study="sum")}
+    if set(found) != set(SUMS):
+        return []
+    full, half, kept, cast = (found[label] for label in SUMS)
+    errors = [row.reference_error or 0.0 for row in (full, half, kept, cast)]
+    cells = [
+        [f"sums.{index}", str(column(row, "shown")), plain(row.reference_error)]
+        for index, row in enumerate(found[label] for label in SUMS)
+    ]
+    said = [Said("sums.all", list(found.values()), grid=Grid(("sum", "value", "off"), cells))]
+    order = "expected" if errors[0] <= errors[2] <= errors[1] else "other"
+    values = {name: plain(error) for name, error in zip(("full", "half", "kept", "cast"), errors, strict=True)}
+    said.append(Said(f"sums.{order}", [full, half, kept], values))
+    alike = abs(errors[2] - errors[3]) <= CLOSE * max(errors[2], errors[3])
+    return [*said, Said(f"sums.{'cast_alike' if alike else 'cast_differs'}", [kept, cast], values)]
+
+
+def types(rows: Sequence[Row]) -> list[Said]:
+    """1.4a."""
+    found = where(rows, study="type")
+    named = {(row.dtype, row.case.split(": ")[-1]): row for row in found}
+    halves = [half for half in HALF if all((half, part) in named for part in PARTS)]
+    if not halves:
+        return []
+    cells = [[f"parts.{part}", *(str(column(named[half, part], "shown")) for half in halves)] for part in PARTS]
+    half = halves[0]
+    norm = str(column(named[half, "layer norm"], "shown"))
+    own = {"half": half, "norm": norm, "device": named[half, "layer norm"].device}
+    grid = Grid(("part", *(f"under_{each}" for each in halves)), cells)
+    key = "types.norm_full" if norm == "float32" else "types.norm_half"
+    return [Said("types.all", found, grid=grid), Said(key, [named[half, "layer norm"]], own)]
+
+
+def layer_norm(rows: Sequence[Row]) -> list[Said]:
+    """1.4b: what is sensitive, and what bf16 changes, by what autocast does and what half sums lose."""
+    norms = {row.dtype: row for row in where(rows, study="type") if row.case.endswith(": layer norm")}
+    lost = [row for row in where(rows, study="sum") if row.case == "sum: terms and sum in fp16"]
+    if not norms or not lost:
+        return []
+    said = [Said("norm.sensitive", lost, {"off": plain(lost[0].reference_error), "shown": column(lost[0], "shown")})]
+    bfloat = norms.get("bfloat16")
+    if bfloat is not None:
+        kept = column(bfloat, "shown")
+        key = "norm.bf16_full" if kept == "float32" else "norm.bf16_half"
+        said.append(Said(key, [bfloat], {"norm": kept, "device": bfloat.device}))
+    return said
+
+
+def mixed(rows: Sequence[Row]) -> list[Said]:
+    """1.4c: times of mixed over those of full precision, by size; without models, of the toy."""
+    found = where(warm(rows), compiled=0, phase=("forward", "backward"))
+    times = by(found, "size", "context", "phase", "dtype")
+    cells, used, ratios = [], [], {}
+    for size, context in dict.fromkeys((key[0], key[1]) for key in times):
+        pairs = [
+            [times.get((size, context, each, dtype)) for dtype in ("float32", "bfloat16")]
+            for each in ("forward", "backward")
+        ]
+        known = [row for pair in pairs for row in pair if row is not None]
+        if len(known) == 4:
+            used += known
+            ratios[size, context] = (sum(known[i].mean or 0 for i in (1, 3))) / sum(known[i].mean or 1 for i in (0, 2))
+            cells.append([str(size), str(context), *(spread(row) for row in known), plain(ratios[size, context])])
+    if not ratios:
+        return _mixed_toy(rows)
+    headings = ("size", "context", "forward_fp32", "forward_bf16", "backward_fp32", "backward_bf16", "of_full")
+    least, most = min(ratios.values()), max(ratios.values())
+    side = "faster" if most < 1 - CLOSE else "slower" if least > 1 + CLOSE else "both"
+    values = {"least": plain(least), "most": plain(most), "device": used[0].device}
+    said = [Said(f"mixed.{side}", used, values, Grid(headings, cells))]
+    last = {size: ratio for (size, _), ratio in ratios.items()}
+    if len(last) < 2:
+        return [*said, Said("mixed.no_trend", used, {"sizes": _listed(used, "size")})]
+    first, *_, end = last.values()
+    trend = "falls" if end < (1 - CLOSE) * first else "rises" if end > (1 + CLOSE) * first else "flat"
+    return [*said, Said(f"mixed.{trend}", used, {"first": plain(first), "last": plain(end)})]
+
+
+def _mixed_toy(rows: Sequence[Row]) -> list[Said]:
+    times = {row.dtype: row for row in where(rows, study="time")}
+    full, half = times.get("float32"), times.get("bfloat16")
+    if full is None or half is None or not full.mean or not half.mean:
+        return []
+    ratio = half.mean / full.mean
+    key = f"mixed.toy_{'faster' if ratio < 1 else 'slower'}"
+    values = {"full": spread(full), "half": spread(half), "ratio": plain(ratio), "device": half.device}
+    return [Said(key, [full, half], values)]
+
+
+def compiled_model(rows: Sequence[Row]) -> list[Said]:
+    """2.2b."""
+    found = where(warm(rows), dtype="float32", phase=("forward", "step"))
+    times = by(found, "size", "context", "phase", "compiled")
+    cells, used, ratios = [], [], []
+    for size, context in dict.fromkeys((key[0], key[1]) for key in times):
+        known = [times.get((size, context, each, way)) for each in ("forward", "step") for way in (0, 1)]
+        whole = [row for row in known if row is not None]
+        if len(whole) == 4:
+            used += whole
+            ratios.append((whole[3].mean or 0) / (whole[2].mean or 1))
+            cells.append([str(size), str(context), *(spread(row) for row in whole)])
+    if not used:
+        return []
+    headings = ("size", "context", "forward_eager", "forward_compiled", "step_eager", "step_compiled")
+    side = "faster" if max(ratios) < 1 else "slower" if min(ratios) > 1 else "both"
+    values = {"least": plain(min(ratios)), "most": plain(max(ratios)), "device": used[0].device}
+    return [Said(f"compiled.{side}", used, values, Grid(headings, cells))]
+
+
+def _listed(rows: Sequence[Row], name: str) -> str:
+    return ", ".join(dict.fromkeys(f"`{column(row, name)}`" for row in rows))

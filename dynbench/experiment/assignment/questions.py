@@ -1,0 +1,129 @@
+"""Every question by its number: whose rows answer it, which of them, what they say, and what a GPU would add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynbench.bench.base import Row
+from dynbench.experiment.assignment import accounting_answers as accounting
+from dynbench.experiment.assignment import attention_answers as attention
+from dynbench.experiment.assignment import model_answers as model
+from dynbench.experiment.assignment import sharing_answers as sharing
+from dynbench.experiment.assignment.evidence import CHECK, Said, Table, matches
+
+COMMANDS: Mapping[str, str] = {
+    "sync": "dynbench compare recipes/sync.yaml",
+    "buckets": "dynbench compare recipes/buckets.yaml",
+    CHECK: "dynbench bench assignment",
+}
+"""What makes the rows of a source that is no benchmark."""
+XL = "dynbench compare recipes/sync_xl.yaml"
+
+
+def _nothing(rows: Sequence[Row]) -> list[Said]:
+    """The answer to what no rows of this version are about."""
+    return []
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        number: as it is known by.
+        sources: what its rows are of; rows of any will do.
+        answer: from the rows.
+        gpu: command that answers it at the sizes asked for; None where a CPU is enough.
+        only: values of columns of the rows that it is about.
+    """
+
+    number: str
+    sources: Sequence[str]
+    answer: sharing.Answer
+    gpu: str | None = None
+    only: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """What makes the rows that it is answered from."""
+        source = self.sources[0]
+        return COMMANDS.get(source, f"dynbench bench {source}")
+
+    def rows(self, tables: Sequence[Table]) -> list[tuple[Table, Row]]:
+        """The rows that it is about, with the tables that they are in."""
+        chosen = [table for source in self.sources for table in tables if table.source == source]
+        return [(table, row) for table in chosen for row in table.rows if matches(row, self.only)]
+
+
+def _bench(
+    number: str, name: str, answer: sharing.Answer, *further: str, full: bool = True, **only: object
+) -> Question:
+    return Question(number, (name, *further), answer, f"dynbench bench {name} --full" if full else None, only)
+
+
+def _profile(number: str) -> Question:
+    return _bench(number, "nsys", _nothing)
+
+
+def _memory(number: str) -> Question:
+    return _bench(number, "memory", _nothing)
+
+
+def _formulas(number: str, key: str, *beginnings: str) -> Question:
+    return _bench(number, "accounting", accounting.stated(key, *beginnings), full=False)
+
+
+STATE = "weights, gradients and optimizer state, fp32"
+BUCKETS = ("overhead, buckets", "best number", "best size", "overhead of the best")
+ONE_DEVICE = (STATE, "saved for backward", "accelerators of")
+BOUND = tuple(
+    f"compute-bound batch{each}, axes {way}" for way in ("not overlapped", "overlapped") for each in ("", " per device")
+)
+"""How the quantities are called that an answer is made of, in the order in which its sentence has them."""
+
+QUESTIONS: Sequence[Question] = (
+    _bench("1.1a", "transformer", model.script),
+    _bench("1.1b", "transformer", model.by_size),
+    _bench("1.1c", "transformer", model.warmup),
+    _profile("1.2a"),
+    _profile("1.2b"),
+    _profile("1.2c"),
+    _profile("1.2d"),
+    _profile("1.2e"),
+    _bench("1.3", "precision", model.sums, full=False, study="sum"),
+    _bench("1.4a", "precision", model.types, study="type"),
+    _bench("1.4b", "precision", model.layer_norm, study=("type", "sum")),
+    _bench("1.4c", "transformer", model.mixed, "precision"),
+    _memory("1.5a"),
+    _memory("1.5b"),
+    _memory("1.5c"),
+    _memory("1.5d"),
+    _memory("1.5e"),
+    _bench("2.1", "attention", attention.by_length, way=("plain", "flash_torch")),
+    _bench("2.2a", "attention", attention.compiled, way=("plain", "compiled")),
+    _bench("2.2b", "transformer", model.compiled_model),
+    _bench("3.1", "flash", attention.forward, way=("plain", "flash_torch", "flash_triton")),
+    _bench("3.2", "flash", attention.backward, way=("flash_torch", "flash_triton")),
+    _bench("3.3", "flash", attention.against_plain, way=("plain", "flash_torch", "flash_triton")),
+    _bench("3.4", "flash", attention.triton, way=("plain", "flash_triton")),
+    _bench("4.1", "collectives", sharing.collectives),
+    Question("4.2", (CHECK,), sharing.checked("naive")),
+    Question("4.3", ("sync",), sharing.naive, XL),
+    Question("4.4", ("sync",), sharing.flat, XL),
+    Question("4.5", (CHECK,), sharing.checked("overlap")),
+    Question("4.6", ("sync",), sharing.overlap, XL),
+    Question("4.7", (CHECK,), sharing.checked("bucketed")),
+    Question("4.8a", ("buckets",), sharing.buckets, XL),
+    _formulas("4.8b", "bucket_model", *BUCKETS),
+    _formulas("4.9a", "one_device", *ONE_DEVICE),
+    _formulas("4.9b", "fewest", "least devices", "memory of each"),
+    _formulas("4.9c", "bound", *BOUND),
+    _bench("4.9d", "accounting", accounting.levers, full=False),
+    Question("5.1", (CHECK,), sharing.checked("zero1")),
+    Question("5.2a", ("sync",), sharing.sharded_memory, XL),
+    Question("5.2b", ("sync",), sharing.sharded_time, XL),
+    Question("5.2c", ("sync",), sharing.sharded_traffic, XL),
+)
+CHECKED = ("naive", "overlap", "bucketed", "zero1")
+"""Strategies that questions ask to be checked against one process."""

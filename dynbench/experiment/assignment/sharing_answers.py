@@ -1,0 +1,193 @@
+"""Sections 4.1 to 4.8 and 5 of the questions: collectives, how gradients meet, what a sharded optimizer saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dynbench.bench.base import Row
+from dynbench.experiment.assignment.evidence import HELD, MOMENTS, Grid, Said, by, column, number_in, where
+from dynbench.experiment.assignment.model_answers import CLOSE, plain
+
+Answer = Callable[[Sequence[Row]], list[Said]]
+
+
+def collectives(rows: Sequence[Row]) -> list[Said]:
+    """4.1: the all-reduce by back end, processes and size, and how these work together."""
+    sized = [row for row in where(rows) if number_in(row, "size") and number_in(row, "processes")]
+    found = [row for row in sized if row.case.startswith("all_reduce")]
+    if not found:
+        return []
+    names = ("backend", "processes", "dtype", "size")
+    cells = [
+        [*map(str, key[:3]), plain((number_in(row, "size") or 0) / 1e6), plain(row.p50), plain(number_in(row, "busbw"))]
+        for key, row in by(found, *names).items()
+    ]
+    wrong = [row for row in found if number_in(row, "#wrong")]
+    said = [Said("collectives.all", found, grid=Grid(("backend", "processes", "type", "mb", "p50", "busbw"), cells))]
+    key = "collectives.wrong" if wrong else "collectives.right"
+    said.append(Said(key, wrong or found, {"cases": ", ".join(row.case for row in wrong)}))
+    return [*said, *_sizes(found), *_processes(found)]
+
+
+def _sizes(found: Sequence[Row]) -> list[Said]:
+    about = [column(found[0], name) for name in ("backend", "processes")]
+    same = where(found, backend=about[0], processes=about[1], dtype=found[0].dtype)
+    small, large = (pick(same, key=lambda row: number_in(row, "size") or 0) for pick in (min, max))
+    sizes, times = ([number_in(row, "size") or 1 for row in (small, large)], [row.p50 or 1 for row in (small, large)])
+    if sizes[0] == sizes[1]:
+        return []
+    power = math.log(times[1] / times[0]) / math.log(sizes[1] / sizes[0])
+    key = "latency" if power < 1 - 2 * CLOSE else "beyond" if power > 1 + 2 * CLOSE else "bandwidth"
+    values = {
+        "backend": about[0],
+        "processes": about[1],
+        "small": plain(sizes[0] / 1e6),
+        "large": plain(sizes[1] / 1e6),
+    }
+    values |= {"sizes": plain(sizes[1] / sizes[0]), "times": plain(times[1] / times[0])}
+    return [Said(f"collectives.{key}", [small, large], values)]
+
+
+def _processes(found: Sequence[Row]) -> list[Said]:
+    backend = column(found[0], "backend")
+    size = max(number_in(row, "size") or 0 for row in where(found, backend=backend))
+    same = where(found, backend=backend, size=size, dtype=found[0].dtype) or list(found[:1])
+    few, many = (pick(same, key=lambda row: number_in(row, "processes") or 0) for pick in (min, max))
+    if few is many:
+        return [Said("collectives.one_count", [few], {"processes": column(few, "processes")})]
+    ratio = (many.p50 or 0) / (few.p50 or 1)
+    expected = _factor(many) / (_factor(few) or 1)
+    key = "slower" if ratio > (1 + 2 * CLOSE) * expected else "as_ring"
+    values = {"few": column(few, "processes"), "many": column(many, "processes"), "mb": plain(size / 1e6)}
+    values |= {"times": plain(ratio), "expected": plain(expected), "backend": backend}
+    return [Said(f"collectives.{key}", [few, many], values)]
+
+
+def _factor(row: Row) -> float:
+    """What each rank of a ring sends, as a part of the buffer."""
+    ranks = number_in(row, "processes") or 1
+    return 2 * (ranks - 1) / ranks
+
+
+def checked(strategy: str) -> Answer:
+    """4.2, 4.5, 4.7, 5.1: whether a strategy trains a toy as one process does."""
+    return partial(_checked, strategy)
+
+
+def _checked(strategy: str, rows: Sequence[Row]) -> list[Said]:
+    found = where(rows, strategy=strategy, dtype="float64", optimizer=("sgd", "adamw"))
+    if not found:
+        return []
+    largest = max(row.mean or 0 for row in found)
+    passed = all(column(row, "passed") for row in found)
+    values = {"strategy": f"`{strategy}`", "off": f"{largest:.1e}", "ranks": column(found[0], "ranks")}
+    values["optimizers"] = ", ".join(str(column(row, "optimizer")) for row in found)
+    return [Said(f"checked.{'same' if passed else 'other'}", found, values)]
+
+
+def _arms(rows: Sequence[Row], *strategies: str) -> list[Row]:
+    """The first arm of each strategy; empty where one is missing."""
+    found = [next(iter(where(rows, strategy=each, unit="ms")), None) for each in strategies]
+    return [row for row in found if row is not None] if None not in found else []
+
+
+def _step_grid(rows: Sequence[Row]) -> Grid:
+    cells = [
+        [row.case, plain(number_in(row, "ranks")), plain(row.mean)]
+        + [plain(number_in(row, name)) for name in ("calls", "comm", "exposed", "beyond")]
+        for row in rows
+    ]
+    return Grid(("arm", "ranks", "step", "calls", "comm", "exposed", "beyond"), cells)
+
+
+def naive(rows: Sequence[Row]) -> list[Said]:
+    """4.3."""
+    found = [row for row in _arms(rows, "naive") if number_in(row, "comm") is not None]
+    if not found:
+        return []
+    values = {"step": plain(found[0].mean), "comm": plain(number_in(found[0], "comm")), "share": _share(found[0])}
+    return [Said("naive", found, values, _step_grid(found))]
+
+
+def _share(row: Row) -> str:
+    return f"{100 * (number_in(row, 'comm') or 0) / (row.mean or 1):.0f}"
+
+
+def flat(rows: Sequence[Row]) -> list[Said]:
+    """4.4."""
+    found = _arms(rows, "naive", "flat")
+    return [_faster("flat", found[1], found[:1], found)] if found else []
+
+
+def overlap(rows: Sequence[Row]) -> list[Said]:
+    """4.6: the step against the two before; hidden communication that competes for cores shortens nothing."""
+    found = _arms(rows, "naive", "flat", "overlap")
+    if not found:
+        return []
+    said = [_faster("overlap", found[2], found[:2], found)]
+    hidden, beyond, exposed = (number_in(found[2], name) for name in ("hidden", "beyond", "exposed"))
+    if hidden is not None and beyond is not None and exposed is not None:
+        key = "overlap.pays" if beyond <= 2 * exposed else "overlap.competes"
+        values = {"hidden": f"{100 * hidden:.0f}", "beyond": plain(beyond), "exposed": plain(exposed)}
+        said.append(Said(key, found[2:], values))
+    return [*said, Said("overlap.traces", found, {})]
+
+
+def _faster(key: str, row: Row, others: Sequence[Row], shown: Sequence[Row]) -> Said:
+    """Whether an arm's step is shorter than that of all others, of some, or of none."""
+    ratios = [(other.mean or 0) / (row.mean or 1) for other in others]
+    side = "faster" if min(ratios) > 1 + CLOSE / 2 else "slower" if max(ratios) < 1 - CLOSE / 2 else "alike"
+    listed = ", ".join(f"{plain(ratio)} (`{other.case}`)" for ratio, other in zip(ratios, others, strict=True))
+    values = {"step": plain(row.mean), "ratios": listed, "n": row.n}
+    return Said(f"{key}.{side}", shown, values, _step_grid(shown))
+
+
+def buckets(rows: Sequence[Row]) -> list[Said]:
+    """4.8a: which size is best here, whether that is what was expected, and what would show it."""
+    found = [row for row in where(rows, strategy=("bucketed", "overlap", "flat"), unit="ms") if number_in(row, "calls")]
+    if len({number_in(row, "calls") for row in found}) < 2 or not where(found, strategy="bucketed"):
+        return []
+    ordered = sorted(found, key=lambda row: number_in(row, "calls") or 0)
+    least = min(ordered, key=lambda row: row.mean or math.inf)
+    values = {"best": f"`{least.case}`", "step": plain(least.mean), "calls": plain(number_in(least, "calls"))}
+    values |= {"few": plain(ordered[0].mean), "many": plain(ordered[-1].mean)}
+    side = "inner" if ordered[0] is not least is not ordered[-1] else "few" if least is ordered[0] else "many"
+    return [Said(f"buckets.{side}", ordered, values, _step_grid(ordered))]
+
+
+def sharded_memory(rows: Sequence[Row]) -> list[Said]:
+    """5.2a: by moment and part, with and without sharding."""
+    found = _arms(rows, "ddp", "zero1")
+    parts = [f"{moment}_{part}" for moment in MOMENTS for part in HELD]
+    if not found or not all(number_in(row, parts[-1]) is not None for row in found):
+        return []
+    cells = [
+        [row.case, f"moments.{moment}", *(plain(number_in(row, f"{moment}_{part}")) for part in HELD)]
+        for row in found
+        for moment in MOMENTS
+    ]
+    whole, shard = (number_in(row, "after_step_optimizer") or 0 for row in found)
+    ranks = number_in(found[1], "ranks") or 1
+    alike = whole > 0 and abs(shard / whole * ranks - 1) <= 2 * CLOSE
+    values = {"whole": plain(whole), "shard": plain(shard), "ranks": plain(ranks)}
+    return [Said(f"sharded.{'share' if alike else 'other'}", found, values, Grid(("arm", "moment", *HELD), cells, 2))]
+
+
+def sharded_time(rows: Sequence[Row]) -> list[Said]:
+    """5.2b."""
+    found = _arms(rows, "ddp", "zero1")
+    return [_faster("sharded_time", found[1], found[:1], found)] if found else []
+
+
+def sharded_traffic(rows: Sequence[Row]) -> list[Said]:
+    """5.2c: what is sent beside an all-reduce of the gradients."""
+    found = [row for row in _arms(rows, "ddp", "zero1") if number_in(row, "wire_bytes")]
+    if len(found) < 2:
+        return []
+    sent = [number_in(row, "wire_bytes") or 1 for row in found]
+    ratio = sent[1] / sent[0]
+    key = "same" if abs(ratio - 1) <= CLOSE else "more" if ratio > 1 else "less"
+    values = {"whole": plain(sent[0] / 1e6), "shard": plain(sent[1] / 1e6), "ratio": plain(ratio)}
+    return [Said(f"traffic.{key}", found, values)]

@@ -1,0 +1,234 @@
+"""The whole list, measured stage by stage: every stage is a run of its own, and what is done is not done again.
+
+The folder of the suite holds assignment.json: the stages with their runs, and the checked strategies' rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dynbench.bench.base import Row
+from dynbench.bench.bench_run import measure_bench, start_bench
+from dynbench.bench.options import read_options
+from dynbench.config.load import load_config, load_mapping
+from dynbench.config.recipes import Recipe, find_recipe, resolve_cells
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.errors import DynbenchError, Interrupted, StorageError
+from dynbench.experiment.assignment.chapter import Answer, answers, render
+from dynbench.experiment.assignment.evidence import CHECK, Table, bench_table, check_table, comparison_table
+from dynbench.experiment.assignment.questions import CHECKED
+from dynbench.experiment.compare import run_comparison, start_comparison
+from dynbench.experiment.html_page import to_html
+from dynbench.experiment.reporting import FORMATS
+from dynbench.experiment.subject import read_subject
+from dynbench.plugins import BENCHMARKS
+from dynbench.report import LANGUAGES
+from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.json_record import read_json
+from dynbench.runs.recorder import new_run, recorded, refuse_running
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import Naming, RunStore
+
+_log = logging.getLogger(__name__)
+FILE = "assignment.json"
+NAME = "assignment"
+ORDER = ("accounting", "precision", "attention", "flash", "transformer", "memory", "optimizer", "nsys", "collectives")
+"""The benchmarks that questions are answered from; one that this version does not have is left out."""
+SMALL: Mapping[str, Sequence[str]] = {
+    "attention": ("ways=plain,compiled,sdpa,flash_torch", "iterations=10"),
+    "flash": ("ways=plain,sdpa,flash_torch", "iterations=10"),
+}
+"""Options beside a benchmark's small ones."""
+RECIPES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "sync": (("ddp", "naive", "flat", "overlap", "bucketed", "zero1"), ("train.steps=16", "train.warmup_steps=4")),
+    "buckets": (("one", "mb25", "mb10", "mb1", "per_parameter"), ("train.steps=8", "train.warmup_steps=2")),
+}
+"""Comparisons: their arms that questions are about, and settings that make them short."""
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the list.
+
+    Attributes:
+        name: of a benchmark, of a recipe, or `CHECK`.
+        run: id of its run, once it began; the suite's own for `CHECK`.
+        done: whether it ended well.
+    """
+
+    name: str
+    run: str | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """What `assignment.json` holds."""
+
+    full: bool
+    stages: list[Stage]
+    checked: list[Row] = field(default_factory=list)
+
+    def ended(self, name: str, run: str, *, done: bool) -> State:
+        """With a stage begun or done."""
+        return replace(self, stages=[Stage(name, run, done) if each.name == name else each for each in self.stages])
+
+
+def holds_assignment(run: Run) -> bool:
+    """Whether a folder is one of the suite."""
+    return (run.path / FILE).is_file()
+
+
+def read_state(run: Run) -> State:
+    """The suite of a folder.
+
+    Raises:
+        RecordError: it holds none.
+    """
+    return read_json(run.path / FILE, State, "Only what dynbench bench assignment made is one.")
+
+
+def start_suite(store: RunStore, *, full: bool, **naming: object) -> Run:
+    """Register the suite; nothing is measured yet.
+
+    Raises:
+        UsageError, RunLookupError: as `new_run`.
+    """
+    resolved = resolve(load_config(None, (), {"launch.launcher": "torchrun"}), this_machine(), store)
+    run = new_run(store, "bench", NAME, resolved.config, decisions=resolved.decisions, data={}, **_naming(naming))
+    names = [*(name for name in ORDER if name in BENCHMARKS), CHECK, *RECIPES]
+    write_json(run.path / FILE, State(full, [Stage(name) for name in names]))
+    return run
+
+
+def _naming(given: Mapping[str, object]) -> Naming:
+    name = given.get("name")
+    return {"name": None if name is None else str(name), "replace": bool(given.get("replace"))}
+
+
+def run_suite(run: Run, store: RunStore, report: Report) -> list[Path]:
+    """Measure what is missing, and write the reports at whatever end; a stage that fails leaves the others be.
+
+    Args:
+        run: what `start_suite` made, also one that was interrupted.
+        store: registry of the stages.
+        report: told how far it is, a line at a time.
+
+    Returns:
+        The reports.
+
+    Raises:
+        RecordError: the suite's files cannot be read.
+        UsageError: another process is at it.
+        DynbenchError: the first stage that failed, once all others are done; or what interrupted it.
+    """
+    refuse_running(run)
+    failures: list[DynbenchError] = []
+    with recorded(run):
+        try:
+            stages = read_state(run).stages
+            for index, stage in enumerate(stages, start=1):
+                if stage.done:
+                    continue
+                head = f"part {index} of {len(stages)}, {stage.name}"
+                report(head)
+                try:
+                    _run_stage(run, stage, store.within(run), _told(report, head))
+                except (Interrupted, StorageError):
+                    raise
+                except DynbenchError as error:
+                    _log.warning("%s: %s", stage.name, error.message)
+                    failures.append(error)
+        finally:
+            paths = write_chapter(run, store)
+        if failures:
+            raise failures[0]
+    return paths
+
+
+def _told(report: Report, head: str) -> Report:
+    return lambda line: report(f"{head}: {line}")
+
+
+def _run_stage(suite: Run, stage: Stage, store: RunStore, report: Report) -> None:
+    state = read_state(suite)
+    if stage.name == CHECK:
+        from dynbench.engine.launching.toy_ranks import check_strategies
+
+        with closing(check_strategies(CHECKED, 2)) as checking:
+            table = check_table(suite, list(checking))
+        state, run = replace(state, checked=list(table.rows)), suite
+    elif stage.name in RECIPES:
+        run = _begun(stage, store) or start_comparison(_short(stage.name), store)
+        write_json(suite.path / FILE, state.ended(stage.name, run.id, done=False))
+        run_comparison(run, store, on_stage=report)
+    else:
+        entry = BENCHMARKS.find(stage.name)
+        options = read_options(stage.name, entry.full if state.full else SMALL.get(stage.name, ()))
+        run = _begun(stage, store) or start_bench(stage.name, entry.load()(options), store)
+        write_json(suite.path / FILE, state.ended(stage.name, run.id, done=False))
+        measure_bench(run, report=report)
+    write_json(suite.path / FILE, state.ended(stage.name, run.id, done=True))
+
+
+def _begun(stage: Stage, store: RunStore) -> Run | None:
+    """The run that goes on; None where it has none, or that was removed."""
+    run = None if stage.run is None else Run(store.root / stage.run)
+    return run if run is not None and run.record_file.is_file() else None
+
+
+def _short(name: str) -> Recipe:
+    """A recipe with the arms that questions are about, one launch of each, and few steps."""
+    arms, settings = RECIPES[name]
+    path = find_recipe(name)
+    recipe = resolve_cells(name, load_mapping(path), settings, launches={"count": 1})[0]
+    return replace(recipe, arms={each: recipe.arms[each] for each in arms})
+
+
+def tables_of(run: Run, store: RunStore) -> list[Table]:
+    """What the stages measured, those that did not end among them; a run that was removed or not analyzed has none."""
+    state, found = read_state(run), []
+    for stage in state.stages:
+        own = _begun(stage, store)
+        if stage.name == CHECK:
+            found.append(Table(CHECK, run.id, state.checked))
+        elif own is not None and stage.name not in RECIPES:
+            found.append(bench_table(own))
+        elif own is not None and stage.done and own.status is Status.COMPLETED:
+            found.append(replace(comparison_table(read_subject(store, own)), source=stage.name))
+    return found
+
+
+def answers_of(run: Run, store: RunStore) -> list[Answer]:
+    """Every question with what was measured."""
+    return answers(tables_of(run, store))
+
+
+def chapter_text(run: Run, store: RunStore, language: str, form: str) -> str:
+    """The document of a suite.
+
+    Args:
+        run: the suite's.
+        store: registry of its stages.
+        language: `en` or `zh`.
+        form: `md`, or `html` for one self-contained page.
+    """
+    markdown = render(tables_of(run, store), run.label, language)
+    return markdown if form == "md" else to_html(markdown, run.path, language)
+
+
+def write_chapter(run: Run, store: RunStore) -> list[Path]:
+    """The document in every language and form, beside the suite's file."""
+    paths = []
+    for language in LANGUAGES:
+        for form in FORMATS:
+            path = run.path / f"report.{language}.{form}"
+            write_text(path, chapter_text(run, store, language, form))
+            paths.append(path)
+    return paths

@@ -1,0 +1,297 @@
+"""Every question has its number, an answer only from rows, and a statement that the rows choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from string import Formatter
+
+import pytest
+import torch
+
+from dynbench.bench.accounting import Accounting
+from dynbench.bench.base import Row
+from dynbench.bench.precision import HALF, PARTS, SUMS
+from dynbench.bench.rank import rows_of
+from dynbench.engine.launching.toy_ranks import Checked
+from dynbench.engine.rank.rank_process import RankContext
+from dynbench.experiment.assignment.chapter import answers, render, template_states
+from dynbench.experiment.assignment.evidence import CHECK, Said, Table, check_table
+from dynbench.experiment.assignment.questions import QUESTIONS
+from dynbench.plugins.benchmarks import AccountingOptions
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.run import Run
+
+NUMBERS = [
+    *("1.1a", "1.1b", "1.1c", "1.2a", "1.2b", "1.2c", "1.2d", "1.2e", "1.3", "1.4a", "1.4b", "1.4c"),
+    *("1.5a", "1.5b", "1.5c", "1.5d", "1.5e", "2.1", "2.2a", "2.2b", "3.1", "3.2", "3.3", "3.4"),
+    *("4.1", "4.2", "4.3", "4.4", "4.5", "4.6", "4.7", "4.8a", "4.8b", "4.9a", "4.9b", "4.9c", "4.9d"),
+    *("5.1", "5.2a", "5.2b", "5.2c"),
+]
+GPU = "NVIDIA H100"
+
+
+def row(
+    case: str, mean: float, *, dtype: str = "float32", device: str = "cpu", sd: float = 0.01, **columns: object
+) -> Row:
+    error = columns.pop("reference_error", None)
+    about = {name: value for name, value in columns.items() if isinstance(value, int | float | str)}
+    assert error is None or isinstance(error, float)
+    return Row(
+        case, [], dtype, device, unit="ms", n=5, mean=mean, sd=sd, p50=mean, reference_error=error, columns=about
+    )
+
+
+def precision(*, half_off: float = 1e-1, norm: str = "float32", half_ms: float = 2.0) -> list[Row]:
+    offs = dict(zip(SUMS, (1e-4, half_off, 2e-3, 2e-3), strict=True))
+    sums = [row(f"sum: {name}", 10.0, study="sum", shown="10", reference_error=off) for name, off in offs.items()]
+    types = [
+        row(
+            f"type under {half}: {part}",
+            32,
+            dtype=half,
+            study="type",
+            shown=norm if part == "layer norm" else "float32",
+        )
+        for half in HALF
+        for part in PARTS
+    ]
+    times = [
+        row(f"forward and backward in {kind}", ms, dtype=kind, study="time", shown="")
+        for kind, ms in (("float32", 4.0), ("bfloat16", half_ms))
+    ]
+    return [*sums, *types, *times]
+
+
+def model(*, cold: float = 9.0, half: float = 0.5, compiled: float = 0.8, sd: float = 0.01) -> list[Row]:
+    found = []
+    for size, ms in (("small", 10.0), ("large", 40.0)):
+        for dtype, factor in (("float32", 1.0), ("bfloat16", half)):
+            for way in (0, 1):
+                for phase, share in (("forward", 1.0), ("backward", 2.0), ("optimizer", 0.5), ("step", 3.5)):
+                    for warmup in (0, 1, 5) if (size, dtype, way) == ("small", "float32", 0) else (5,):
+                        mean = ms * factor * share * (compiled if way else 1) * (cold if warmup == 0 else 1)
+                        about = {"size": size, "context": 64, "batch": 4, "compiled": way, "phase": phase}
+                        found.append(
+                            row(f"{size} {dtype} {way}", mean, dtype=dtype, sd=sd * mean, warmup=warmup, **about)
+                        )
+    return found
+
+
+def attention(*, power: float = 2.0, tiled: float = 0.5, flash_ms: float = 1.0, error: float = 1e-7) -> list[Row]:
+    found = []
+    for length in (256, 1024):
+        for way, ms in (("plain", 4.0), ("compiled", 3.0), ("flash_torch", flash_ms)):
+            for each in ("forward", "backward", "both"):
+                saved = tiled if way == "flash_torch" else 2.0 * (length / 256) ** power
+                about = {"length": length, "channels": 64, "batch": 8, "way": way, "pass": each, "causal": 0}
+                about |= {
+                    "hand_count_mb": 6.0,
+                    "saved_mb": saved,
+                    "peak_mb": 7.0,
+                    "tiles": "64 x 64" if way[0] == "f" else "",
+                }
+                found.append(row(f"{way} {each} {length}", ms, reference_error=error, **about))
+    return found
+
+
+def collectives(*, wrong: int = 0, slope: float = 1.0) -> list[Row]:
+    return [
+        row(
+            f"all_reduce {mib} MiB", mib**slope * ranks, operation="all_reduce", backend="gloo", processes=ranks,
+            size=mib * 2**20, busbw=1.0, **{"#wrong": wrong},
+        )
+        for ranks in (2, 4)
+        for mib in (1, 10)
+    ]  # fmt: skip
+
+
+def arms(
+    *, step: dict[str, float] | None = None, beyond: float = 1.0, shard: float = 4.0, sent: float = 1.5e6
+) -> list[Row]:
+    times = {"ddp": 8.0, "naive": 12.0, "flat": 9.0, "overlap": 7.0, "bucketed": 8.0, "zero1": 9.0} | (step or {})
+    held = {
+        f"{m}_{p}": 8.0
+        for m in ("initialised", "before_step", "after_step")
+        for p in ("parameters", "gradients", "optimizer", "strategy")
+    }
+    found = []
+    for name, ms in times.items():
+        about = {
+            "strategy": name,
+            "ranks": 2,
+            "calls": 5,
+            "comm": 3.0,
+            "exposed": 1.0,
+            "beyond": beyond,
+            "hidden": 0.7,
+        }
+        about |= held | (
+            {"after_step_optimizer": shard, "wire_bytes": sent} if name == "zero1" else {"wire_bytes": 1e6}
+        )
+        found.append(row(name, ms, **about))
+    return found
+
+
+def buckets(best: str = "mb10") -> list[Row]:
+    calls = {"one": 1, "mb10": 10, "mb1": 100}
+    return [
+        row(name, 5.0 if name == best else 9.0, strategy="bucketed", ranks=2, calls=count, comm=1.0)
+        for name, count in calls.items()
+    ]
+
+
+def checked(passed: bool = True) -> list[Checked]:
+    return [
+        Checked(name, optimizer, 2, 1e-16 if passed else 1e-2, "weight", True, passed)
+        for name in ("naive", "overlap", "bucketed", "zero1")
+        for optimizer in ("sgd", "adamw")
+    ]
+
+
+def accounting() -> list[Row]:
+    benchmark = Accounting(AccountingOptions())
+    return [
+        each
+        for case in benchmark.cases()
+        for each in rows_of(benchmark, case, RankContext(0, 0, 1, torch.device("cpu")))
+    ]
+
+
+def everything(**changes: Sequence[Row]) -> list[Table]:
+    found: dict[str, Sequence[Row]] = {
+        "precision": precision(), "transformer": model(), "attention": attention(), "flash": attention(),
+        "collectives": collectives(), "accounting": accounting(), "sync": arms(), "buckets": buckets(),
+    }  # fmt: skip
+    tables = [Table(source, f"{source}-run", rows) for source, rows in (found | changes).items()]
+    return [*tables, check_table(Run(Path("suite")), checked())]
+
+
+def keys(number: str, tables: Sequence[Table]) -> list[str]:
+    (answer,) = (each for each in answers(tables) if each.question.number == number)
+    return [each.key for each in answer.said]
+
+
+def test_every_question_of_the_list_by_its_number_and_no_other() -> None:
+    assert [question.number for question in QUESTIONS] == NUMBERS
+    for language in LANGUAGES:
+        text = render(everything(), "x", language)
+        assert re.findall(r"^### (\S+) ", text, re.MULTILINE) == NUMBERS
+        assert "{" not in text.replace("{a,b}", "") and "None" not in text
+
+
+def test_nothing_is_answered_without_a_row() -> None:
+    assert {each.state for each in answers([])} == {"needs_gpu", "not_measured"}
+    for answer in answers(everything()):
+        used = [row for rows in answer.runs.values() for row in rows]
+        assert bool(answer.said) == bool(used), answer.question.number
+        assert all(row.status in ("ok", "oom") for row in used)
+    with pytest.raises(ValueError, match="nothing is said without a row"):
+        Said("flat.faster", [])
+
+
+def test_what_is_not_answered_says_which_command_makes_the_rows() -> None:
+    for language in LANGUAGES:
+        sections = re.split(r"^### ", render([], "x", language), flags=re.MULTILINE)[1:]
+        assert len(sections) == len(QUESTIONS)
+        for question, section in zip(QUESTIONS, sections, strict=True):
+            assert f"`{question.gpu or question.command}`" in section
+
+
+def test_only_rows_of_a_gpu_answer_what_is_asked_of_one() -> None:
+    small = {each.question.number: each.state for each in answers(everything())}
+    assert small["2.1"] == small["1.1b"] == small["4.1"] == "answered_small" and small["1.3"] == "answered"
+    on_gpu = everything(attention=[replace(each, device=GPU) for each in attention()])
+    assert {each.question.number: each.state for each in answers(on_gpu)}["2.1"] == "answered"
+
+
+TOY: dict[str, Sequence[Row]] = {"transformer": ()}
+CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], str]] = [
+    ("1.1b", {}, "phases.steady", {"transformer": model(sd=0.3)}, "phases.noisy"),
+    ("1.1c", {}, "warmup.matters", {"transformer": model(cold=1.02)}, "warmup.none"),
+    ("1.3", {}, "sums.expected", {"precision": precision(half_off=1e-6)}, "sums.other"),
+    ("1.4a", {}, "types.norm_full", {"precision": precision(norm="bfloat16")}, "types.norm_half"),
+    ("1.4b", {}, "norm.bf16_full", {"precision": precision(norm="bfloat16")}, "norm.bf16_half"),
+    ("1.4c", {}, "mixed.faster", {"transformer": model(half=3.0)}, "mixed.slower"),
+    ("1.4c", TOY, "mixed.toy_faster", {**TOY, "precision": precision(half_ms=9)}, "mixed.toy_slower"),
+    ("2.1", {}, "attention.quadratic", {"attention": attention(power=1)}, "attention.below_quadratic"),
+    ("2.1", {}, "attention.removed", {"attention": attention(tiled=99)}, "attention.not_removed"),
+    ("2.2b", {}, "compiled.faster", {"transformer": model(compiled=1.5)}, "compiled.slower"),
+    ("3.1", {}, "flash.right", {"flash": attention(error=1e-3)}, "flash.wrong"),
+    ("3.3", {}, "flash.times.faster", {"flash": attention(flash_ms=9)}, "flash.times.slower"),
+    ("4.1", {}, "collectives.right", {"collectives": collectives(wrong=3)}, "collectives.wrong"),
+    ("4.1", {}, "collectives.bandwidth", {"collectives": collectives(slope=0.2)}, "collectives.latency"),
+    ("4.4", {}, "flat.faster", {"sync": arms(step={"flat": 20.0})}, "flat.slower"),
+    ("4.6", {}, "overlap.faster", {"sync": arms(step={"overlap": 20.0})}, "overlap.slower"),
+    ("4.6", {}, "overlap.pays", {"sync": arms(beyond=9.0)}, "overlap.competes"),
+    ("4.8a", {}, "buckets.inner", {"buckets": buckets("one")}, "buckets.few"),
+    ("4.8a", {}, "buckets.inner", {"buckets": buckets("mb1")}, "buckets.many"),
+    ("5.2a", {}, "sharded.share", {"sync": arms(shard=8.0)}, "sharded.other"),
+    ("5.2b", {"sync": arms(step={"zero1": 5.0})}, "sharded_time.faster", {}, "sharded_time.slower"),
+    ("5.2c", {"sync": arms(sent=1e6)}, "traffic.same", {}, "traffic.more"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "one", "says", "other", "instead"), CASES)
+def test_the_rows_choose_what_is_said(
+    number: str, one: dict[str, Sequence[Row]], says: str, other: dict[str, Sequence[Row]], instead: str
+) -> None:
+    first, second = keys(number, everything(**one)), keys(number, everything(**other))
+    assert says in first and instead not in first
+    assert instead in second and says not in second
+
+
+def test_a_strategy_that_trains_other_weights_is_told() -> None:
+    tables = everything()
+    tables[-1] = check_table(Run(Path("suite")), checked(passed=False))
+    for number in ("4.2", "4.5", "4.7", "5.1"):
+        assert keys(number, everything()) == ["checked.same"] and keys(number, tables) == ["checked.other"]
+
+
+def test_what_ran_out_of_memory_is_an_answer_and_what_was_skipped_is_none() -> None:
+    out = [replace(each, status="oom", mean=None, p50=None, sd=None, n=0, unit=None) for each in attention()]
+    plain = [each for each in out if each.columns["way"] == "plain" and each.columns["length"] == 1024]
+    rows = [each for each in attention() if each.columns["length"] == 256]
+    assert "attention.out" in keys("2.1", everything(attention=[*rows, *plain]))
+    skipped = [
+        replace(each, status="skipped", reason="no compiler <b>here</b>", mean=None, p50=None) for each in attention()
+    ]
+    text = render(everything(attention=skipped), "x", "en")
+    section = re.split(r"^### ", text, flags=re.MULTILINE)[1 + NUMBERS.index("2.2a")]
+    assert "Needs a GPU" in section and "no compiler" in section and "<b>" not in section
+
+
+def nulls() -> Iterator[list[Row]]:
+    """Rows as a stranger may have written them: without columns, or without numbers."""
+    for source in (precision(), model(), attention(), collectives(), arms(), buckets(), accounting()):
+        yield [replace(each, columns={}) for each in source]
+        yield [replace(each, mean=None, sd=None, p50=None) for each in source]
+        yield [replace(each, mean=0.0, p50=0.0, reference_error=None) for each in source]
+        yield [replace(each, columns=dict.fromkeys(each.columns, "x")) for each in source]
+
+
+@pytest.mark.parametrize("rows", list(nulls()))
+def test_rows_of_a_stranger_are_no_error(rows: Sequence[Row]) -> None:
+    names = ("precision", "transformer", "attention", "flash", "collectives", "accounting", "sync", "buckets", CHECK)
+    assert render([Table(name, "run", rows) for name in names], "x", "zh")
+
+
+def texts(language: str) -> dict[str, str]:
+    groups = ("headings.", "cells.", "states.", "sources.", "asked.", "said.")
+    raw = load_template(language, None, "assignment").labels
+    return {key: text for key, text in raw.items() if key.startswith(groups)}
+
+
+def test_both_languages_have_every_text_with_the_same_values() -> None:
+    english, chinese = texts("en"), texts("zh")
+    own = [key for key in english if key.split(".")[0] in ("states", "sources", "asked", "said", "cells")]
+    assert set(own) == {key for key in chinese if key.split(".")[0] in ("states", "sources", "asked", "said", "cells")}
+    for key in own:
+        named = [{name for _, name, _, _ in Formatter().parse(text[key]) if name} for text in (english, chinese)]
+        assert named[0] == named[1], key
+    assert {key.removeprefix("asked.") for key in own if key.startswith("asked.")} == set(NUMBERS)
+    assert {key.removeprefix("states.") for key in own if key.startswith("states.")} == set(template_states())
+    untold = ("states", "asked", "said")
+    assert [key for key in own if key.split(".")[0] in untold and english[key] == chinese[key]] == []

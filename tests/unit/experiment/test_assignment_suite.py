@@ -1,0 +1,104 @@
+"""The whole list, stage by stage: what is done is kept and not done again, and reports are written at every end."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from unit.bench.test_bench_run import launched_at_once
+
+from dynbench.bench import bench_run
+from dynbench.cli.main import main
+from dynbench.engine.launching import toy_ranks
+from dynbench.engine.launching.toy_ranks import Checked
+from dynbench.errors import Terminated, WorkerFailed
+from dynbench.experiment.assignment import suite
+from dynbench.experiment.assignment.questions import QUESTIONS
+from dynbench.runs.run import Run
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+FEW = {"precision": ("features=16", "samples=4", "iterations=2", "warmup=0"), "accounting": ()}
+
+
+@pytest.fixture
+def planted(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseException]:
+    """Two benchmarks and the check, measured in this process; the comparisons fail. Before a row, what is planted."""
+
+    def check(names: Sequence[str], ranks: int) -> Iterator[Checked]:
+        for name in names:
+            yield Checked(name, "sgd", ranks, 1e-17, "weight", True, True)
+
+    def fails(run: Run, *_: object, **__: object) -> None:
+        raise WorkerFailed("planted: no ranks", rank=0)
+
+    found: dict[int, BaseException] = {}
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(store.root))
+    monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once(found))
+    monkeypatch.setattr(toy_ranks, "check_strategies", check)
+    monkeypatch.setattr(suite, "run_comparison", fails)
+    monkeypatch.setattr(suite, "ORDER", tuple(FEW))
+    monkeypatch.setattr(suite, "SMALL", FEW)
+    return found
+
+
+def states(shown: str) -> dict[str, str]:
+    return {each["number"]: each["state"] for each in json.loads(shown)["questions"]}
+
+
+def test_the_list_goes_on_where_it_was_interrupted(
+    store: RunStore,
+    planted: dict[int, BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planted[30] = Terminated(signal.SIGTERM)
+    assert main(["bench", "assignment", "--name", "a"]) == 143
+    said = capsys.readouterr()
+    run = store.resolve("a")
+    assert run.status is Status.INTERRUPTED and "bench --resume a" in said.err and "4.9a" in said.out
+    text = (run.path / "report.en.md").read_text()
+    assert "3,517.58 GB" in text and "fp16 terms, fp32 sum" in text
+    begun = suite.read_state(run).stages
+    assert [stage.done for stage in begun] == [True, False, False, False, False]
+
+    planted.clear()
+    assert main(["bench", "--resume", "a"]) == 3
+    stages = {stage.name: stage for stage in suite.read_state(run).stages}
+    assert [name for name, stage in stages.items() if not stage.done] == ["sync", "buckets"]
+    assert [stages[name].run for name in FEW] == [
+        stage.run for stage in begun[:2]
+    ] and "planted: no ranks" in capsys.readouterr().err
+
+    monkeypatch.setattr(suite, "run_comparison", lambda run, *_, **__: None)
+    made = len(store.list())
+    assert main(["bench", "--resume", "a", "--json"]) == 0
+    found = states(capsys.readouterr().out)
+    assert len(store.list()) == made and list(found) == [question.number for question in QUESTIONS]
+    assert {found[number] for number in ("1.3", "4.2", "4.9a", "5.1")} == {"answered"} and found["4.4"] == "needs_gpu"
+
+
+def test_its_reports_are_written_anew(
+    store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planted[0] = Terminated(signal.SIGTERM)
+    assert main(["bench", "assignment"]) == 143
+    (run,) = (each for each in store.list() if suite.holds_assignment(each))
+    pages = {path.name for path in run.path.glob("report.*")}
+    assert pages == {f"report.{language}.{form}" for language in ("en", "zh") for form in ("md", "html")}
+    out = tmp_path / "mine.html"
+    assert main(["report", run.id, "--lang", "zh", "-o", str(out)]) == 0
+    assert '<html lang="zh-CN">' in out.read_text() and "系统作业" in out.read_text()
+    assert main(["report", run.id, "--solve"]) == 2
+    assert main(["bench", "assignment", "--set", "iterations=3"]) == 2
+    assert "takes no --set" in capsys.readouterr().err
+
+
+def test_recipes_are_short_and_have_the_arms_that_questions_ask_for() -> None:
+    for name, (arms, _) in suite.RECIPES.items():
+        recipe = suite._short(name)
+        assert tuple(recipe.arms) == tuple(arms) and recipe.launches.count == 1 and recipe.baseline in recipe.arms
+        assert all(config.train.steps <= 16 for config in recipe.arms.values())
