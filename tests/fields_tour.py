@@ -29,6 +29,7 @@ from dynbench.engine.launching import toy_ranks
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches, training
+from dynbench.experiment.assignment import suite
 from dynbench.probe import prober
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.calls import Call, CallWriter
@@ -108,6 +109,8 @@ def take_tour(folder: Path) -> Tour:
         patch.setattr(launches, "run_arms", FakeTraining(data={}))
         patch.setattr(bench_run, "launch_ranks", launched_at_once({}))
         patch.setattr(toy_ranks, "_on_processes", checked_at_once)
+        patch.setattr(suite, "ORDER", ("accounting",))
+        patch.setattr(suite, "RECIPES", {})
         _single_runs(tour, store)
         _comparisons(tour, store, folder)
         _bench(tour)
@@ -230,6 +233,7 @@ def _bench(tour: Tour) -> None:
     }  # fmt: skip
     for name, options in few.items():
         tour.run("bench", name, *(word for each in options for word in ("--set", each)), document="bench --json")
+    tour.run("bench", "assignment", document="bench assignment --json")
 
 
 def _others(tour: Tour, store: RunStore, folder: Path) -> None:
