@@ -76,7 +76,7 @@ def trained_trace(run: Run) -> Trace:
     if config.workload.runs_own_code:
         kept = read_lengths(run)
         return _trained_as(Trace(config.workload.name, kept.lengths, source, kept.positions), config)
-    workload = build_workload(config)
+    workload = build_workload(changed(config, {"workload.cache_dir": None}))  # a run says nowhere where to write
     train = workload.train
     trained = data.get("fingerprint") if isinstance(data, Mapping) else None
     if trained is not None and trained != train.fingerprint:

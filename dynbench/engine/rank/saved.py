@@ -50,10 +50,18 @@ class Saved:
 
         Raises:
             ConfigError: settings that cannot work.
+            UsageError: a run of code of its own, which is run for nobody who does not name it.
         """
         known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
         if self.base is not None:
-            known = {"workload.tokenizer": _tokenizer_of(load_config(self.base, trains=False).workload)}
+            trained = load_config(self.base, trains=False).workload
+            named = {text.partition("=")[0].strip() for text in overrides} | {*(flags or {})}
+            if trained.is_own and "workload.name" not in named:
+                raise UsageError(
+                    f"{self.base}: workload.name: {trained.name!r} is code, which is not run because a run names it",
+                    "Look at it, and name it: --set workload.name=PLACE.",
+                )
+            known = {"workload.tokenizer": _tokenizer_of(trained), "workload.cache_dir": None}
         device = "cuda" if torch.cuda.is_available() else "cpu"
         read_back = {"workload.weights": "pretrained", "workload.model": str(self.folder), "train.save_model": False}
         least = {"workload.subset": 1}  # nothing is trained on, and no more of it has to be tokenised

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from dynbench.cli.main import main
+from dynbench.config.dump import dump_config
+from dynbench.config.load import load_config
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import load_json
 from dynbench.runs.names import is_part
@@ -137,3 +139,46 @@ def test_what_a_comparison_names_stays_below_the_results(run: Run, capsys: pytes
     assert main(["runs", "show", "both", "--results", str(store.root)]) == 0
     assert "is no id of a run" in capsys.readouterr().err
     assert not (outside / "merged_metrics.parquet").exists()
+
+
+def test_code_that_a_run_names_is_not_run_to_read_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(run.path.parent))
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    (run.path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\nclass Evil: pass\n")
+    code = f"workload.name={run.path / 'evil.py'}:Evil"
+    run.config_file.write_text(dump_config(load_config(None, [code, "train.steps=1"])))
+    (run.path / "model" / "last").mkdir(parents=True)
+    (run.path / "model" / "last" / "config.json").write_text("{}")
+    run.env_file.write_text("{}")
+    for words in (
+        ("analyze", "mine"),
+        ("report", "mine"),
+        ("runs", "show", "mine"),
+        ("data", "lengths", "mine"),
+        ("solve", "--from-run", "mine"),
+        ("eval", "mine"),
+        ("generate", "mine", "--prompt", "a"),
+        ("doctor", "quickstart"),
+    ):
+        main([*words])
+        assert not (tmp_path / "pwned").exists(), words
+    assert "is not run because a run names it" in capsys.readouterr().err
+
+
+def test_where_a_run_kept_its_data_nothing_is_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\n")
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a b\t0\nb\t1\n" * 10)
+    settings = ["dataset=tsv", f"data_path={tmp_path / 'train.tsv'}", f"tokenizer={tmp_path / 'vocab.txt'}"]
+    settings += [f"cache_dir={tmp_path / 'theirs'}"]
+    config = load_config(None, [*(f"workload.{each}" for each in settings), "train.global_batch=4"])
+    run.config_file.write_text(dump_config(config))
+    run.env_file.write_text("{}")
+    lengths = run.path.parent / "lengths.csv"
+    assert main(["data", "lengths", "mine", "--results", str(run.path.parent), "-o", str(lengths)]) == 0
+    assert lengths.read_text().startswith("length\n") and not (tmp_path / "theirs").exists()
