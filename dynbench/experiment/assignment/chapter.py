@@ -172,4 +172,4 @@ def _cases(rows: Sequence[Row], template: Template) -> str:
     cases = list(dict.fromkeys(row.case for row in rows))
     if len(cases) > MOST_CASES:
         return text(template, "sources.many", {"count": len(rows)})
-    return ", ".join(f"`{case}`" for case in cases)
+    return template.label("phrases.separator", ", ").join(f"`{case}`" for case in cases)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment import accounting_answers as accounting
 from dynbench.experiment.assignment import attention_answers as attention
+from dynbench.experiment.assignment import memory_answers as memory
 from dynbench.experiment.assignment import model_answers as model
 from dynbench.experiment.assignment import sharing_answers as sharing
 from dynbench.experiment.assignment.evidence import CHECK, Said, Table, matches
@@ -16,8 +17,15 @@ COMMANDS: Mapping[str, str] = {
     "sync": "dynbench compare recipes/sync.yaml",
     "buckets": "dynbench compare recipes/buckets.yaml",
     CHECK: "dynbench bench assignment",
+    "nsys": "dynbench train --set workload.name=causal_lm --profile 2",
 }
 """What makes the rows of a source that is no benchmark."""
+NSYS = (
+    "nsys profile --stats=true --trace cuda,nvtx dynbench train --set workload.name=causal_lm "
+    "--set workload.size=large --max-length 512"
+)
+COMPILED = " --set ways=plain,compiled"
+TRITON = " --set ways=plain,flash_triton"
 XL = "dynbench compare recipes/sync_xl.yaml"
 
 
@@ -36,6 +44,7 @@ class Question:
         answer: from the rows.
         gpu: command that answers it at the sizes asked for; None where a CPU is enough.
         only: values of columns of the rows that it is about.
+        options: what the command is given beside its name.
     """
 
     number: str
@@ -43,12 +52,13 @@ class Question:
     answer: sharing.Answer
     gpu: str | None = None
     only: Mapping[str, object] = field(default_factory=dict)
+    options: str = ""
 
     @property
     def command(self) -> str:
         """What makes the rows that it is answered from."""
         source = self.sources[0]
-        return COMMANDS.get(source, f"dynbench bench {source}")
+        return COMMANDS.get(source, f"dynbench bench {source}") + self.options
 
     def rows(self, tables: Sequence[Table]) -> list[tuple[Table, Row]]:
         """The rows that it is about, with the tables that they are in."""
@@ -63,11 +73,7 @@ def _bench(
 
 
 def _profile(number: str) -> Question:
-    return _bench(number, "nsys", _nothing)
-
-
-def _memory(number: str) -> Question:
-    return _bench(number, "memory", _nothing)
+    return Question(number, ("nsys",), _nothing, NSYS)
 
 
 def _formulas(number: str, key: str, *beginnings: str) -> Question:
@@ -95,18 +101,18 @@ QUESTIONS: Sequence[Question] = (
     _bench("1.4a", "precision", model.types, study="type"),
     _bench("1.4b", "precision", model.layer_norm, study=("type", "sum")),
     _bench("1.4c", "transformer", model.mixed, "precision"),
-    _memory("1.5a"),
-    _memory("1.5b"),
-    _memory("1.5c"),
-    _memory("1.5d"),
-    _memory("1.5e"),
+    _bench("1.5a", "memory", memory.phases),
+    _bench("1.5b", "memory", memory.by_context),
+    _bench("1.5c", "memory", memory.mixed),
+    _bench("1.5d", "memory", memory.residual),
+    _bench("1.5e", "memory", memory.largest),
     _bench("2.1", "attention", attention.by_length, way=("plain", "flash_torch")),
-    _bench("2.2a", "attention", attention.compiled, way=("plain", "compiled")),
+    replace(_bench("2.2a", "attention", attention.compiled, way=("plain", "compiled")), options=COMPILED),
     _bench("2.2b", "transformer", model.compiled_model),
     _bench("3.1", "flash", attention.forward, way=("plain", "flash_torch", "flash_triton")),
     _bench("3.2", "flash", attention.backward, way=("flash_torch", "flash_triton")),
     _bench("3.3", "flash", attention.against_plain, way=("plain", "flash_torch", "flash_triton")),
-    _bench("3.4", "flash", attention.triton, way=("plain", "flash_triton")),
+    replace(_bench("3.4", "flash", attention.triton, way=("plain", "flash_triton")), options=TRITON),
     _bench("4.1", "collectives", sharing.collectives),
     Question("4.2", (CHECK,), sharing.checked("naive")),
     Question("4.3", ("sync",), sharing.naive, XL),
@@ -121,9 +127,9 @@ QUESTIONS: Sequence[Question] = (
     _formulas("4.9c", "bound", *BOUND),
     _bench("4.9d", "accounting", accounting.levers, full=False),
     Question("5.1", (CHECK,), sharing.checked("zero1")),
-    Question("5.2a", ("sync",), sharing.sharded_memory, XL),
-    Question("5.2b", ("sync",), sharing.sharded_time, XL),
-    Question("5.2c", ("sync",), sharing.sharded_traffic, XL),
+    _bench("5.2a", "optimizer", memory.sharded_memory, "sync"),
+    _bench("5.2b", "optimizer", memory.sharded_time, "sync"),
+    _bench("5.2c", "optimizer", memory.sharded_traffic, "sync"),
 )
 CHECKED = ("naive", "overlap", "bucketed", "zero1")
 """Strategies that questions ask to be checked against one process."""

@@ -186,8 +186,12 @@ def sharded_traffic(rows: Sequence[Row]) -> list[Said]:
     found = [row for row in _arms(rows, "ddp", "zero1") if number_in(row, "wire_bytes")]
     if len(found) < 2:
         return []
-    sent = [number_in(row, "wire_bytes") or 1 for row in found]
-    ratio = sent[1] / sent[0]
+    sent = [(number_in(row, "wire_bytes") or 0) / 1e6 for row in found]
+    return [traffic(found, *sent)]
+
+
+def traffic(rows: Sequence[Row], whole: float, shard: float) -> Said:
+    """What a rank sends in a step, MB, without and with sharding."""
+    ratio = shard / (whole or 1)
     key = "same" if abs(ratio - 1) <= CLOSE else "more" if ratio > 1 else "less"
-    values = {"whole": plain(sent[0] / 1e6), "shard": plain(sent[1] / 1e6), "ratio": plain(ratio)}
-    return [Said(f"traffic.{key}", found, values)]
+    return Said(f"traffic.{key}", rows, {"whole": plain(whole), "shard": plain(shard), "ratio": plain(ratio)})

@@ -15,11 +15,14 @@ from dynbench.bench.accounting import Accounting
 from dynbench.bench.base import Row
 from dynbench.bench.precision import HALF, PARTS, SUMS
 from dynbench.bench.rank import rows_of
+from dynbench.config.recipes import find_recipe
 from dynbench.engine.launching.toy_ranks import Checked
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.experiment.assignment.chapter import answers, render, template_states
 from dynbench.experiment.assignment.evidence import CHECK, Said, Table, check_table
 from dynbench.experiment.assignment.questions import QUESTIONS
+from dynbench.experiment.assignment.suite import ORDER
+from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import AccountingOptions
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
@@ -97,6 +100,31 @@ def attention(*, power: float = 2.0, tiled: float = 0.5, flash_ms: float = 1.0, 
     return found
 
 
+def memory(*, step: float = 40.0, saved: float = 20.0, half: float = 1.0, measured: float = 1.0) -> list[Row]:
+    found = []
+    for dtype, factor in (("float32", 1.0), ("bfloat16", half)):
+        for phase, mb in (("forward", 10.0), ("forward_saved", saved), ("step", step)):
+            for context in (64, 128):
+                about = {"size": "tiny", "context": context, "batch": 4, "phase": phase}
+                found.append(row(f"{context}", mb * factor, dtype=dtype, quantity="peak", **about))
+                found.append(row(f"{context}", 3.0, dtype=dtype, quantity="tensor", times=1, operator="mm", **about))
+                found.append(row(f"{context}", measured, dtype=dtype, quantity="residual", formula_mb=1.0, **about))
+    return found
+
+
+def optimizer(*, shard: float = 4.0, step: float = 9.0, sent: float = 15.0) -> list[Row]:
+    found = []
+    for way in ("adamw", "zero1"):
+        about = {"size": "tiny", "way": way, "processes": 2}
+        for moment in ("init", "before", "after"):
+            for part in ("parameters", "gradients", "optimizer", "rest", "total", "peak"):
+                mb = shard if (way, part) == ("zero1", "optimizer") else 8.0
+                found.append(row(way, mb, quantity="memory", moment=moment, part=part, **about))
+        found.append(row(way, step if way == "zero1" else 8.0, quantity="time", part="step", **about))
+        found.append(row(way, sent if way == "zero1" else 10.0, quantity="traffic", **about))
+    return found
+
+
 def collectives(*, wrong: int = 0, slope: float = 1.0) -> list[Row]:
     return [
         row(
@@ -162,7 +190,8 @@ def accounting() -> list[Row]:
 
 def everything(**changes: Sequence[Row]) -> list[Table]:
     found: dict[str, Sequence[Row]] = {
-        "precision": precision(), "transformer": model(), "attention": attention(), "flash": attention(),
+        "precision": precision(), "memory": memory(), "optimizer": optimizer(),
+        "transformer": model(), "attention": attention(), "flash": attention(),
         "collectives": collectives(), "accounting": accounting(), "sync": arms(), "buckets": buckets(),
     }  # fmt: skip
     tables = [Table(source, f"{source}-run", rows) for source, rows in (found | changes).items()]
@@ -179,7 +208,7 @@ def test_every_question_of_the_list_by_its_number_and_no_other() -> None:
     for language in LANGUAGES:
         text = render(everything(), "x", language)
         assert re.findall(r"^### (\S+) ", text, re.MULTILINE) == NUMBERS
-        assert "{" not in text.replace("{a,b}", "") and "None" not in text
+        assert "{" not in text and "None" not in text
 
 
 def test_nothing_is_answered_without_a_row() -> None:
@@ -200,6 +229,15 @@ def test_what_is_not_answered_says_which_command_makes_the_rows() -> None:
             assert f"`{question.gpu or question.command}`" in section
 
 
+def test_commands_are_of_benchmarks_and_recipes_that_there_are() -> None:
+    for question in QUESTIONS:
+        for words in (command.split() for command in (question.command, question.gpu) if command):
+            if words[:2] == ["dynbench", "bench"]:
+                assert words[2] in (*BENCHMARKS, *ORDER, "assignment")
+            elif words[:2] == ["dynbench", "compare"]:
+                assert find_recipe(words[2]).is_file()
+
+
 def test_only_rows_of_a_gpu_answer_what_is_asked_of_one() -> None:
     small = {each.question.number: each.state for each in answers(everything())}
     assert small["2.1"] == small["1.1b"] == small["4.1"] == "answered_small" and small["1.3"] == "answered"
@@ -207,6 +245,7 @@ def test_only_rows_of_a_gpu_answer_what_is_asked_of_one() -> None:
     assert {each.question.number: each.state for each in answers(on_gpu)}["2.1"] == "answered"
 
 
+ARMS: dict[str, Sequence[Row]] = {"optimizer": ()}
 TOY: dict[str, Sequence[Row]] = {"transformer": ()}
 CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], str]] = [
     ("1.1b", {}, "phases.steady", {"transformer": model(sd=0.3)}, "phases.noisy"),
@@ -228,9 +267,16 @@ CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], 
     ("4.6", {}, "overlap.pays", {"sync": arms(beyond=9.0)}, "overlap.competes"),
     ("4.8a", {}, "buckets.inner", {"buckets": buckets("one")}, "buckets.few"),
     ("4.8a", {}, "buckets.inner", {"buckets": buckets("mb1")}, "buckets.many"),
-    ("5.2a", {}, "sharded.share", {"sync": arms(shard=8.0)}, "sharded.other"),
-    ("5.2b", {"sync": arms(step={"zero1": 5.0})}, "sharded_time.faster", {}, "sharded_time.slower"),
-    ("5.2c", {"sync": arms(sent=1e6)}, "traffic.same", {}, "traffic.more"),
+    ("1.5a", {}, "memory.apart", {"memory": memory(step=20.1)}, "memory.alike"),
+    ("1.5c", {}, "memory.mixed_little", {"memory": memory(half=0.5)}, "memory.mixed_less"),
+    ("1.5c", {}, "memory.mixed_little", {"memory": memory(half=1.5)}, "memory.mixed_more"),
+    ("1.5d", {}, "memory.residual_holds", {"memory": memory(measured=2.0)}, "memory.residual_off"),
+    ("5.2a", {}, "sharded.share", {"optimizer": optimizer(shard=8.0)}, "sharded.other"),
+    ("5.2b", {}, "sharded_time.slower", {"optimizer": optimizer(step=5.0)}, "sharded_time.faster"),
+    ("5.2c", {}, "traffic.more", {"optimizer": optimizer(sent=10.0)}, "traffic.same"),
+    ("5.2a", ARMS, "sharded.share", {**ARMS, "sync": arms(shard=8.0)}, "sharded.other"),
+    ("5.2b", {**ARMS, "sync": arms(step={"zero1": 5.0})}, "sharded_time.faster", ARMS, "sharded_time.slower"),
+    ("5.2c", {**ARMS, "sync": arms(sent=1e6)}, "traffic.same", ARMS, "traffic.more"),
 ]  # fmt: skip
 
 
@@ -265,7 +311,17 @@ def test_what_ran_out_of_memory_is_an_answer_and_what_was_skipped_is_none() -> N
 
 def nulls() -> Iterator[list[Row]]:
     """Rows as a stranger may have written them: without columns, or without numbers."""
-    for source in (precision(), model(), attention(), collectives(), arms(), buckets(), accounting()):
+    for source in (
+        precision(),
+        model(),
+        memory(),
+        optimizer(),
+        attention(),
+        collectives(),
+        arms(),
+        buckets(),
+        accounting(),
+    ):
         yield [replace(each, columns={}) for each in source]
         yield [replace(each, mean=None, sd=None, p50=None) for each in source]
         yield [replace(each, mean=0.0, p50=0.0, reference_error=None) for each in source]
@@ -274,7 +330,19 @@ def nulls() -> Iterator[list[Row]]:
 
 @pytest.mark.parametrize("rows", list(nulls()))
 def test_rows_of_a_stranger_are_no_error(rows: Sequence[Row]) -> None:
-    names = ("precision", "transformer", "attention", "flash", "collectives", "accounting", "sync", "buckets", CHECK)
+    names = (
+        "precision",
+        "transformer",
+        "memory",
+        "optimizer",
+        "attention",
+        "flash",
+        "collectives",
+        "accounting",
+        "sync",
+        "buckets",
+        CHECK,
+    )
     assert render([Table(name, "run", rows) for name in names], "x", "zh")
 
 
