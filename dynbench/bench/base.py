@@ -138,6 +138,11 @@ class Benchmark(ABC):
         """What they compute on; `auto` is the GPU where there is one for each."""
         return "auto"
 
+    @property
+    def timeout_s(self) -> int:
+        """Longest wait of one rank for another, seconds."""
+        return 600
+
     @abstractmethod
     def cases(self) -> Sequence[Case]:
         """What is measured, in order: what may run out of memory last."""

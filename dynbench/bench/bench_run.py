@@ -86,6 +86,7 @@ def start_bench(
         "launch.nproc": processes,
         "launch.device": enough if benchmark.device == "auto" else benchmark.device,
         "launch.launcher": "torchrun",
+        "launch.timeout_s": benchmark.timeout_s,
         "train.global_batch": processes,  # any that can be dealt
     }
     resolved = resolve(load_config(None, (), asked), machine, store)

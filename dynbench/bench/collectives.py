@@ -84,6 +84,11 @@ class Collectives(Benchmark):
         gpus = _gpus() if case.columns["backend"] != "gloo" else 0
         return torch.device("cuda", context.local_rank % gpus) if gpus else torch.device("cpu")
 
+    @property
+    def timeout_s(self) -> int:
+        """As asked for."""
+        return self.options.timeout_s
+
     def cases(self) -> Sequence[Case]:
         """Every combination, the sizes ascending; one case for all of a back end that cannot run here."""
         cases: list[Case] = []

@@ -1,15 +1,13 @@
-"""How a rank's end is recorded by itself, and how the launcher finds the cause among several."""
+"""How a rank's end is recorded by itself; `cause` finds among several what the launcher reports."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,42 +15,26 @@ import torch
 
 from dynbench.config.ranks import ranks_of
 from dynbench.engine.turn_order import read_turns
-from dynbench.errors import (
-    BatchTooLarge,
-    ConfigError,
-    DataError,
-    DynbenchError,
-    HubError,
-    LeakFound,
-    NothingFits,
-    RecordError,
-    ReplicasTooLarge,
-    RunLookupError,
-    UsageError,
-    WorkerFailed,
-)
+from dynbench.engine.whereabouts import last_seen
+from dynbench.errors import DynbenchError, NothingFits, StorageError, UsageError, WorkerFailed, told
 from dynbench.plugins import outside
 from dynbench.runs.atomic import write_json
 from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
 from dynbench.workloads.own_code import OwnCode, find_own_code
 
-_USER_ERRORS: dict[str, type[DynbenchError]] = {
-    error.kind: error
-    for error in (UsageError, DataError, HubError, RunLookupError, RecordError, NothingFits, LeakFound)
-}
-_MEMORY_ERRORS = {error.__name__: error for error in (BatchTooLarge, ReplicasTooLarge)}
 _AFTERMATH = (
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
     "connection refused",
-    "timed out waiting",
     "application timeout caused pair closure",
     "nccl communicator was aborted",
     "remote process exited",
 )
 """What a rank says when another one is gone; never the cause."""
+_WAITED = ("timed out waiting", "wait timeout after", "timed out after", "collective operation timeout")
+"""What a rank says when another one has not come, of gloo, of the store where ranks meet, and of nccl."""
 MEMORY_HINT = "Lower train.global_batch or workload.max_length, or set schedule.capacity."
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 
@@ -68,18 +50,20 @@ class RankFailure:
     host: str
     """Name of its machine."""
     kind: str
-    """`memory`, `aftermath`, `stopped`, `worker`, or the kind of one of our errors."""
+    """`memory`, `aftermath`, `waited`, `stopped`, `worker`, or the kind of one of our errors."""
     exception: str
     """Class name."""
     message: str
     """What happened."""
     hint: str
     """What to do about it."""
+    at: str = ""
+    """What it was at: the phase of a step, or what comes before; empty where that is not known."""
 
     @property
     def is_cause(self) -> bool:
-        """False for a rank that ended because another one did, or was told to."""
-        return self.kind not in ("aftermath", "stopped")
+        """False for a rank that ended because another one did or did not come, or was told to."""
+        return self.kind not in ("aftermath", "waited", "stopped")
 
 
 def failure_file(run: Run, rank: int) -> Path:
@@ -97,6 +81,7 @@ def record_failure(run: Run, rank: int, error: BaseException) -> RankFailure:
         exception=type(error).__name__,
         message=_message(error, _own_code(run)),
         hint=_hint(error),
+        at=str(last_seen(run, rank) or ""),
     )
     keep_failure(run, failure)
     return failure
@@ -143,40 +128,6 @@ def forget_failures(run: Run) -> None:
         path.unlink()
 
 
-def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None = None) -> DynbenchError:
-    """The error to report for a launch whose ranks ended badly.
-
-    A rank's own record of a cause comes first, the earliest of several; then a rank that died without a word (those
-    that torchrun terminated last); then that the nodes lost each other; what ranks say about each other's end comes
-    last.
-
-    Args:
-        run: the run that all nodes write into, or this node's part of it.
-        exit_codes: rank to exit code, negative for a signal, of this node's ranks that failed.
-        lost: what torchrun says of the nodes, where it says anything.
-    """
-    rank, error = _cause(run, exit_codes, lost)
-    error.arm = None if rank is None else arm_on_turn(run, rank)
-    return error
-
-
-def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -> tuple[int | None, DynbenchError]:
-    """The rank that ended first, where one did, and its error."""
-    failures = read_failures(run)
-    causes = [failure for failure in failures if failure.is_cause]
-    if causes:
-        return causes[0].rank, _as_error(run, causes[0])
-    told = {failure.rank for failure in failures}
-    silent = sorted(exit_codes.keys() - told, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, rank))
-    if silent:
-        return silent[0], _silent_death(run, silent[0], exit_codes[silent[0]])
-    if lost is not None:
-        return None, lost
-    if failures:
-        return failures[0].rank, _as_error(run, failures[0])
-    return None, WorkerFailed("a rank failed and left no record", f"See {run.logs_dir}.")
-
-
 def log_file(run: Run, rank: int) -> Path:
     """Everything a rank prints."""
     return run.logs_dir / f"rank_{rank}.log"
@@ -202,8 +153,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_aftermath(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone."""
-    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _AFTERMATH)
+    """Whether an error only says that another rank is gone, or has not come."""
+    return has_waited(error) or _says(error, _AFTERMATH)
+
+
+def has_waited(error: BaseException) -> bool:
+    """Whether an error says that another rank has not come in the time that there is for it."""
+    return _says(error, _WAITED)
+
+
+def _says(error: BaseException, phrases: Sequence[str]) -> bool:
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
 
 
 def _kind(error: BaseException) -> str:
@@ -213,12 +173,23 @@ def _kind(error: BaseException) -> str:
         return "stopped"
     if is_out_of_memory(error):
         return NothingFits.kind
-    return "aftermath" if is_aftermath(error) else WorkerFailed.kind
+    if has_waited(error):
+        return "waited"
+    if is_aftermath(error):
+        return "aftermath"
+    return StorageError.kind if _of_the_disk(error) else WorkerFailed.kind
+
+
+def _of_the_disk(error: BaseException) -> bool:
+    """Whether a disk or its permissions are in the way; where code from outside met that, its line matters more."""
+    return isinstance(told(error), StorageError) and outside.where(error) is None
 
 
 def _message(error: BaseException, own: OwnCode | None) -> str:
     if isinstance(error, DynbenchError):
         return error.message or type(error).__name__
+    if own is None and _of_the_disk(error):
+        return told(error).message
     return f"{_where(error, own)}{(str(error) or type(error).__name__).splitlines()[0]}"
 
 
@@ -244,7 +215,7 @@ def _hint(error: BaseException) -> str:
         return error.hint
     if is_aftermath(error):
         return "Another rank ended first; where it ran on another node, that node's part of the run says why."
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if _of_the_disk(error):
         return "Free some space, or name another --results folder; the rows until then are kept."
     return ""
 
@@ -255,29 +226,3 @@ def _where(error: BaseException, own: OwnCode | None) -> str:
     last = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
     where = (own and own.where(error)) or outside.where(error) or last
     return f"{where}: {type(error).__name__}: " if where else ""
-
-
-def _as_error(run: Run, failure: RankFailure) -> DynbenchError:
-    path = log_file(run, failure.rank)
-    log = str(path)
-    if failure.host != socket.gethostname():
-        log += f" on {failure.host}"
-    if failure.kind == ConfigError.kind:
-        return ConfigError(failure.message.splitlines(), failure.hint)
-    if failure.kind == NothingFits.kind:
-        error = _MEMORY_ERRORS.get(failure.exception, NothingFits)
-        return error(f"{rank_title(run, failure.rank)}: {failure.message}", failure.hint or MEMORY_HINT)
-    if failure.kind in _USER_ERRORS:
-        return _USER_ERRORS[failure.kind](failure.message, failure.hint)
-    message = f"{rank_title(run, failure.rank)}: {failure.message}; log: {log}"
-    return WorkerFailed(message, failure.hint, rank=failure.rank, log=path)
-
-
-def _silent_death(run: Run, rank: int, exit_code: int) -> WorkerFailed:
-    log, title = log_file(run, rank), rank_title(run, rank)
-    if exit_code >= 0:
-        ended = f"{title} ended with exit code {exit_code}; log: {log}"
-        return WorkerFailed(ended, "See its log.", rank=rank, log=log)
-    name = signal.Signals(-exit_code).name
-    hint = "The system kills so when memory runs out: see dmesg." if name == "SIGKILL" else "See its log."
-    return WorkerFailed(f"{title} was killed by {name}; log: {log}", hint, rank=rank, log=log)

@@ -60,6 +60,8 @@ class CollectivesOptions(TimedOptions):
     """Types of the elements."""
     limit_s: PositiveFloat = 240.0
     """A case that lasts longer begins no further iteration."""
+    timeout_s: PositiveInt = 600
+    """Longest wait for another rank, seconds."""
 
 
 class PackedAttentionOptions(DeviceOptions):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, WorkerFailed
@@ -61,6 +61,7 @@ class Children:
         self._logs = logs
         self._processes: list[subprocess.Popen[bytes]] = []
         self._files: list[IO[bytes]] = []
+        self._asked = ["get ready"] * world_size
         self.gradient_bytes = 0
         self._rendezvous = tempfile.TemporaryDirectory(prefix="dynbench-probe-")
 
@@ -121,7 +122,11 @@ class Children:
             requests: by rank.
             together: the ranks wait for each other on the way. When one has ended, the others' answers may never come:
                 theirs are None too, and the group is of no more use.
+
+        Raises:
+            WorkerFailed: a child is there and does not answer, as it would not the next time.
         """
+        self._asked = [str(request.get("op", "splits")) for request in requests]
         for process, request in zip(self._processes, requests, strict=True):
             assert process.stdin is not None
             try:
@@ -141,7 +146,11 @@ class Children:
         return [process.pid for process in self._processes]
 
     def _collect(self, *, together: bool = False) -> list[Reply | None]:
-        """One line from each child; a rank that closed its pipe, or is silent beyond the limit, answers None."""
+        """One line from each child; a rank that closed its pipe answers None.
+
+        Raises:
+            WorkerFailed: one is silent beyond the limit, though none has ended, for which it could be waiting.
+        """
         replies: list[Reply | None] = [None] * self.world_size
         pending = dict.fromkeys(range(self.world_size), b"")
         deadline = time.monotonic() + self.timeout_s
@@ -160,7 +169,21 @@ class Children:
                         replies[rank] = self._understood(rank, line) if line.endswith(b"\n") else None
                         if together and replies[rank] is None:
                             return replies
+        if pending and all(replies[rank] is not None for rank in range(self.world_size) if rank not in pending):
+            self._refuse_silent(sorted(pending))
         return replies
+
+    def _refuse_silent(self, ranks: Sequence[int]) -> NoReturn:
+        """Name the ranks that hang; several may wait for one of them."""
+        first, names = ranks[0], " and ".join(map(str, ranks))
+        log = self._log(first)
+        raise WorkerFailed(
+            f"probe: rank {names} hung in {self._asked[first]!r}: no answer for {self.timeout_s:g} s "
+            f"(launch.timeout_s); log: {log}",
+            "Where it is slow and does not hang, raise launch.timeout_s.",
+            rank=first,
+            log=log,
+        )
 
     def _understood(self, rank: int, line: bytes) -> Reply:
         """A child's answer; a fault that another try would meet again ends the search.

@@ -12,7 +12,8 @@ from typing import Unpack
 
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
-from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title, root_cause
+from dynbench.engine.cause import root_cause
+from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.ranks_given import ranks_from_environment
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
@@ -68,8 +69,10 @@ def _join(config: Config, store: RunStore, asked: Config | None, naming: Naming)
         with recorded(run) if context.is_first else nullcontext() as recording:
             try:
                 keep_warnings(run, context, ranks)
+                context.whereabouts.keep(run, context.rank)
                 train([run], [resolved.config], context, stop)
                 wait_for_all()
+                context.whereabouts.arrived()
             except BaseException as error:
                 tell_failure(run, context.rank, error)
                 reported = _reported(run, context, error)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dynbench.config.schema import Launch
-from dynbench.engine.failure import root_cause
+from dynbench.engine.cause import root_cause
 from dynbench.engine.launching.leftovers import stop_leftovers
 from dynbench.engine.launching.logs import collect_logs
 from dynbench.engine.launching.torchrun import run_torchrun, thread_environment, torchrun_argv

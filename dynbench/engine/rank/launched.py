@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ from dynbench.engine.rank.rank_process import (
     set_up_logging,
 )
 from dynbench.engine.rank.rank_warnings import keep_warnings
+from dynbench.engine.whereabouts import MEETING
 from dynbench.runs.run import Run
 
 Work = Callable[[Sequence[Run], Sequence[Config], RankContext, StopFlag], None]
@@ -45,7 +47,8 @@ def run_as_rank(work: Work) -> NoReturn:
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
     except BaseException:
-        traceback.print_exc()
+        with suppress(OSError):  # a full disk, also for the log
+            traceback.print_exc()
     exit_now(code)
 
 
@@ -68,10 +71,15 @@ def _take_part(work: Work, runs: Sequence[Run], context: RankContext, stop: Stop
         set_up_logging(context, ranks)
         keep_warnings(runs[0], context, ranks)
         set_threads(launch)
+        context.whereabouts.keep(runs[0], context.rank)
+        context.whereabouts.at(MEETING)
         with process_group(context, launch):
             try:
-                runs = [meet(run, context) for run in runs] if launch.nnodes > 1 else runs
+                if launch.nnodes > 1:
+                    runs = [meet(run, context) for run in runs]
+                    context.whereabouts.keep(runs[0], context.rank)
                 work(runs, configs, context, stop)
+                context.whereabouts.arrived()
             except BaseException as error:
                 tell_failure(runs[0], context.rank, error)
                 raise

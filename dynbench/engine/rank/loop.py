@@ -16,6 +16,7 @@ from dynbench.engine.rank.row_builder import RowBuilder, extra_values
 from dynbench.engine.rank.sent_bytes import SentBytes
 from dynbench.engine.rank.told import Told
 from dynbench.engine.rank.turns import Moment
+from dynbench.engine.whereabouts import ROW
 from dynbench.runs.calls import CallWriter
 from dynbench.runs.row_writer import RowWriter
 from dynbench.schedule.plan import Share
@@ -72,6 +73,7 @@ class Loop(ArmLoop):
             with self.timer.device("sync"):
                 strategy.drain()
         phases, step_ms = self.timer.end_step()
+        self.context.whereabouts.at(ROW)
         self.plans.observe(share, phases["forward"] + phases["backward"])
         if self.fixed_batch:
             total.check(train.global_batch, step)

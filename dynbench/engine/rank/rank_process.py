@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Launch
+from dynbench.engine.whereabouts import Whereabouts
 from dynbench.signals import handle
 
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +34,8 @@ class RankContext:
     local_rank: int
     world_size: int
     device: torch.device
+    whereabouts: Whereabouts = field(default_factory=Whereabouts, compare=False)
+    """What it is at, for whoever asks once it hangs or is gone."""
 
     @property
     def is_first(self) -> bool:

@@ -7,7 +7,7 @@ use the host's clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,10 +39,16 @@ class StepTimer:
 
     `step_ms` runs from the end of the previous step, so that the steps of a run add up to its wall time; what is in no
     phase (writing the row, resetting the memory peak, summing the global batch size) is the remainder.
+
+    Args:
+        device: whose clock times what is queued on it.
+        at: told every phase that begins.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, at: Callable[[Phase], None] = lambda phase: None) -> None:
         self._device = device
+        self._at = at
+        self._phase: Phase = "plan"
         self.clock = clock_for(device)
         self._host = HostClock()
         self._intervals: list[tuple[Phase, Clock, object, object]] = []
@@ -63,6 +69,7 @@ class StepTimer:
     @contextmanager
     def host(self, phase: Phase) -> Iterator[None]:
         """Time a block of host work."""
+        self._begin(phase)
         start = self._host.mark()
         yield
         self._intervals.append((phase, self._host, start, self._host.mark()))
@@ -70,6 +77,7 @@ class StepTimer:
     @contextmanager
     def device(self, phase: Phase) -> Iterator[None]:
         """Time a block that queues work on the device, but for what of it is `waiting`."""
+        self._begin(phase)
         self._open = (phase, self.clock.mark())
         with named_range(phase, self._device):
             yield
@@ -79,6 +87,7 @@ class StepTimer:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Time a backward pass up to `note_ready`, but for what of it is `waiting`; what follows is sync."""
+        self._begin("backward")
         start = self._backward_start = self.clock.mark()
         self._ready, self._waits = None, []
         with named_range("backward", self._device):
@@ -96,9 +105,11 @@ class StepTimer:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What other ranks are waited for, within a block or pass of the same thread or outside of all, is sync."""
-        begin = self.clock.mark()
+        begin, before = self.clock.mark(), self._phase
+        self._begin("sync")
         if self._open is None:
             yield
+            self._begin(before)
             if self._waits is not None:
                 self._waits.append((begin, self.clock.mark()))
             return
@@ -106,8 +117,13 @@ class StepTimer:
         self.add(phase, start, begin)
         yield
         end = self.clock.mark()
+        self._begin(before)
         self._add_within(phase, begin, end)
         self._open = (phase, end)
+
+    def _begin(self, phase: Phase) -> None:
+        self._phase = phase
+        self._at(phase)
 
     def add(self, phase: Phase, start: object, end: object) -> None:
         """Add an interval between two marks of `clock`."""
@@ -121,6 +137,7 @@ class StepTimer:
     def note_ready(self) -> None:
         """This rank's last gradient is ready; called by the communication hook, waits for nothing."""
         self._ready = self.clock.mark(), len(self._waits or ())
+        self._begin("sync")
 
     def compute_ms(self) -> float:
         """Forward and backward passes of this step so far, the running one's; waits for that work."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from dynbench.config.schema import Train
 from dynbench.engine.rank.rank_process import StopFlag
 from dynbench.engine.turn_order import Turns
+from dynbench.engine.whereabouts import EVALUATING, Whereabouts
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +156,14 @@ def garbage_between_turns() -> Iterator[None]:
         gc.unfreeze()
 
 
-def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: StopFlag, switch: Switch | None) -> None:
+def play(
+    train: Train,
+    players: Sequence[Player],
+    turns: Turns | None,
+    stop: StopFlag,
+    switch: Switch | None,
+    whereabouts: Whereabouts | None = None,
+) -> None:
     """All steps of all arms, or as many as are done when a signal asks to stop.
 
     Args:
@@ -164,7 +172,9 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
         turns: how they take turns; None for one arm.
         stop: tells of the signal.
         switch: hands over from arm to arm; None for one arm.
+        whereabouts: told of steps and evaluations that begin.
     """
+    here = whereabouts or Whereabouts()
 
     def due(step: int) -> bool:
         return any(player.due(step) for player in players)
@@ -185,6 +195,7 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
                 number = next(turn)
                 for step in round_.steps:
                     leaving = step == round_.steps[-1]
+                    here.at_step(step)
                     try:
                         players[arm].step(Moment(step, round_.measured, number, leaving))
                         done[arm] = step
@@ -198,6 +209,7 @@ def play(train: Train, players: Sequence[Player], turns: Turns | None, stop: Sto
                             players[each].interrupted(last)
                         return
             if round_.evaluated:
+                here.at(EVALUATING)
                 _evaluate(players, order, round_.steps[-1], switch)
     if compiled is not None and (more := graphs_compiled() - compiled):
         _log.warning(

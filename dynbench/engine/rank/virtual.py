@@ -146,7 +146,7 @@ def virtual_loop(
     lengths, policy = workload.train.lengths, config.schedule.policy_name
     problem = build_problem(config, lengths, world_size, multiple, run.path.parent, workload.positions)
     check_steps_of_rank(config, problem)
-    timer = StepTimer(context.device)
+    timer = StepTimer(context.device, context.whereabouts.at)
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
         replica = Replica(config, workload, context.device, timer, strategy)
         columns = [TURN, *replica.columns]

@@ -22,6 +22,7 @@ from dynbench.engine.rank.replica_room import check_room
 from dynbench.engine.rank.turns import Player, Switch, garbage_between_turns, play
 from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
 from dynbench.engine.turn_order import Turns, read_turns
+from dynbench.engine.whereabouts import BUILDING, PREPARING
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
 from dynbench.workloads.packed import check_rows, packs
@@ -41,7 +42,7 @@ def train(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, 
         if turns is not None:
             open_loops.enter_context(garbage_between_turns())
             switch = Switch(players, context.device, lambda arm: note_turn(runs[0], context.rank, arm), wait_for_all)
-        play(configs[0].train, players, turns, stop, switch)
+        play(configs[0].train, players, turns, stop, switch, context.whereabouts)
     if stop.signum is not None:
         sys.exit(128 + stop.signum)
 
@@ -70,6 +71,7 @@ def _build(
         write_facts(run, config, context, workload, memory, together, packed_rows)
         if not players:
             _log.info("%d samples, %d ranks on %s", len(workload.train), context.world_size, context.device.type)
+        context.whereabouts.at(BUILDING)
         make_loop: MakeLoop = virtual_loop if config.launch.launcher == "virtual" else real_loop
         loop = open_loops.enter_context(make_loop(run, config, context, workload, memory))
         memory.leave()
@@ -85,6 +87,7 @@ def load_workload(config: Config, context: RankContext) -> Workload:
     However long that takes, here or on another node, nobody gives up after `launch.timeout_s`. Whoever waits imports
     meanwhile what a model of a size of ours is made by.
     """
+    context.whereabouts.at(PREPARING)
     if context.local_rank != 0:
         _import_model_code(config)
         wait_patiently()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
+from dynbench.engine.cause import root_cause
 from dynbench.engine.failure import (
     RankFailure,
     failure_file,
@@ -21,11 +23,11 @@ from dynbench.engine.failure import (
     keep_failure,
     read_failures,
     record_failure,
-    root_cause,
 )
 from dynbench.engine.rank.hearsay import exchange_cause
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, UsageError, WorkerFailed
+from dynbench.engine.whereabouts import MEETING, PREPARING, Place, Whereabouts
+from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, StorageError, UsageError, WorkerFailed
 from dynbench.runs.reserve import reserve
 from dynbench.runs.run import Run
 
@@ -204,3 +206,80 @@ def test_the_message_says_whether_a_server_or_a_worker_ended(run: Run, rank: int
     assert root_cause(run, {rank: {"killed": -9, "ended": 7}.get(how, 1)}).message.startswith(title)
     Turns(("ps", "ddp")).write(run.path)
     assert root_cause(run, {rank: -9}).message.startswith((f"rank {rank} was", f"rank {rank}: "))
+
+
+WAITED = RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
+BACKWARD, SYNC = Place(3, "backward"), Place(3, "sync")
+
+
+def seen_at(run: Run, rank: int, place: Place) -> None:
+    here = Whereabouts()
+    here.keep(run, rank)
+    if place.step is not None:
+        here.at_step(place.step)
+    here.at(place.phase)
+
+
+@pytest.mark.parametrize(
+    ("places", "waited", "noticed", "hung"),
+    [
+        ([SYNC, BACKWARD], [0], [], 1),
+        ([SYNC, SYNC], [0], [], 1),
+        ([SYNC, SYNC, BACKWARD], [0], [1], 2),
+        ([SYNC, SYNC, SYNC], [0], [1], 2),
+        ([Place(4, "plan"), Place(4, "plan"), SYNC], [0], [1], 2),
+        ([SYNC, BACKWARD], [0, 1], [], 1),
+        ([Place(None, PREPARING), Place(None, MEETING)], [0], [], 1),
+        ([Place(None, "measuring x"), Place(None, "measuring x")], [0], [], 1),
+    ],
+)
+def test_who_hangs_is_who_came_least_far(
+    run: Run, places: list[Place], waited: list[int], noticed: list[int], hung: int
+) -> None:
+    run.config_file.write_text(dump_config(load_config(None, ["launch.timeout_s=5"])), encoding="utf-8")
+    for rank, place in enumerate(places):
+        seen_at(run, rank, place)
+    for rank in waited:
+        record_failure(run, rank, raised(WAITED))
+    for rank in noticed:
+        record_failure(run, rank, raised(CLOSED))
+    found = root_cause(run, {rank: -9 if rank not in (*waited, *noticed) else 1 for rank in range(len(places))})
+    assert isinstance(found, WorkerFailed) and found.rank == hung
+    assert found.message.startswith(f"rank {hung} hung {places[hung]}: rank 0 waited in vain {places[0]} for 5 s")
+    assert f"rank_{hung}.log" in found.message and "raise launch.timeout_s" in found.hint
+
+
+def test_a_rank_that_ended_well_does_not_hang(run: Run) -> None:
+    for rank in range(3):
+        seen_at(run, rank, BACKWARD)
+    done = Whereabouts()
+    done.keep(run, 1)
+    done.arrived()
+    record_failure(run, 0, raised(WAITED))
+    assert root_cause(run, {0: 1, 2: -9}).message.startswith("rank 2 hung in backward of step 3")
+
+
+def test_who_is_on_another_node_is_not_named(run: Run) -> None:
+    record_failure(run, 0, raised(WAITED))
+    found = root_cause(run, {0: 1})
+    assert found.message.startswith("rank 0 waited in vain in a collective") and "another node" in found.hint
+
+
+def test_a_killed_rank_is_told_with_what_it_was_at(run: Run) -> None:
+    seen_at(run, 1, BACKWARD)
+    assert "rank 1 was killed by SIGKILL in backward of step 3; log:" in root_cause(run, {1: -9}).message
+
+
+def test_a_cause_comes_before_whoever_waited(run: Run) -> None:
+    seen_at(run, 1, BACKWARD)
+    record_failure(run, 0, raised(WAITED))
+    record_failure(run, 1, raised(KeyError("x")))
+    assert "KeyError" in root_cause(run, {0: 1, 1: 1}).message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_a_disk_is_nobodys_fault(run: Run, number: int) -> None:
+    record_failure(run, 1, raised(OSError(number, os.strerror(number), "rank_1.csv")))
+    found = root_cause(run, {1: 1})
+    assert isinstance(found, StorageError) and found.exit_code == 2
+    assert found.message.startswith(f"rank 1: rank_1.csv: {os.strerror(number)}; log: ")

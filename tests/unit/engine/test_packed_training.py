@@ -15,7 +15,8 @@ from toys import InDouble
 
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.failure import record_failure, root_cause
+from dynbench.engine.cause import root_cause
+from dynbench.engine.failure import record_failure
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.replica import Replica

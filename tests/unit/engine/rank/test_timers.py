@@ -132,3 +132,19 @@ def test_a_backward_pass_that_waits_before_its_gradients_are_ready_is_no_compute
     assert timer.synchronised.within_ms == {"backward": 30}
     timer.end_step()
     assert (timer.synchronised.spans_ns, timer.synchronised.within_ms) == ([], {})
+
+
+def test_every_phase_that_begins_is_told() -> None:
+    told: list[str] = []
+    timer = StepTimer(torch.device("cpu"), told.append)
+    with timer.host("plan"):
+        pass
+    with timer.device("forward"), timer.waiting():
+        pass
+    with timer.backward():
+        with timer.waiting():
+            pass
+        timer.note_ready()
+        with timer.waiting():
+            pass
+    assert told == ["plan", "forward", "sync", "forward", "backward", "sync", "backward", "sync", "sync", "sync"]
