@@ -23,7 +23,7 @@ EXIT_INCOMPARABLE = 5
 EXIT_CHECKS = 6
 _SIGNALLED = 128
 """A process that a signal ended exits with this plus the signal's number."""
-STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """System errors that say something about a disk or its permissions, not about dynbench."""
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """System errors that say that a path cannot be one."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
+from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM, fact
 from dynbench.analysis.merge import MergedRun
 from dynbench.config.digest import NOT_IDENTITY, config_digest, flatten
 from dynbench.errors import UsageError, did_you_mean
@@ -34,14 +34,27 @@ class Arm:
 
 
 def group_runs(runs: Sequence[MergedRun]) -> list[Arm]:
-    """Runs of equal configuration, but for the seed and where they ran, as one arm; in order of first mention."""
-    groups: dict[str, list[MergedRun]] = defaultdict(list)
+    """Runs of equal configuration, but for the seed and where they ran, as one arm; in order of first mention.
+
+    Not where runs of one seed had other data, as of a file that was changed between them.
+    """
+    groups: dict[str, list[list[MergedRun]]] = defaultdict(list)
     for merged in runs:
-        groups[config_digest(merged.run.config(), NOT_IDENTITY_OF_ARM)].append(merged)
-    members = list(groups.values())
+        alike = groups[config_digest(merged.run.config(), NOT_IDENTITY_OF_ARM)]
+        group = next((group for group in alike if all(_of_one_data(merged, other) for other in group)), None)
+        if group is None:
+            alike.append(group := [])
+        group.append(merged)
+    members = [group for alike in groups.values() for group in alike]
     return [
         Arm(label, tuple(sorted(group, key=_started))) for label, group in zip(_labels(members), members, strict=True)
     ]
+
+
+def _of_one_data(a: MergedRun, b: MergedRun) -> bool:
+    """Whether two runs may have had the same data: those of different seeds may be different subsets of it."""
+    fingerprints = {fact(run.facts.env, "data.fingerprint") for run in (a, b)} - {None}
+    return a.facts.seed != b.facts.seed or len(fingerprints) < 2
 
 
 def named_arms(arms: Mapping[str, Sequence[MergedRun]]) -> list[Arm]:

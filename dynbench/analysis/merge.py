@@ -6,7 +6,8 @@ Statistics use complete steps only: those for which every rank whose file can be
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -217,14 +218,28 @@ def _write_merged(run: Run, rows: pl.DataFrame, steps: pl.DataFrame, servers: in
             )
         )
     )
-    with replacing(run.path / PARQUET) as file:
-        merged.sink_parquet(file.name)
+    _write_whole(run.path / PARQUET, merged.sink_parquet)
     if csv:
-        with replacing(run.path / CSV) as file:
-            merged.sink_csv(file.name)
+        _write_whole(run.path / CSV, merged.sink_csv)
     else:
         (run.path / CSV).unlink(missing_ok=True)
         log.info("%s: %d rows, merged_metrics.csv left out; --csv writes it", run.label, rows.height)
+
+
+def _write_whole(path: Path, write: Callable[[str], object]) -> None:
+    """Let polars write a file, which does not always say that what is in its way is the disk.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    with replacing(path) as file:
+        try:
+            write(file.name)
+        except pl.exceptions.PolarsError:
+            file.seek(0, os.SEEK_END)
+            file.write(bytes(2**20))  # raises what is in the way
+            file.flush()
+            raise
 
 
 def _no_row(run: Run, facts: RunFacts, files: list[RankFile]) -> RecordError:

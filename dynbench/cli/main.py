@@ -183,10 +183,13 @@ def _keep_traceback(given: Sequence[str], bug: BugError) -> None:
         traceback.print_exc()
         hint = "This is a bug in dynbench; the traceback is above."
     else:
-        with tempfile.NamedTemporaryFile("w", prefix="dynbench-bug-", suffix=".txt", delete=False) as file:
-            file.write(f"dynbench {__version__} {' '.join(given)}\n\n")
-            traceback.print_exc(file=file)
-        hint = f"This is a bug in dynbench; the traceback is in {file.name}, --debug prints it."
+        try:
+            with tempfile.NamedTemporaryFile("w", prefix="dynbench-bug-", suffix=".txt", delete=False) as file:
+                file.write(f"dynbench {__version__} {' '.join(given)}\n\n")
+                traceback.print_exc(file=file)
+            hint = f"This is a bug in dynbench; the traceback is in {file.name}, --debug prints it."
+        except OSError as full:
+            hint = f"This is a bug in dynbench; its traceback cannot be kept ({full}), --debug prints it."
     bug.hint = f"{hint} {bug.hint}".rstrip()
 
 

@@ -16,7 +16,7 @@ from dynbench.engine.launching.progress import OnProgress
 from dynbench.engine.launching.ranks_given import started_as_rank
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch
 from dynbench.engine.turn_order import Turns
-from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, UsageError
+from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, StorageError, UsageError
 from dynbench.experiment.probing import using_probe, wants_probe, with_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
@@ -138,7 +138,8 @@ def _partial_summarised(made: Sequence[Run] = ()) -> Iterator[None]:
     try:
         yield
     except DynbenchError as error:
-        if error.run_path is not None and not isinstance(error, UsageError | ReplicasTooLarge):
+        told_before = isinstance(error, UsageError) and not isinstance(error, StorageError)
+        if error.run_path is not None and not (told_before or isinstance(error, ReplicasTooLarge)):
             paths = dict.fromkeys((error.run_path, *(run.path for run in made if run.path.exists())))
             for ended in map(Run, paths):
                 with named(ended):
@@ -158,11 +159,31 @@ def _finished(run: Run, figures: bool) -> TrainingResult:
             from dynbench.analysis.summary import write_summary
 
             merged = merge_run(run)
-            return TrainingResult(run, write_summary(merged), _drawn(merged) if figures else ())
-    except Interrupted as stopped:
+            summary = write_summary(merged)
+            _warn_of_divergence(merged)
+            return TrainingResult(run, summary, _drawn(merged) if figures else ())
+    except (Interrupted, StorageError) as stopped:
         stopped.message += " while summarising; the run itself is complete"
-        stopped.hint = f"dynbench analyze {shlex.quote(run.label)}{results_option(run.path.parent)} does the rest."
+        again = f"dynbench analyze {shlex.quote(run.label)}{results_option(run.path.parent)} does the rest."
+        stopped.hint = again if isinstance(stopped, Interrupted) else f"Free some space; {again}"
         raise
+
+
+def _warn_of_divergence(merged: MergedRun) -> None:
+    """Say at once that a loss was no number; of a comparison's launches its checks say it."""
+    from dynbench.analysis.arms import Arm
+    from dynbench.analysis.checks.finding import Evidence, worded
+    from dynbench.analysis.checks.integrity import nan_loss
+
+    run = merged.run
+    if run.record().group is not None:
+        return
+    arm = Arm(merged.label, (merged,))
+    found = [worded("nan_loss", seen) for seen in nan_loss(Evidence([arm], [], run.config().analysis))]
+    for finding in found:
+        _log.warning("%s. %s", finding.seen, finding.hint)
+    if found:
+        run.update(warnings=[*run.record().warnings, *(f"{each.seen}. {each.hint}" for each in found)])
 
 
 def _drawn(merged: MergedRun) -> Sequence[Path]:

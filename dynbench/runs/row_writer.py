@@ -34,6 +34,7 @@ class LineFile:
             if present != header:
                 raise ValueError(f"{path} has other columns: {present.decode(errors='replace').strip()}")
             header = b""
+        self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._append(header)
 
@@ -53,8 +54,12 @@ class LineFile:
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 class RowWriter:

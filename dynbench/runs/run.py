@@ -192,11 +192,15 @@ def current_status(record: RunRecord) -> Status:
 
 
 def duration_s(record: RunRecord) -> float | None:
-    """Seconds from the start to the end, or until now while it runs; None when it never started or was lost."""
+    """Seconds from the start to the end, or until now while it runs.
+
+    None when it never started, was lost, or the clock was set back meanwhile.
+    """
     if record.started is None:
         return None
     status = current_status(record)
     end = now() if status is Status.RUNNING else record.ended
     if end is None:
         return None
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(record.started)).total_seconds()
+    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(record.started)).total_seconds()
+    return seconds if seconds >= 0 else None

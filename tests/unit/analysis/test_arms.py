@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from dynbench.analysis.arms import group_runs, named_arms
@@ -77,3 +79,14 @@ def test_tables_show_whole_launches_where_there_are_some(merged):
     assert ids(arm.whole) == ids([whole])
     (arm,) = group_runs([broken])
     assert ids(arm.whole) == ids([broken])
+
+
+def test_a_data_file_that_changed_between_runs_makes_two_arms(merged):
+    def of(data, seed=0):
+        run = merged("static", seed=seed).run
+        run.env_file.write_text(json.dumps({**run.env(), "data": {"fingerprint": data}}))
+        return merge_run(run)
+
+    before, again, after, other_subset = of("one"), of("one"), of("two"), of("three", seed=1)
+    arms = group_runs([before, after, again, other_subset])
+    assert [ids(arm.runs) for arm in arms] == [ids([before, again, other_subset]), ids([after])]

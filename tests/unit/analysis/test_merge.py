@@ -1,12 +1,14 @@
 import csv
+import resource
 from collections import defaultdict
+from contextlib import ExitStack
 
 import numpy as np
 import polars as pl
 import pytest
 
 from dynbench.analysis.merge import merge_run
-from dynbench.errors import RecordError
+from dynbench.errors import RecordError, StorageError, told
 
 
 def raw_rows(run):
@@ -151,3 +153,22 @@ def test_extra_columns_are_carried(make_run):
     steps = merge_run(run).steps
     assert steps["comm_ms"].unique().to_list() == [2.5]
     assert "bytes_wire" in pl.read_parquet(run.path / "merged_metrics.parquet").columns
+
+
+def test_a_full_disk_is_told_as_what_it_is(make_run, monkeypatch):
+    """polars may say of a full disk that its own file is wrong."""
+
+    def sink(self, path):
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limit)
+        raise pl.exceptions.ComputeError("parquet: File out of specification")
+
+    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", sink)
+    run = make_run("static")
+    with ExitStack() as stack, pytest.raises(OSError, match="File too large") as caught:
+        merge_run(run)
+    assert isinstance(told(caught.value), StorageError) and "merged_metrics.parquet" in str(caught.value)
+    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", lambda self, path: pl.DataFrame().select("no such column"))
+    with pytest.raises(pl.exceptions.PolarsError):
+        merge_run(run)
