@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from multiproc.faults import Saw, how_it_ended
 from multiproc.launches import TINY, fork, wait_until
 from pixel import UNRENDERED
 
@@ -27,7 +28,7 @@ launches: {count: 2, mode: apart}
 """
 
 
-def test_terminated_and_resumed(tmp_path: Path) -> None:
+def test_terminated_and_resumed(tmp_path: Path, saw: Saw) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     sets = [word for setting in TINY for word in ("--set", setting)]
@@ -42,6 +43,7 @@ def test_terminated_and_resumed(tmp_path: Path) -> None:
     assert "dynbench compare --resume demo" in stderr
     comparison = store.resolve("demo")
     assert comparison.status is Status.INTERRUPTED
+    saw(f"{how_it_ended(143, comparison)}; resumed to its end")
     first = read_state(comparison.path).launches[0]
     assert first.done
 

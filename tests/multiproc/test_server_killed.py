@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from multiproc.faults import Saw, how_it_ended
 from multiproc.launches import TINY, start, wait_until
 
 from dynbench.engine.launching.leftovers import rank_pids
@@ -38,7 +39,7 @@ def _lines(run: Run, rank: int) -> int:
     [("ps", 0, "rank 0 (server)"), pytest.param("ps_flat", 2, "rank 2 (worker 2)", marks=pytest.mark.matrix)],
 )
 def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
-    tmp_path: Path, sync: str, rank: int, title: str
+    tmp_path: Path, saw: Saw, sync: str, rank: int, title: str
 ) -> None:
     process = start(tmp_path, "train", "--json", settings=(*SERVED, f"sync.name={sync}"))
     store = RunStore(tmp_path)
@@ -57,3 +58,4 @@ def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
     assert set(summary["timed_ms"]["workers"]) >= {"push_ms", "pull_ms"}
     log = (run.logs_dir / "rank_1.log").read_text()
     assert "rank 1 (worker 1) INFO" in log
+    saw(how_it_ended(3, run, error["message"]))

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from multiproc.faults import Saw, how_it_ended
 from multiproc.launches import TINY, command, environment, rows_of, start, wait_until
 
 from dynbench.config.ranks import ranks_under
@@ -66,7 +67,7 @@ def _check_partial(run: Run, status: Status, exit_code: int) -> None:
 
 
 @pytest.mark.parametrize("sync", [pytest.param(name, marks=() if name == "ddp" else MATRIX) for name in STRATEGIES])
-def test_kill_9_of_a_rank(tmp_path: Path, sync: str) -> None:
+def test_kill_9_of_a_rank(tmp_path: Path, saw: Saw, sync: str) -> None:
     ranks = 2 + STRATEGIES[sync].servers
     process, run = started(tmp_path, f"sync.name={sync}", ranks=ranks)
     os.kill(_pid_of(run, ranks - 1), signal.SIGKILL)
@@ -81,10 +82,11 @@ def test_kill_9_of_a_rank(tmp_path: Path, sync: str) -> None:
     _check_partial(run, Status.FAILED, 3)
     failure = run.record().failure
     assert failure is not None and (failure.rank, failure.log) == (ranks - 1, f"logs/rank_{ranks - 1}.log")
+    saw(how_it_ended(3, run, error["message"]))
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, exit_code: int) -> None:
+def test_launcher_told_to_stop(tmp_path: Path, saw: Saw, signum: signal.Signals, exit_code: int) -> None:
     process, run = started(tmp_path)
     process.send_signal(signum)
     stdout, stderr = process.communicate(timeout=300)
@@ -92,9 +94,10 @@ def test_launcher_told_to_stop(tmp_path: Path, signum: signal.Signals, exit_code
     assert json.loads(stdout)["error"]["kind"] == "interrupted"
     _check_partial(run, Status.INTERRUPTED, exit_code)
     assert all(line.count(",") == rows_of(run).width - 1 for line in run.rank_file(0).read_text().splitlines())
+    saw(how_it_ended(exit_code, run, json.loads(stdout)["error"]["message"]))
 
 
-def test_impatient_user(tmp_path: Path) -> None:
+def test_impatient_user(tmp_path: Path, saw: Saw) -> None:
     process, run = started(tmp_path)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
@@ -102,20 +105,22 @@ def test_impatient_user(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert worker_pids(run) == []
     assert run.status is Status.INTERRUPTED
+    saw(how_it_ended(130, run))
 
 
-def test_kill_9_of_the_launcher(tmp_path: Path) -> None:
+def test_kill_9_of_the_launcher(tmp_path: Path, saw: Saw) -> None:
     process, run = started(tmp_path)
     process.kill()
     process.communicate(timeout=300)
     wait_until(lambda: worker_pids(run) == [], "the ranks to end", 60)
     assert run.status is Status.LOST
+    saw(how_it_ended(-9, run))
 
 
 @pytest.mark.parametrize(
     "arguments", [("probe", "--nproc", "2", "--device", "cpu"), ("solve", "sst2", "--steps", "10000000")]
 )
-def test_what_trains_nothing_is_stopped_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_what_trains_nothing_is_stopped_too(tmp_path: Path, saw: Saw, arguments: tuple[str, ...]) -> None:
     process = start(tmp_path, *arguments, "--json")
     store = RunStore(tmp_path)
     wait_until(lambda: [run.status for run in store.list()] == [Status.RUNNING], "the run to begin")
@@ -128,6 +133,7 @@ def test_what_trains_nothing_is_stopped_too(tmp_path: Path, arguments: tuple[str
     record = store.list()[0].record()
     assert (record.status, record.exit_code) == (Status.INTERRUPTED, 143)
     assert not [pid for pid in trials if Path(f"/proc/{pid}").exists()]
+    saw(how_it_ended(143, store.list()[0], json.loads(stdout)["error"]["message"]))
 
 
 def _trial_processes(parent: int) -> list[int]:

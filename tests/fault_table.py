@@ -1,0 +1,131 @@
+"""The table of faults: declared in `faults.yaml`, filled in from the tests that ran, written to `tests/README.md`.
+
+python tests/fault_table.py tests          the declared tests, a line each
+python tests/fault_table.py write FILE     the page, from what `pytest --faults-to FILE` kept
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SEEN = "seen"
+COMMANDS = ("train", "probe", "compare", "bench")
+"""A fault has tests of each, or a reason why not."""
+HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
+OPENING = """\
+# Faults that the tests plant
+
+What was seen when each fault of `tests/faults.yaml` was planted in the real program, written by `make faults` from the
+tests that ran. RUN is the run's folder, RESULTS the results folder. After every one of them no process was left, the
+rows that were written before it could be read, and the next command worked. `make test` runs a test of every fault,
+`make test-matrix` all of them; those of `alone` run with the machine to themselves.
+
+| fault | command | what was seen | test | run by |
+|---|---|---|---|---|
+"""
+CLOSING = """
+Where a fault has no row of a command:
+
+"""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A fault and its tests.
+
+    Attributes:
+        fault: its name.
+        tests: command to the test of it, below `tests/`.
+        elsewhere: command to why it has none.
+    """
+
+    fault: str
+    tests: Mapping[str, tuple[str, ...]]
+    elsewhere: Mapping[str, str]
+
+
+def declared() -> list[Declared]:
+    """All faults, in the order of the file."""
+    found = yaml.safe_load((HERE / "faults.yaml").read_text(encoding="utf-8"))
+    return [Declared(name, _tests(each), each.get("elsewhere", {})) for name, each in found.items()]
+
+
+def _tests(each: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {
+        command: (given,) if isinstance(given, str) else tuple(given)
+        for command, given in each.items()
+        if command != "elsewhere"
+    }
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Fault, command and test of every line of the table."""
+    for each in declared():
+        for command, tests in each.tests.items():
+            for test in tests:
+                yield each.fault, command, test
+
+
+class Keeper:
+    """A plug-in of pytest that keeps how tests of faults ended and what they saw.
+
+    Args:
+        file: a line of JSON is appended for each.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._tests = {test for _, _, test in rows()}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Called for every phase of every test, here also for those of pytest-xdist's workers."""
+        test = re.sub(r"@[\w.]+$", "", report.nodeid).removeprefix("tests/")
+        if test not in self._tests or (report.when != "call" and not report.failed and not report.skipped):
+            return
+        by = next((mark for mark in ("matrix", "alone") if mark in report.keywords), "")
+        said = dict(report.user_properties).get(SEEN, "")
+        line = {"test": test, "outcome": report.outcome, "by": by, SEEN: said}
+        with self._file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def page(kept: Mapping[str, Mapping[str, str]]) -> str:
+    """The page, from what was kept of every declared test."""
+    lines = []
+    for fault, command, test in rows():
+        cells = (fault, command, kept[test][SEEN] or "passed", f"`{test}`", RUN_BY[kept[test]["by"]])
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n")
+    reasons = [f"- {each.fault}, {command}: {why}\n" for each in declared() for command, why in each.elsewhere.items()]
+    return OPENING + "".join(lines) + CLOSING + "".join(reasons)
+
+
+RUN_BY = {"": "make test", "alone": "make test (alone)", "matrix": "make test-matrix"}
+
+
+def write(file: Path) -> str | None:
+    """Write the page; what is missing or not green, in which case nothing is written."""
+    kept = {line["test"]: line for line in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
+    skipped = [test for test, line in kept.items() if line["outcome"] == "skipped"]
+    missing = [test for _, _, test in rows() if kept.get(test, {}).get("outcome") != "passed" and test not in skipped]
+    if missing:
+        return "not green, so tests/README.md stays as it is: " + ", ".join(missing)
+    for test in skipped:
+        kept[test][SEEN] = "not here: skipped"
+    PAGE.write_text(page(kept), encoding="utf-8")
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "tests":
+        print("\n".join(dict.fromkeys(f"tests/{test}" for _, _, test in rows())))
+    else:
+        sys.exit(write(Path(sys.argv[2])))

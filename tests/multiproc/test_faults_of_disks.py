@@ -1,0 +1,103 @@
+"""A disk that is full or must not be written: what was measured is kept, and one line says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from multiproc.faults import ENDLESS, TWO_ARMS, Command, Saw, answered, check, worded
+from planted import at
+
+from dynbench.analysis.rankfiles import read_rank_file
+from dynbench.experiment.state import read_state
+from dynbench.runs.status import Status
+
+pytestmark = pytest.mark.multiproc
+
+FILLS = at("disk full", "plan", rank=1, step=4)
+SUMMARISES = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('no room', t, '_finished')"
+ARGUMENTS = {
+    "train": ("train",),
+    "probe": ("probe",),
+    "compare": ("compare",),
+    "bench": ("bench", "collectives"),
+}
+
+
+def test_the_disk_fills_while_rows_are_written(tmp_path: Path, saw: Saw) -> None:
+    ended = Command(tmp_path).ran("train", "--json", first=FILLS)
+    check(ended, 2, Status.FAILED, "rank 1: ", "rank_1.csv: File too large", rows=4, rank=1)
+    assert read_rank_file(1, ended.run.rank_file(1)).torn_lines == 1
+    assert ended.error["kind"] == "storage" and "Free some space" in ended.error["hint"]
+    saw(worded(ended))
+
+
+@pytest.mark.matrix
+def test_the_disk_fills_under_a_comparison(tmp_path: Path, saw: Saw) -> None:
+    """No arm is to blame: they stay together when the comparison goes on."""
+    recipe = tmp_path / "two.yaml"
+    recipe.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
+    ended = Command(tmp_path).ran("compare", str(recipe), "--name", "demo", "--json", first=FILLS)
+    assert (ended.code, ended.runs[0].status) == (2, Status.FAILED), ended.stderr
+    assert "rank_1.csv: File too large" in ended.error["message"]
+    assert "dynbench compare --resume demo" in ended.error["hint"] and "start anew" not in ended.error["hint"]
+    assert read_state(ended.runs[0].path).groups == (("static", "partition"),)
+    saw(worded(ended))
+
+
+def test_the_disk_fills_while_summaries_are_written(tmp_path: Path, saw: Saw) -> None:
+    ended = Command(tmp_path).ran("train", "--json", first=SUMMARISES)
+    assert (ended.code, ended.run.status) == (2, Status.COMPLETED), ended.stderr
+    assert "File too large while summarising; the run itself is complete" in ended.error["message"]
+    assert f"dynbench analyze {ended.run.id}" in ended.error["hint"]
+    saw(worded(ended))
+    ended.code = 0
+    check(ended, 0, Status.COMPLETED, rows=8)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "train" else pytest.mark.matrix) for name in ARGUMENTS]
+)
+def test_results_that_must_not_be_written(tmp_path: Path, saw: Saw, name: str) -> None:
+    command = Command(tmp_path)
+    command.store.root.mkdir(mode=0o500)
+    ended = command.ran(*ARGUMENTS[name], "--json", first="import planted; planted.powerless()")
+    assert ended.code == 2, ended.stderr
+    assert ended.error["message"] == f"{command.store.root}: the results folder cannot be written: Permission denied"
+    assert "--results" in ended.error["hint"] and not list(command.store.root.iterdir())
+    saw("exit 2, no run: RESULTS: the results folder cannot be written: Permission denied")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Four megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "dynbench-test", str(folder)], check=False)
+    if made.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount(8)")
+def test_a_small_disk(small_disk: Path, saw: Saw) -> None:
+    """Really full: rows and summaries find no room, the end is written in the room kept for it."""
+    command = Command(small_disk)
+    command.begin("train", "--json", *ENDLESS)
+    command.wait_for_rows(8)
+    with (small_disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
+        while True:
+            filler.write(bytes(4096))
+            filler.flush()
+    ended = command.end()
+    assert (ended.code, ended.run.status) == (2, Status.FAILED), ended.stderr
+    assert "No space left on device" in ended.error["message"] and "Free some space" in ended.error["hint"]
+    (small_disk / "filler").unlink()
+    code, found = answered(ended.store.root, "analyze", ended.run.id)
+    assert code == 0 and found["runs"][0]["summary"]["steps"] >= 6
+    saw(worded(ended))

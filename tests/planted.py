@@ -1,0 +1,158 @@
+"""Faults planted in programs that are forked: statements to run first, which hold for the ranks too."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dynbench.engine.rank.rank_process as rank_process
+from dynbench.engine.whereabouts import Whereabouts
+from dynbench.signals import STOPPING
+
+ROOM = 40
+"""Bytes that the next row of a rank finds on a disk that is full: less than a row."""
+
+
+def at(what: str, phase: str, *, rank: int = 0, step: int | None = None) -> str:
+    """Statements that let a rank meet a fault where it begins a phase, of a step or before the first one.
+
+    Args:
+        what: one of `FAULTS`.
+        phase: as `Whereabouts.at` is told it.
+        rank: the rank.
+        step: of the arm that comes there first; None before the first one, and where there are no steps.
+    """
+    return f"import planted; planted.plant({what!r}, {phase!r}, {rank}, {step})"
+
+
+def plant(what: str, phase: str, rank: int, step: int | None) -> None:
+    """See `at`."""
+    begins, fault = Whereabouts.at, FAULTS[what]
+
+    def begins_or_fails(self: Whereabouts, name: str) -> None:
+        begins(self, name)
+        if (name, self._step, os.environ.get("RANK")) == (phase, step, str(rank)):
+            fault(self)
+
+    Whereabouts.at = begins_or_fails  # type: ignore[method-assign]
+
+
+def plant_in_launcher(what: str, owner: object, name: str) -> None:
+    """Let the launcher meet a fault before it does what a function of a module does."""
+    does = getattr(owner, name)
+
+    def fails(*args: object, **named: object) -> object:
+        FAULTS[what](Whereabouts())
+        return does(*args, **named)
+
+    setattr(owner, name, fails)
+
+
+def impatient_launcher() -> None:
+    """Once a rank has failed torchrun waits 30 s for one that hangs before it kills it, which no option changes."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    closes = PContext.close
+    PContext.close = lambda context, death_sig=None, timeout=0: closes(context, death_sig, 1)  # type: ignore[method-assign]
+
+
+def deaf_ranks() -> None:
+    """Ranks that hear no signal that asks them to stop, as a library of somebody's may make them."""
+    rank_process.handle = lambda _handler: [signal.signal(each, signal.SIG_IGN) for each in STOPPING]
+
+
+def clock_that_steps_back(seconds: float = 3600) -> None:
+    """A clock that is set back a little whenever it is looked at, as the first time after the start by an hour."""
+    import dynbench.runs.names as names
+    import dynbench.runs.run_record as run_record
+
+    looked = [0]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            looked[0] += 1
+            return datetime.now(UTC) - timedelta(seconds=seconds * looked[0])
+
+    names.datetime = run_record.datetime = Clock  # type: ignore[misc,attr-defined]
+    real_ns = time.time_ns
+    time.time_ns = lambda: real_ns() - int(seconds * 1e9) * (1 + looked[0])
+
+
+def powerless() -> None:
+    """Take from root what lets it write where permissions forbid it (capset(2)); others have no such power."""
+    import ctypes
+
+    class Header(ctypes.Structure):
+        _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+    class Data(ctypes.Structure):
+        _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, data = Header(0x20080522, 0), (Data * 2)()
+    if libc.capget(ctypes.byref(header), data):
+        raise OSError(ctypes.get_errno(), "capget")
+    data[0].effective &= ~0b1110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+    if libc.capset(ctypes.byref(header), data):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _killed(_: Whereabouts) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hangs(_: Whereabouts) -> None:
+    time.sleep(10**6)
+
+
+def _stopped(_: Whereabouts) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _without_memory(_: Whereabouts) -> None:
+    import torch
+
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def _disk_full(here: Whereabouts) -> None:
+    """No file of this process can grow beyond the rank's rows and a part of the next one (setrlimit(2))."""
+    assert here._file is not None
+    rows = here._file.with_name(f"rank_{os.environ['RANK']}.csv")
+    _limit_files(rows.stat().st_size + ROOM)
+
+
+def _no_room(_: Whereabouts) -> None:
+    _limit_files(64)
+
+
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+FAULTS: dict[str, Callable[[Whereabouts], None]] = {
+    "killed": _killed,
+    "hangs": _hangs,
+    "stopped": _stopped,
+    "without memory": _without_memory,
+    "disk full": _disk_full,
+    "no room": _no_room,
+}
+
+
+def in_folder(folder: Path) -> list[int]:
+    """Live processes that work in a folder: all that a command that was started there has started in its turn."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:  # it ended, or is nobody of ours
+            continue
+    return found
