@@ -1,0 +1,45 @@
+"""Trial processes that are there and say nothing are named; those that wait for one that has ended are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynbench.errors import WorkerFailed
+from dynbench.probe.children import Children
+
+SAYS = {"is silent": "import time; time.sleep(1000)", "ends": "pass"}
+pytestmark = pytest.mark.slow
+
+
+def group(folder: Path, *ranks: str) -> Children:
+    children = Children({}, len(ranks), 1, folder, timeout_s=0.5, tidy=False)
+    for what in ranks:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        children._processes.append(subprocess.Popen([sys.executable, "-c", SAYS[what]], **pipes))
+    return children
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"), [(("is silent",), "0"), (("is silent", "is silent"), "0 and 1")], ids=["one", "two"]
+)
+def test_who_says_nothing_is_named(tmp_path: Path, ranks: tuple[str, ...], named: str) -> None:
+    children = group(tmp_path, *ranks)
+    try:
+        with pytest.raises(WorkerFailed, match=f"rank {named} hung in 'trial': no answer for 0.5 s") as caught:
+            children.ask_all({"op": "trial"})
+    finally:
+        children.close()
+    assert caught.value.exit_code == 3 and "probe_rank_0.log" in caught.value.message
+
+
+def test_who_waits_for_one_that_ended_is_not(tmp_path: Path) -> None:
+    children = group(tmp_path, "ends", "is silent")
+    children._processes[0].wait()
+    try:
+        assert children.ask_all({"op": "trial"}) == [None, None]
+    finally:
+        children.close()
