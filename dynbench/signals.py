@@ -49,6 +49,16 @@ def handled(handler: Handler, *, where_unhandled: bool = False) -> Iterator[None
                 signal.signal(signum, old)
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """A signal that asks to stop is heard when this is left, so that nothing inside is torn apart."""
+    came: list[int] = []
+    with handled(lambda signum, _frame: came.append(signum)):
+        yield
+    for signum in came[:1]:
+        signal.raise_signal(signum)
+
+
 def terminate(signum: int, _frame: FrameType | None) -> NoReturn:
     """The handler that makes a signal an exception, which everything on the way sees.
 

@@ -21,6 +21,7 @@ from typing import IO, Any, NoReturn
 
 from dynbench.engine.launching.torchrun import thread_environment
 from dynbench.errors import NothingFits, WorkerFailed
+from dynbench.signals import held_back
 
 log = logging.getLogger(__name__)
 
@@ -90,15 +91,15 @@ class Children:
             }
             errors = self._log(rank).open("ab")
             self._files.append(errors)
-            self._processes.append(
-                subprocess.Popen(
+            with held_back():  # a process that nobody knows of yet would be left behind
+                child = subprocess.Popen(
                     [sys.executable, "-m", "dynbench.probe.child", json.dumps(spec)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     env=environment,
                 )
-            )
+                self._processes.append(child)
 
     def _expect_ready(self) -> None:
         for rank, reply in enumerate(self._collect()):

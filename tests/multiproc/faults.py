@@ -19,6 +19,7 @@ from pixel import png
 from planted import in_folder
 
 from dynbench.analysis.rankfiles import find_rank_files, read_rank_file
+from dynbench.runs.names import ids_in
 from dynbench.runs.run import Run
 from dynbench.runs.run_record import RunRecord
 from dynbench.runs.status import Status
@@ -28,7 +29,18 @@ NAME = "läufe, 'n results"
 """A results folder on a path with a space, a quote and a letter beyond ASCII."""
 SETS = {
     "train": [word for setting in TINY for word in ("--set", setting)],
-    "bench": ["--set", "backend=gloo", "--set", "sizes_mib=0.1,0.2", "--set", "iterations=3", "--set", "warmup=1"],
+    "bench": [
+        "--set",
+        "operations=all_reduce",
+        "--set",
+        "backend=gloo",
+        "--set",
+        "sizes_mib=0.25,0.5",
+        "--set",
+        "iterations=3",
+        "--set",
+        "warmup=1",
+    ],
 }
 ENDLESS = ["--set", "train.steps=100000"]
 TWO_ARMS = "description: two\narms:\n  - {name: static}\n  - {name: partition, set: {schedule.mode: dynamic}}\n"
@@ -190,7 +202,9 @@ def worded(ended: Command) -> str:
 
 def how_it_ended(code: int, run: Run, message: str = "") -> str:
     """The same of any command: without what differs from run to run."""
-    for text, short in ((str(run.path), "RUN"), (str(run.path.parent), "RESULTS"), (run.id, "RUN")):
+    for text, short in ((str(run.path), "RUN"), (str(run.path.parent), "RESULTS")):
         message = message.replace(text, short)
+    for each in ids_in(message):
+        message = message.replace(each, "RUN")
     ended = signal.Signals(-code).name if code < 0 else f"exit {code}"
     return f"{ended}, {run.status}" + (f": {message}" if message else "")

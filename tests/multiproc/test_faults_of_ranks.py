@@ -26,7 +26,7 @@ PHASES = {
 }
 MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_finished')"
 IMPATIENT = "import planted; planted.impatient_launcher(); "
-CASE = "measuring all_reduce 0.2 MiB"
+CASE = "measuring all_reduce 0.5 MiB float32 gloo x2"
 TIMEOUT_S = 8
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dynbench.errors import WorkerFailed
+from dynbench.errors import Terminated, WorkerFailed
 from dynbench.probe.children import Children
+from dynbench.signals import handled, terminate
 
 SAYS = {"is silent": "import time; time.sleep(1000)", "ends": "pass"}
 pytestmark = pytest.mark.slow
@@ -43,3 +46,20 @@ def test_who_waits_for_one_that_ended_is_not(tmp_path: Path) -> None:
         assert children.ask_all({"op": "trial"}) == [None, None]
     finally:
         children.close()
+
+
+def test_a_signal_while_a_process_is_started_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    begin = subprocess.Popen
+
+    def interrupted(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(begin([sys.executable, "-c", SAYS["is silent"]], **more))
+        signal.raise_signal(signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with handled(terminate), pytest.raises(Terminated), Children({}, 2, 1, tmp_path, tidy=False):
+        pass
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
