@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dynbench.config.schema import Config
-from dynbench.plugins.section import MOST
+from dynbench.plugins.section import MOST, MOST_SEED
 
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
@@ -147,6 +147,6 @@ def _bounds(metadata: list[object]) -> str:
         f"{sign} {getattr(item, name)}"
         for name, sign in _BOUNDS
         for item in items
-        if getattr(item, name, None) not in (None, MOST)
+        if getattr(item, name, None) not in (None, MOST, MOST_SEED)
     ]
     return f" {' and '.join(texts)}" if texts else ""

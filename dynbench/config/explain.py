@@ -11,7 +11,7 @@ from dynbench.config import describe
 from dynbench.config.yaml_strict import Value
 from dynbench.errors import did_you_mean, nearest
 from dynbench.plugins import KINDS, outside
-from dynbench.plugins.section import MOST
+from dynbench.plugins.section import MOST, MOST_SEED
 
 
 def explain(error: ValidationError, values: Value, where: Callable[[str], str]) -> list[str]:
@@ -64,7 +64,7 @@ def _wrong_value(location: tuple[str, ...], values: Value) -> tuple[str, str]:
 def not_allowed(info: FieldInfo, value: Value) -> str:
     """What to say about a value that a field does not take."""
     near = did_you_mean(value, describe.allowed_words(info)) if isinstance(value, str) else ""
-    most = f"; whole numbers up to {MOST}" if isinstance(value, int) and value > MOST else ""
+    most = f"; whole numbers up to {MOST}, seeds to {MOST_SEED}" if isinstance(value, int) and value > MOST else ""
     allowed = f"Allowed: {describe.describe(info)}{most}"
     return " ".join(part for part in (f"{shown(value)} is not allowed.", near, allowed) if part)
 

@@ -26,6 +26,7 @@ from dynbench.plugins.section import (
     PositiveInt,
     RankCount,
     Section,
+    Seed,
     options_of,
 )
 from dynbench.plugins.workloads import OF_MODEL
@@ -222,7 +223,7 @@ class Train(Section):
     """Samples per optimizer step over all ranks (B)."""
     batch_per_worker: PositiveInt | None = None
     """Samples per optimizer step of each worker, in place of `global_batch`, which then grows with their number."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of data order, initialisation, subset and dropout (each a stream of its own)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16, else fp16 with a loss scaler, on GPUs; fp32 on CPU."""

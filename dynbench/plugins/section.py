@@ -11,6 +11,9 @@ MOST = 2**31 - 1
 """Largest whole number of a setting, which columns and libraries hold in 32 bits."""
 PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
+MOST_SEED = 2**62
+"""Seeds of launches are counted up from the first, within 64 bits."""
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 RankCount = Annotated[int, Field(gt=0, le=65_536)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]

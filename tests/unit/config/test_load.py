@@ -291,3 +291,10 @@ def test_a_policy_without_a_plan_for_packed_rows_is_named() -> None:
         "--set workload.layout: 'packed' makes no sense under policy 'window'; "
         "set schedule.policy to static or partition, or the layout to padded"
     ]
+
+
+def test_whole_numbers_fit_32_bits_and_seeds_62() -> None:
+    assert load_config(None, ["train.seed=4611686018427387904", "train.steps=2147483647"]).train.seed == 2**62
+    for text in ("train.steps=2147483648", "train.seed=4611686018427387905", "launch.nproc=65537"):
+        with pytest.raises(ConfigError, match="is not allowed"):
+            load_config(None, [text])
