@@ -68,7 +68,7 @@ def _show(found: Sequence[Answer]) -> None:
 
 
 def _next(answer: Answer) -> str:
-    """What would answer it, or answer it at the sizes asked for."""
-    if answer.state == "answered":
-        return ""
-    return answer.question.gpu or answer.question.command
+    """What makes its rows, or answers it at the sizes asked for."""
+    if not answer.said:
+        return answer.question.command
+    return answer.question.gpu or "" if answer.state == "answered_small" else ""

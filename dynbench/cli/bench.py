@@ -12,7 +12,7 @@ from dynbench.cli import assignment
 from dynbench.cli.options import Settings, common_options, name_options, table_option
 from dynbench.cli.output import answered, print_line, print_result
 from dynbench.cli.plugins import show_kinds
-from dynbench.errors import Interrupted, UsageError, WorkerFailed
+from dynbench.errors import DynbenchError, Interrupted, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
     from dynbench.bench.bench_run import BenchResult
@@ -69,7 +69,7 @@ def command(
         try:
             assignment.run(settings, run)
         except (Interrupted, WorkerFailed) as error:
-            error.hint = f"{error.hint} Go on with: {_resume_command(run)}".strip()
+            error.hint = _go_on(error, run)
             raise
         return
     found = read_benchmark(run)
@@ -80,7 +80,7 @@ def command(
             with named(result.run):
                 figures = [] if no_figures else draw_figures("bench", result.run, result.run.figures_dir)
     except (Interrupted, WorkerFailed) as error:
-        error.hint = f"{error.hint} Go on with: {_resume_command(run)}".strip()
+        error.hint = _go_on(error, run)
         raise
     finally:  # also of what was measured until an error or a signal
         if not settings.as_json and not settings.quiet:
@@ -122,10 +122,13 @@ def _to_resume(settings: Settings, reference: str, others: Sequence[object]) -> 
     return settings.store().resolve(reference)
 
 
-def _resume_command(run: Run) -> str:
+def _go_on(error: DynbenchError, run: Run) -> str:
+    """The error's hint with what goes on with the run, in place of what goes on with a part of it."""
     from dynbench.runs.store import results_option
 
-    return f"dynbench bench --resume {shlex.quote(run.label)}{results_option(run.path.parent)}"
+    advice = error.hint.partition("Go on with:")[0].strip()
+    command = f"dynbench bench --resume {shlex.quote(run.label)}{results_option(run.path.parent)}"
+    return f"{advice} Go on with: {command}".strip()
 
 
 def _show_rows(headers: Mapping[str, str], rows: Sequence[Mapping[str, object]]) -> None:

@@ -127,7 +127,8 @@ def sharded_memory(rows: Sequence[Row]) -> list[Said]:
     kept, shard = (found[size, way, "after", "optimizer"] for way in WAYS)
     ranks = number_in(shard, "processes") or 1
     share = (kept.p50 or 0) > 0 and abs((shard.p50 or 0) / (kept.p50 or 1) * ranks - 1) <= 2 * CLOSE
-    values = {"whole": plain(kept.p50), "shard": plain(shard.p50), "ranks": plain(ranks)}
+    values: dict[str, object] = {"whole": plain(kept.p50), "shard": plain(shard.p50), "ranks": plain(ranks)}
+    values |= sharing.beside(*([found[size, way, "before", part].p50 for way in WAYS] for part in PARTS[:2]))
     return [Said(f"sharded.{'share' if share else 'other'}", used, values, Grid(("arm", "moment", *PARTS), cells, 2))]
 
 

@@ -95,11 +95,11 @@ def _arms(rows: Sequence[Row], *strategies: str) -> list[Row]:
 
 def _step_grid(rows: Sequence[Row]) -> Grid:
     cells = [
-        [row.case, plain(number_in(row, "ranks")), plain(row.mean)]
+        [row.case, plain(number_in(row, "ranks")), str(row.n), plain(row.mean)]
         + [plain(number_in(row, name)) for name in ("calls", "comm", "exposed", "beyond")]
         for row in rows
     ]
-    return Grid(("arm", "ranks", "step", "calls", "comm", "exposed", "beyond"), cells)
+    return Grid(("arm", "ranks", "launches", "step", "calls", "comm", "exposed", "beyond"), cells)
 
 
 def naive(rows: Sequence[Row]) -> list[Said]:
@@ -130,6 +130,7 @@ def overlap(rows: Sequence[Row]) -> list[Said]:
     hidden, beyond, exposed = (number_in(found[2], name) for name in ("hidden", "beyond", "exposed"))
     if hidden is not None and beyond is not None and exposed is not None:
         key = "overlap.pays" if beyond <= 2 * exposed else "overlap.competes"
+        key = "overlap.noisy" if beyond < 0 else key
         values = {"hidden": f"{100 * hidden:.0f}", "beyond": plain(beyond), "exposed": plain(exposed)}
         said.append(Said(key, found[2:], values))
     return [*said, Said("overlap.traces", found, {})]
@@ -172,7 +173,18 @@ def sharded_memory(rows: Sequence[Row]) -> list[Said]:
     ranks = number_in(found[1], "ranks") or 1
     alike = whole > 0 and abs(shard / whole * ranks - 1) <= 2 * CLOSE
     values = {"whole": plain(whole), "shard": plain(shard), "ranks": plain(ranks)}
+    values |= beside(
+        *([number_in(row, f"before_step_{part}") for row in found] for part in ("parameters", "gradients"))
+    )
     return [Said(f"sharded.{'share' if alike else 'other'}", found, values, Grid(("arm", "moment", *HELD), cells, 2))]
+
+
+def beside(parameters: Sequence[float | None], gradients: Sequence[float | None]) -> dict[str, object]:
+    """What is held of parameters and gradients before the step, MB, without and with sharding."""
+    return {
+        "parameters": f"{plain(parameters[0])}, {plain(parameters[1])}",
+        "gradients": f"{plain(gradients[0])}, {plain(gradients[1])}",
+    }
 
 
 def sharded_time(rows: Sequence[Row]) -> list[Said]:
