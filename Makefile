@@ -6,15 +6,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
+FAULTS := .pytest_cache/faults.jsonl
 AT_ONCE := not alone and not clock and not matrix
 
-.PHONY: help install install-test quickstart test test-at-once test-quick test-matrix test-gpu bench-self trust scale nightly lint clean
+.PHONY: help install install-test quickstart test test-at-once test-quick test-matrix test-gpu faults bench-self trust scale nightly lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
 	@echo "make test         install with the test group, then every check that this machine can run"
 	@echo "make test-quick   what a change needs first, in two minutes on 2 cores: no launches, nothing slow"
 	@echo "make test-matrix  every strategy, schedule and layout through the command, and a rank of each killed"
+	@echo "make faults       every fault that the tests plant, and the table of what was seen, tests/README.md"
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
@@ -66,6 +68,12 @@ test-quick: install-test
 
 test-matrix: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests
+
+# Those of `alone` compare no times here, so that nothing keeps them from running one after the other.
+faults: install-test
+	@mkdir -p $(dir $(FAULTS)) && rm -f $(FAULTS)
+	$(BIN)/python tests/fault_table.py tests | tr '\n' '\0' | OMP_NUM_THREADS=1 xargs -0 $(PYTEST) -q --faults-to $(FAULTS)
+	$(BIN)/python tests/fault_table.py write $(FAULTS)
 
 test-gpu: install-test
 	$(PYTEST) -m gpu tests/gpu

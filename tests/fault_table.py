@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from page import section, write_section
 
 SEEN = "seen"
 COMMANDS = ("train", "probe", "compare", "bench")
 """A fault has tests of each, or a reason why not."""
 HERE = Path(__file__).parent
-PAGE = HERE / "README.md"
+SECTION = "faults"
 OPENING = """\
 # Faults that the tests plant
 
 What was seen when each fault of `tests/faults.yaml` was planted in the real program, written by `make faults` from the
 tests that ran. RUN is the run's folder, RESULTS the results folder. After every one of them no process was left, the
 rows that were written before it could be read, and the next command worked. `make test` runs a test of every fault,
-`make test-matrix` all of them; those of `alone` run with the machine to themselves.
+`make test-matrix` the others; those of `alone` run with the machine to themselves.
 
 | fault | command | what was seen | test | run by |
 |---|---|---|---|---|
@@ -98,29 +99,38 @@ class Keeper:
             lines.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def page(kept: Mapping[str, Mapping[str, str]]) -> str:
-    """The page, from what was kept of every declared test."""
+def table(text: str) -> list[list[str]]:
+    """The cells of the rows in a page's section."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "::" in line]
+    return [[cell.replace(r"\|", "|") for cell in re.split(r"(?<!\\) \| ", line[2:-2])] for line in lines]
+
+
+def page(kept: Mapping[str, Mapping[str, str]], before: str = "") -> str:
+    """The section, from what was kept of the tests that ran; the others stay as they were before."""
+    known = {test.strip("`"): (seen, by) for _, _, seen, test, by in table(before)}
+    known |= {test: (line[SEEN] or "passed", RUN_BY[line["by"]]) for test, line in kept.items()}
     lines = []
     for fault, command, test in rows():
-        cells = (fault, command, kept[test][SEEN] or "passed", f"`{test}`", RUN_BY[kept[test]["by"]])
+        seen, by = known.get(test, (NOT_YET, ""))
+        cells = (fault, command, seen, f"`{test}`", by)
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n")
     reasons = [f"- {each.fault}, {command}: {why}\n" for each in declared() for command, why in each.elsewhere.items()]
     return OPENING + "".join(lines) + CLOSING + "".join(reasons)
 
 
+NOT_YET = "not seen yet"
 RUN_BY = {"": "make test", "alone": "make test (alone)", "matrix": "make test-matrix"}
 
 
 def write(file: Path) -> str | None:
-    """Write the page; what is missing or not green, in which case nothing is written."""
+    """Write the section; what is not green, in which case nothing is written."""
     kept = {line["test"]: line for line in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
-    skipped = [test for test, line in kept.items() if line["outcome"] == "skipped"]
-    missing = [test for _, _, test in rows() if kept.get(test, {}).get("outcome") != "passed" and test not in skipped]
-    if missing:
-        return "not green, so tests/README.md stays as it is: " + ", ".join(missing)
-    for test in skipped:
-        kept[test][SEEN] = "not here: skipped"
-    PAGE.write_text(page(kept), encoding="utf-8")
+    if failed := [test for test, line in kept.items() if line["outcome"] == "failed"]:
+        return "not green, so tests/README.md stays as it is: " + ", ".join(failed)
+    for line in kept.values():
+        if line["outcome"] == "skipped":
+            line[SEEN] = "skipped here"
+    write_section(SECTION, page(kept, section(SECTION)))
     return None
 
 

@@ -12,7 +12,8 @@ from multiproc.faults import ENDLESS, TWO_ARMS, Command, Saw, answered, check, w
 from multiproc.launches import wait_until
 from planted import at, in_folder
 
-from dynbench.engine.whereabouts import MEETING, PREPARING
+from dynbench.engine.whereabouts import MEETING, PREPARING, last_seen
+from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 
 pytestmark = pytest.mark.multiproc
@@ -128,17 +129,23 @@ WORKING = {
 }
 
 
+def _at_work(run: Run) -> bool:
+    place = last_seen(run, 1)
+    return place is not None and (place.step is not None or place.phase.startswith("measuring"))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("name", WORKING)
 def test_the_launcher_is_told_to_stop(tmp_path: Path, saw: Saw, name: str, how: str) -> None:
-    endless = ("--set", "iterations=100000000") if name == "bench" else ENDLESS
+    endless = ("--set", "iterations=1000000") if name == "bench" else ENDLESS
     command = Command(tmp_path)
     process = command.begin(*WORKING[name], "--json", *endless)
     signum = signal.Signals[how.partition(" ")[0]]
-    wait_until(lambda: len(in_folder(command.work)) >= 3 and command.run.status is Status.RUNNING, "ranks at work")
+    wait_until(lambda: [run.status for run in command.runs[:1]] == [Status.RUNNING], "the run to begin")
+    wait_until(lambda: len(in_folder(command.work)) >= 4, "its processes")
     if name != "probe":
-        wait_until(lambda: any(run.ranks_dir.glob("at_1") for run in command.runs), "a rank at its work")
+        wait_until(lambda: any(map(_at_work, command.runs)), "a rank at its work")
     process.send_signal(signum)
     if how.endswith("twice"):
         time.sleep(0.01)  # two signals that are pending at once are one
