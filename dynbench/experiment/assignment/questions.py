@@ -8,30 +8,21 @@ from dataclasses import dataclass, field, replace
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment import accounting_answers as accounting
 from dynbench.experiment.assignment import attention_answers as attention
+from dynbench.experiment.assignment import kernel_answers as kernels
 from dynbench.experiment.assignment import memory_answers as memory
 from dynbench.experiment.assignment import model_answers as model
 from dynbench.experiment.assignment import sharing_answers as sharing
-from dynbench.experiment.assignment.evidence import CHECK, Said, Table, matches
+from dynbench.experiment.assignment.evidence import CHECK, Table, matches
 
 COMMANDS: Mapping[str, str] = {
     "sync": "dynbench compare recipes/sync.yaml",
     "buckets": "dynbench compare recipes/buckets.yaml",
     CHECK: "dynbench bench assignment",
-    "nsys": "dynbench train --set workload.name=causal_lm --profile 2",
 }
 """What makes the rows of a source that is no benchmark."""
-NSYS = (
-    "nsys profile --stats=true --trace cuda,nvtx dynbench train --set workload.name=causal_lm "
-    "--set workload.size=large --max-length 512"
-)
 COMPILED = " --set ways=plain,compiled"
 TRITON = " --set ways=plain,flash_triton"
 XL = "dynbench compare recipes/sync_xl.yaml"
-
-
-def _nothing(rows: Sequence[Row]) -> list[Said]:
-    """The answer to what no rows of this version are about."""
-    return []
 
 
 @dataclass(frozen=True)
@@ -72,10 +63,6 @@ def _bench(
     return Question(number, (name, *further), answer, f"dynbench bench {name} --full" if full else None, only)
 
 
-def _profile(number: str) -> Question:
-    return Question(number, ("nsys",), _nothing, NSYS)
-
-
 def _formulas(number: str, key: str, *beginnings: str) -> Question:
     return _bench(number, "accounting", accounting.stated(key, *beginnings), full=False)
 
@@ -92,11 +79,11 @@ QUESTIONS: Sequence[Question] = (
     _bench("1.1a", "transformer", model.script),
     _bench("1.1b", "transformer", model.by_size),
     _bench("1.1c", "transformer", model.warmup),
-    _profile("1.2a"),
-    _profile("1.2b"),
-    _profile("1.2c"),
-    _profile("1.2d"),
-    _profile("1.2e"),
+    _bench("1.2a", "nsys", kernels.timer),
+    _bench("1.2b", "nsys", kernels.most),
+    _bench("1.2c", "nsys", kernels.others),
+    _bench("1.2d", "nsys", kernels.matmul),
+    _bench("1.2e", "nsys", kernels.softmax),
     _bench("1.3", "precision", model.sums, full=False, study="sum"),
     _bench("1.4a", "precision", model.types, study="type"),
     _bench("1.4b", "precision", model.layer_norm, study=("type", "sum")),

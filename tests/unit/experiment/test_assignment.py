@@ -125,6 +125,21 @@ def optimizer(*, shard: float = 4.0, step: float = 9.0, sent: float = 15.0) -> l
     return found
 
 
+def kernels(
+    *, timer: float = 10.0, trained: str = "mm", norm: float = 0.2, step: float = 0.5, soft: float = 2.0
+) -> list[Row]:
+    about = {"size": "tiny", "context": 64}
+    found = [row("a", ms, phase="forward", part=part, **about) for part, ms in (("total", 10.0), ("timer", timer))]
+    for phase, name in (("forward", "mm"), ("forward and backward", trained)):
+        found.append(row("a", 5.0, phase=phase, part="kernel", kernel=name, calls=8, share=0.5, **about))
+    for phase, share in (("forward", 0.8), ("inference", 0.8), ("step", step)):
+        for kind, part in (("matmul", share), ("norm", norm)):
+            found.append(row("a", 5.0, phase=phase, part="kind", kernel=kind, share=part, **about))
+    for name, ms, flops in (("scores", 2.0, 100), ("softmax", soft, 10), ("values", 2.0, 100)):
+        found.append(row("a", ms, phase="forward", part="range", kernel=name, flops=flops, **about))
+    return found
+
+
 def collectives(*, wrong: int = 0, slope: float = 1.0) -> list[Row]:
     return [
         row(
@@ -190,7 +205,7 @@ def accounting() -> list[Row]:
 
 def everything(**changes: Sequence[Row]) -> list[Table]:
     found: dict[str, Sequence[Row]] = {
-        "precision": precision(), "memory": memory(), "optimizer": optimizer(),
+        "precision": precision(), "nsys": kernels(), "memory": memory(), "optimizer": optimizer(),
         "transformer": model(), "attention": attention(), "flash": attention(),
         "collectives": collectives(), "accounting": accounting(), "sync": arms(), "buckets": buckets(),
     }  # fmt: skip
@@ -250,6 +265,12 @@ TOY: dict[str, Sequence[Row]] = {"transformer": ()}
 CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], str]] = [
     ("1.1b", {}, "phases.steady", {"transformer": model(sd=0.3)}, "phases.noisy"),
     ("1.1c", {}, "warmup.matters", {"transformer": model(cold=1.02)}, "warmup.none"),
+    ("1.2a", {}, "kernels.agree", {"nsys": kernels(timer=20.0)}, "kernels.differ"),
+    ("1.2b", {}, "kernels.same", {"nsys": kernels(trained="bmm")}, "kernels.other"),
+    ("1.2c", {}, "kernels.beside", {"nsys": kernels(norm=0.01)}, "kernels.none_beside"),
+    ("1.2d", {}, "kernels.falls", {"nsys": kernels(step=0.9)}, "kernels.rises"),
+    ("1.2d", {}, "kernels.falls", {"nsys": kernels(step=0.8)}, "kernels.stays"),
+    ("1.2e", {}, "kernels.softmax_slow", {"nsys": kernels(soft=0.1)}, "kernels.softmax_cheap"),
     ("1.3", {}, "sums.expected", {"precision": precision(half_off=1e-6)}, "sums.other"),
     ("1.4a", {}, "types.norm_full", {"precision": precision(norm="bfloat16")}, "types.norm_half"),
     ("1.4b", {}, "norm.bf16_full", {"precision": precision(norm="bfloat16")}, "norm.bf16_half"),
@@ -313,6 +334,7 @@ def test_what_ran_out_of_memory_is_an_answer_and_what_was_skipped_is_none() -> N
 def nulls() -> Iterator[list[Row]]:
     """Rows as a stranger may have written them: without columns, or without numbers."""
     for source in (
+        kernels(),
         precision(),
         model(),
         memory(),
@@ -332,6 +354,7 @@ def nulls() -> Iterator[list[Row]]:
 @pytest.mark.parametrize("rows", list(nulls()))
 def test_rows_of_a_stranger_are_no_error(rows: Sequence[Row]) -> None:
     names = (
+        "nsys",
         "precision",
         "transformer",
         "memory",
