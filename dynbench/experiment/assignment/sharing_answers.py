@@ -172,7 +172,7 @@ def sharded_memory(rows: Sequence[Row]) -> list[Said]:
     whole, shard = (number_in(row, "after_step_optimizer") or 0 for row in found)
     ranks = number_in(found[1], "ranks") or 1
     alike = whole > 0 and abs(shard / whole * ranks - 1) <= 2 * CLOSE
-    values = {"whole": plain(whole), "shard": plain(shard), "ranks": plain(ranks)}
+    values: dict[str, object] = {"whole": plain(whole), "shard": plain(shard), "ranks": plain(ranks)}
     values |= beside(
         *([number_in(row, f"before_step_{part}") for row in found] for part in ("parameters", "gradients"))
     )
