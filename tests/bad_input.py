@@ -247,7 +247,7 @@ def no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "dynbench.engine.launching.launch_ranks.run_torchrun",
         "dynbench.probe.prober.Prober.probe",
-        "dynbench.bench.bench_run.run_bench",
+        "dynbench.bench.bench_run.measure_bench",
     ):
         monkeypatch.setattr(place, launched)
 

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from dynbench.bench.base import Benchmark, Row
+from dynbench.errors import RecordError
 from dynbench.plugins import BENCHMARKS
 from dynbench.runs.atomic import jsonable, write_json
 from dynbench.runs.json_record import read_json
 from dynbench.runs.run import Run
 
 BENCH_FILE = "bench.json"
+_REMEDY = "Only what dynbench bench made is a benchmark's run."
 
 
 def write_benchmark(run: Run, name: str, benchmark: Benchmark) -> None:
@@ -47,13 +51,19 @@ def read_benchmark(run: Run) -> Benchmark:
     """
     asked = _asked(run)
     entry = BENCHMARKS.find(asked.name)
-    found: Benchmark = entry.load()(entry.options.model_validate_json(json.dumps(asked.options)))
+    try:
+        options = entry.options.model_validate_json(json.dumps(asked.options))
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in ("options", *said["loc"]))
+        raise RecordError(f"{run.path / BENCH_FILE}: {where}: {said['msg']}", _REMEDY) from error
+    found: Benchmark = entry.load()(options)
     found.folder = run.path
     return found
 
 
 def _asked(run: Run) -> Asked:
-    return read_json(run.path / BENCH_FILE, Asked, "Only what dynbench bench made is a benchmark's run.")
+    return read_json(run.path / BENCH_FILE, Asked, _REMEDY)
 
 
 def rows_file(run: Run) -> Path:
@@ -68,7 +78,11 @@ def add_rows(run: Run, rows: Sequence[Row]) -> None:
 
 
 def read_rows(run: Run) -> list[Row]:
-    """The rows so far; a torn last line is left out."""
+    """The rows so far; a torn last line is left out.
+
+    Raises:
+        RecordError: another line is no list of rows.
+    """
     return [row for case in _by_case(run) for row in case]
 
 
@@ -80,5 +94,8 @@ def cases_done(run: Run) -> int:
 def _by_case(run: Run) -> list[list[Row]]:
     if not rows_file(run).exists():
         return []
-    complete, newline, _ = rows_file(run).read_text(encoding="utf-8").rpartition("\n")
-    return [[Row(**row) for row in json.loads(line)] for line in complete.splitlines()] if newline else []
+    complete, newline, _ = rows_file(run).read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    try:
+        return [[Row(**row) for row in json.loads(line)] for line in complete.splitlines()] if newline else []
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RecordError(f"{rows_file(run)}: holds what is no row of a benchmark ({error})", _REMEDY) from error

@@ -18,10 +18,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from unit.analysis.conftest import Fake, build_run
 
+from dynbench.bench.base import Row
+from dynbench.bench.record import add_rows, write_benchmark
 from dynbench.cli.main import main
 from dynbench.config.describe import all_keys, allowed_words, field_of
 from dynbench.config.recipes import find_recipe
 from dynbench.plugins import BENCHMARKS
+from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.runs.store import RunStore
 from dynbench.trace_files import READERS, encode_trace
 
@@ -96,6 +99,10 @@ def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = build_run(store, Fake(policy=policy, **small), name)  # type: ignore[arg-type]  # typed by Fake
         (run.path / "tensorboard").mkdir()
         (run.path / "tensorboard" / "events.out.tfevents.0").write_bytes(b"")
+    bench = store.create("bench", "collectives", "c")
+    write_benchmark(bench, "collectives", BENCHMARKS.find("collectives").load()(CollectivesOptions()))
+    add_rows(bench, [Row("all_reduce 1 MiB", (262144,), "float32", "cpu")])
+    bench.update(status="interrupted")
     assert main(["analyze", "a", "b", "-q", "--results", str(root)]) == 0
     store.give_name(store.resolve("@latest:analyze"), "both")
     return root
@@ -201,6 +208,7 @@ READING = (
     ("tensorboard", "a"),
     ("eval", "a"),
     ("compare", "--resume", "both"),
+    ("bench", "--resume", "c"),
     ("train", "--dry-run", "--set", "probe.run=a", *REAL),
 )
 
