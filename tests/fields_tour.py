@@ -230,6 +230,7 @@ def _bench(tour: Tour) -> None:
         "attention": ("lengths=16", "widths=8", "ways=plain,sdpa,flash_torch,flex", "iterations=2", "warmup=0"),
         "precision": ("features=16", "samples=4", "iterations=2", "warmup=0"),
         "accounting": (),
+        "nsys": ("contexts=8", "local_batch=1", "precisions=fp32", "iterations=1", "warmup=0", "nsys=never"),
     }  # fmt: skip
     for name, options in few.items():
         tour.run("bench", name, *(word for each in options for word in ("--set", each)), document="bench --json")

@@ -135,9 +135,9 @@ class Collectives(Benchmark):
     def said(self, rows: Sequence[Row]) -> list[str]:
         """What is wrong, latency and bandwidth with the error at each size, and who reads them."""
         lines = [f"{row.case}: {fault}" for row in rows for fault in _faults(row)]
-        for group, points in _groups(rows).items():
-            if len(points) > 1:
-                lines += _fit_lines(group, fit_alpha_beta(points))
+        lines += [
+            _fit_line(group, fit_alpha_beta(points)) for group, points in _groups(rows).items() if len(points) > 1
+        ]
         for row in rows:
             if row.status == "ok" and row.n < self.options.iterations:
                 lines.append(f"{row.case}: {row.n} iterations, as limit_s={self.options.limit_s:g} was over")
@@ -215,15 +215,13 @@ def _faults(row: Row) -> list[str]:
     return faults
 
 
-def _fit_lines(group: Group, fit: Mapping[str, object]) -> list[str]:
+def _fit_line(group: Group, fit: Mapping[str, object]) -> str:
     alpha, beta, r2, errors = (fit[key] for key in ("alpha_ms", "beta_ms_per_mb", "r2", "errors"))
     assert isinstance(alpha, float) and isinstance(errors, list)
-    quality = "" if r2 is None else f", R² {r2:.4f}"
     off = ", ".join(f"{each['relative']:+.0%} at {each['megabytes']:.3g} MB" for each in errors)
-    lines = [f"{_title(group)}: {alpha:.3g} ms + {beta:.3g} ms/MB{quality}; off by {off}"]
-    if alpha < 0:
-        lines.append("a latency below zero: these sizes do not tell it, add smaller ones and iterations")
-    return lines
+    quality = "" if r2 is None else f", R² {r2:.4f}, off by {off}"
+    unknown = "; these sizes do not tell a latency, which is not below zero" if alpha < 0 else ""
+    return f"{_title(group)}: {alpha:.3g} ms + {beta:.3g} ms/MB{quality}{unknown}"
 
 
 def fit_alpha_beta(points: Points) -> dict[str, object]:

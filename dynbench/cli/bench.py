@@ -22,6 +22,7 @@ EPILOG = """\b
 Examples:
   dynbench bench ls
   dynbench bench collectives --set sizes_mib=1,10,100 --set processes=4
+  dynbench bench nsys --set sizes=small --set contexts=128,256
   dynbench bench flash --set lengths=4096 --set batch=8
   dynbench bench accounting --set fsdp=32
   dynbench bench assignment                  every question of the systems assignment, with a report

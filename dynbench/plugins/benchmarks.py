@@ -49,7 +49,7 @@ class CollectivesOptions(TimedOptions):
 
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = get_args(Operation)
     """What the ranks do together; in send_recv each sends to the next."""
-    sizes_mib: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0, 10.0)
+    sizes_mib: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.1, 1.0, 10.0)
     """Sizes of the buffer, of the larger one where an operation has two, MiB."""
     processes: Annotated[tuple[Annotated[int, Field(ge=2, le=MOST_RANKS)], ...], Field(min_length=1)] = (2,)
     """Ranks, one process each; every number is launched by itself."""
@@ -124,6 +124,39 @@ class PrecisionOptions(DeviceOptions):
     """Channels of the network that is timed."""
     samples: PositiveInt = 64
     """Of its batch."""
+
+
+ModelSize = Literal["tiny", "small", "medium", "large", "xl-2025", "xl-2026", "2.7B"]
+Sizes = Annotated[tuple[ModelSize, ...], Field(min_length=1)]
+Contexts = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+Precisions = Annotated[tuple[Literal["fp32", "bf16"], ...], Field(min_length=1)]
+
+
+class ModelOptions(DeviceOptions):
+    """Of whole language models."""
+
+    sizes: Sizes = ("tiny",)
+    """Models, as `workload.size` of causal_lm has them, with a vocabulary of 10,000; `tiny` is for a CPU."""
+    local_batch: PositiveInt = 4
+    """Rows that a rank runs at once."""
+    precisions: Precisions = ("fp32", "bf16")
+    """What matrix products are computed in; weights are float32."""
+
+
+class ContextOptions(ModelOptions):
+    """Of models by context length."""
+
+    contexts: Contexts = (64, 128)
+    """Tokens of a row."""
+
+
+class NsysOptions(ContextOptions):
+    """Of the kernels of a step."""
+
+    kernels: PositiveInt = 3
+    """Kernels of each phase that are told of, the longest first."""
+    nsys: Literal["auto", "never"] = "auto"
+    """Whether Nsight Systems is run too, where it is installed."""
 
 
 class AccountingOptions(Section):
@@ -218,6 +251,13 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
             "dynbench.bench.precision:PrecisionStudy",
             PrecisionOptions,
             full=("features=4096", "samples=4096"),
+        ),
+        BenchmarkEntry(
+            "nsys",
+            "which kernels a language model's step spends its time in, by phase; softmax against matrix products",
+            "dynbench.bench.nsys:Nsys",
+            NsysOptions,
+            full=("sizes=small,medium,large,xl-2025,xl-2026", "contexts=128,256,512,1024", "iterations=10"),
         ),
         BenchmarkEntry(
             "accounting",

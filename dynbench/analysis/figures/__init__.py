@@ -58,6 +58,7 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "bench_collectives": "bench_collectives",
         "bench_bandwidth": "bench_collectives",
         "bench_packed_attention": "bench_packed_attention",
+        "bench_kernels": "bench_kernels",
     },
     "cells": {"regimes": "regimes"},
 }

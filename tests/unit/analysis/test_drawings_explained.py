@@ -17,9 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dynbench.analysis.figures import FIGURES, draw_figure, style
+from dynbench.analysis.figures.bench_kernels import PHASES
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.bench.collectives import BUS_FACTORS
+from dynbench.bench.nsys_profile import KINDS
 from dynbench.bench.packed_attention import WAYS
 from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
@@ -154,7 +156,12 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     layer = {"status": "ok", "samples": 9, "width": 256, "heads": 4, "device": "cpu", "n": 20, **times}
     rows = [{**layer, "way": way, "tokens": tokens} for way in WAYS for tokens in (256, 512)]
     write_text(attention.path / "rows.csv", csv_text(rows))
-    return [run, attention]
+    model = {"status": "ok", "size": "tiny", "context": 64, "dtype": "float32", "device": "cpu", "part": "kind", "n": 5}
+    kinds = {"calls": 3, "mean": 1.0, "share": 0.1}
+    kernels = store.create("bench", "nsys")
+    shares = [{**model, **kinds, "phase": phase, "kernel": each} for phase in PHASES for each in (*KINDS, "other")]
+    write_text(kernels.path / "rows.csv", csv_text(shares))
+    return [run, attention, kernels]
 
 
 SOURCES: Mapping[str, Callable[..., list[object]]] = {

@@ -1,0 +1,138 @@
+"""Which kernels a language model spends its time in, by phase: what Nsight Systems is asked, from torch's profiler.
+
+The profiling commands for nsys lie in the run's folder `nsys`, and are run where it is installed. Every question has
+its answer from torch's profiler, with nsys or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar
+
+from dynbench.bench.base import Case, Measured, OnOneDevice, Row
+from dynbench.plugins.benchmarks import NsysOptions
+
+if TYPE_CHECKING:
+    from dynbench.engine.rank.rank_process import RankContext
+
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""That matrix products are computed in, by precision."""
+SOFTMAX_FLOPS = 5
+"""Of a score: its part in the maximum, the difference, the exponential, the sum and the quotient."""
+NOTABLE = 0.02
+"""Share of a phase from which a kind of kernel is told of."""
+
+
+class Nsys(OnOneDevice):
+    """Every size at every context in every precision."""
+
+    options: NsysOptions
+    headers: ClassVar = {
+        "size": "size",
+        "context": "context",
+        "dtype": "type",
+        "phase": "phase",
+        "part": "part",
+        "kernel": "kernel",
+        "calls": "calls",
+        "mean": "mean (ms)",
+        "share": "share",
+        "flops": "FLOPs",
+    }
+
+    def cases(self) -> Sequence[Case]:
+        """The smallest first, as they are listed."""
+        options = self.options
+        shapes = product(dict.fromkeys(options.sizes), sorted(set(options.contexts)))
+        return [
+            Case(
+                f"{size}, context {context}, {precision}",
+                [options.local_batch, context],
+                TYPES[precision],
+                {"size": size, "context": context},
+            )
+            for size, context in shapes
+            for precision in dict.fromkeys(options.precisions)
+        ]
+
+    def measure(self, case: Case, context: RankContext) -> Sequence[Measured]:
+        """The parts of every phase; then nsys, where it is installed."""
+        from dynbench.bench.nsys_commands import run_nsys, write_commands
+        from dynbench.bench.nsys_profile import profile_phases
+
+        found = profile_phases(case, self.options, context.device)
+        if self.folder is not None:
+            script = write_commands(case, self.folder, on_gpu=context.device.type == "cuda")
+            if self.options.nsys == "auto":
+                run_nsys(script)
+        return found
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, object]:
+        """The answers to the assignment's questions, for every case."""
+        cases = dict.fromkeys(row.case for row in rows if row.status == "ok")
+        return {"answers": [_answers([row for row in rows if row.case == case]) for case in cases]}
+
+    def said(self, rows: Sequence[Row]) -> list[str]:
+        """The same in lines, of the last case that was measured."""
+        answers = self.summary(rows)["answers"]
+        assert isinstance(answers, list)
+        return _lines(answers[-1]) if answers else []
+
+
+def _answers(rows: Sequence[Row]) -> dict[str, object]:
+    """Of one size and context."""
+
+    def part(phase: str, name: str) -> list[Row]:
+        return [row for row in rows if row.columns["phase"] == phase and row.columns["part"] == name]
+
+    def of(phase: str, name: str, kernel: str) -> float:
+        return next((_ms(row) for row in part(phase, name) if row.columns["kernel"] == kernel), 0.0)
+
+    def share(phase: str, kind: str) -> float:
+        return of(phase, "kind", kind) / _ms(part(phase, "total")[0])
+
+    first, trained = part("forward", "kernel")[0], part("forward and backward", "kernel")[0]
+    others = {str(row.columns["kernel"]): float(row.columns["share"]) for row in part("forward", "kind")}
+    flops = {str(row.columns["kernel"]): float(row.columns["flops"]) for row in part("forward", "range")}
+    matmul_ms = of("forward", "range", "scores") + of("forward", "range", "values")
+    return {
+        "size": first.columns["size"],
+        "context": first.columns["context"],
+        "dtype": first.dtype,
+        "forward_timer_ms": _ms(part("forward", "timer")[0]),
+        "forward_kernels_ms": _ms(part("forward", "total")[0]),
+        "forward_kernel": first.columns["kernel"],
+        "forward_calls": first.columns["calls"],
+        "forward_share": first.columns["share"],
+        "training_kernel": trained.columns["kernel"],
+        "same_kernel": first.columns["kernel"] == trained.columns["kernel"],
+        "forward_others": {kind: each for kind, each in others.items() if kind != "matmul" and each >= NOTABLE},
+        "matmul_share_inference": share("inference", "matmul"),
+        "matmul_share_step": share("step", "matmul"),
+        "softmax_over_matmul_time": of("forward", "range", "softmax") / matmul_ms,
+        "softmax_over_matmul_flops": flops["softmax"] / (flops["scores"] + flops["values"]),
+    }
+
+
+def _lines(answer: Mapping[str, object]) -> list[str]:
+    others = answer["forward_others"]
+    assert isinstance(others, dict)
+    same = "also" if answer["same_kernel"] else f"not, but {answer['training_kernel']},"
+    kernels, timer, share = (answer[f"forward_{name}"] for name in ("kernels_ms", "timer_ms", "share"))
+    inference, step = (answer[f"matmul_share_{name}"] for name in ("inference", "step"))
+    time, flops = (answer[f"softmax_over_matmul_{name}"] for name in ("time", "flops"))
+    return [
+        f"{answer['size']}, context {answer['context']}, {answer['dtype']}: forward takes {kernels:.3g} ms of kernels, "
+        f"{timer:.3g} ms by Python's timer",
+        f"{answer['forward_kernel']} takes most of it ({share:.0%}, {answer['forward_calls']} calls), {same} in "
+        "forward and backward",
+        "beside matrix products: " + ", ".join(f"{kind} {share:.0%}" for kind, share in others.items()),
+        f"matrix products take {inference:.0%} at inference and {step:.0%} of a step with AdamW",
+        f"softmax takes {time:.3g} of the time of attention's matrix products, and {flops:.3g} of their FLOPs",
+    ]
+
+
+def _ms(row: Row) -> float:
+    assert row.mean is not None, "measured"
+    return row.mean

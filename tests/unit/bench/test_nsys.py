@@ -1,0 +1,194 @@
+"""The kernels of a step: what their shares add up to, the ranges of attention, and the commands for nsys."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynbench.bench import nsys_profile
+from dynbench.bench.base import Row
+from dynbench.bench.model_step import build_model
+from dynbench.bench.nsys import Nsys
+from dynbench.bench.nsys_commands import run_nsys, write_commands
+from dynbench.bench.nsys_profile import KINDS, RANGES, TOGETHER, kind_of, ranged_model
+from dynbench.bench.nsys_target import run_step
+from dynbench.bench.rank import rows_of
+from dynbench.engine.rank.rank_process import RankContext
+from dynbench.plugins.benchmarks import NsysOptions
+
+CPU = torch.device("cpu")
+LAYERS, HEADS, CHANNELS, CONTEXT = 4, 4, 32, 16
+OPTIONS = NsysOptions(
+    contexts=(CONTEXT,),
+    local_batch=2,
+    iterations=2,
+    warmup=1,
+    device="cpu",
+    nsys="never",
+    precisions=("fp32",),
+)
+
+
+def rows_at(benchmark: Nsys) -> list[Row]:
+    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
+
+
+@pytest.fixture(scope="module")
+def measured() -> Sequence[Row]:
+    return rows_at(Nsys(OPTIONS))
+
+
+def of(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
+    return [row for row in rows if row.columns["phase"] == phase and row.columns["part"] == part]
+
+
+def test_every_phase_is_told_and_its_parts_add_up(measured: Sequence[Row]) -> None:
+    assert {row.columns["phase"] for row in measured} == set(TOGETHER)
+    for row in measured:
+        assert (row.status, row.unit, row.n, row.case) == ("ok", "ms", 2, "tiny, context 16, fp32")
+        assert row.mean is not None and row.mean > 0 and int(row.columns["calls"]) > 0
+    for phase in TOGETHER:
+        (total,) = of(measured, phase, "total")
+        kinds, kernels = of(measured, phase, "kind"), of(measured, phase, "kernel")
+        assert sum(float(row.columns["share"]) for row in kinds) == pytest.approx(1)
+        assert sum(int(row.columns["calls"]) for row in kinds) == total.columns["calls"]
+        assert {str(row.columns["kernel"]) for row in kinds} <= {*KINDS, "other"}
+        shares = [float(row.columns["share"]) for row in kernels]
+        assert len(kernels) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
+        assert all(row.columns["kind"] == kind_of(str(row.columns["kernel"])) for row in kernels)
+        assert (of(measured, phase, "range") != []) == (phase in ("inference", "forward"))
+
+
+def test_calls_and_flops_of_known_kernels(measured: Sequence[Row]) -> None:
+    products = {row.columns["phase"]: row.columns["calls"] for row in measured if row.columns["kernel"] == "matmul"}
+    # Four projections and two products of attention per layer, and the head; twice as many backwards, but that the
+    # embedding's gradient is no product of matrices.
+    assert products["inference"] == products["forward"] == 6 * LAYERS + 1
+    assert products["backward"] == 2 * (6 * LAYERS + 1) and "optimizer" not in products
+    assert products["step"] == products["forward and backward"] == 3 * (6 * LAYERS + 1)
+    ranges = of(measured, "forward", "range")
+    assert [row.columns["kernel"] for row in ranges] == list(RANGES)
+    assert {row.columns["calls"] for row in ranges} == {LAYERS}
+    scores = 2 * HEADS * CONTEXT**2 * LAYERS
+    flops = {row.columns["kernel"]: row.columns["flops"] for row in ranges}
+    assert flops == {
+        "scores": 2 * scores * CHANNELS, "mask": scores, "softmax": 5 * scores, "values": 2 * scores * CHANNELS
+    }  # fmt: skip
+
+
+def test_the_questions_have_answers(measured: Sequence[Row]) -> None:
+    benchmark = Nsys(OPTIONS)
+    summary = benchmark.summary(measured)["answers"]
+    assert isinstance(summary, list)
+    (answer,) = summary
+    assert (answer["size"], answer["context"]) == ("tiny", CONTEXT)
+    longest = of(measured, "forward", "kernel")[0]
+    assert answer["forward_kernel"] == longest.columns["kernel"] and answer["forward_calls"] == longest.columns["calls"]
+    for phase in ("inference", "step"):
+        (products,) = (row for row in of(measured, phase, "kind") if row.columns["kernel"] == "matmul")
+        assert answer[f"matmul_share_{phase}"] == pytest.approx(products.columns["share"])
+    assert answer["softmax_over_matmul_flops"] == pytest.approx(5 / (4 * CHANNELS))
+    assert answer["softmax_over_matmul_time"] > 0
+    assert "matmul" not in answer["forward_others"] and answer["forward_others"]
+    said = benchmark.said(measured)
+    assert len(said) == 5 and f"({longest.columns['share']:.0%}, {longest.columns['calls']} calls)" in said[1]
+    assert benchmark.said([]) == []
+
+
+def test_the_model_with_ranges_gives_what_the_model_gives() -> None:
+    tokens = torch.arange(CONTEXT)[None]
+    plain, ranged = build_model("tiny", CONTEXT, CPU), ranged_model("tiny", CONTEXT, CPU)
+    with torch.no_grad():
+        expected, found = (model.eval()(input_ids=tokens).logits for model in (plain, ranged))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_kernel_that_takes_longer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, numbers = nsys_profile.ranged_attention, torch.rand(300_000)
+
+    def slow(*arguments: object, **named: object) -> object:
+        numbers.sort()
+        return right(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nsys_profile, "ranged_attention", slow)
+    longest = of(rows_at(Nsys(OPTIONS)), "inference", "kernel")
+    assert ("aten::sort", LAYERS) in [(row.columns["kernel"], row.columns["calls"]) for row in longest]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("aten::addmm", "matmul"),
+        ("aten::bmm", "matmul"),
+        ("aten::add", "elementwise"),
+        ("aten::_softmax", "softmax"),
+        ("aten::_softmax_backward_data", "softmax"),
+        ("aten::_log_softmax", "loss"),
+        ("aten::native_layer_norm_backward", "norm"),
+        ("aten::copy_", "copy"),
+        ("aten::cat", "copy"),
+        ("aten::embedding_dense_backward", "embedding"),
+        ("aten::view", "other"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", "matmul"),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_TNT", "matmul"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x128_16x3_tn_align4>", "matmul"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>", "softmax"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, LogSoftMaxForwardEpilogue>", "loss"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+    ],
+)
+def test_kinds_of_kernels(kernel: str, kind: str) -> None:
+    assert kind_of(kernel) == kind
+
+
+FAKE = """#!/bin/sh
+echo "$@" >> {calls}
+[ "$1" = profile ] && exit {code}
+echo done
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_nsys_is_run_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    fake, calls = tmp_path / "bin" / "nsys", tmp_path / "calls"
+    fake.parent.mkdir()
+    fake.write_text(FAKE.format(calls=calls, code=code))
+    fake.chmod(0o755)
+    (case,) = Nsys(OPTIONS).cases()
+    script = write_commands(case, tmp_path, on_gpu=True)
+    assert script == tmp_path / "nsys" / "tiny-16-float32.sh"
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    assert run_nsys(script) == (code == 0)
+    profiled, *sums = calls.read_text().splitlines()
+    assert profiled.startswith("profile --trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi")
+    assert profiled.endswith("-m dynbench.bench.nsys_target tiny 16 2 float32 cuda")
+    if code == 0:
+        assert sums[0].startswith("stats") and "--report=nvtx_kern_sum" in sums[0]
+        assert sums[0].endswith("nsys/tiny-16-float32.nsys-rep")
+    else:
+        assert sums == [] and "exit code 3" in caplog.text and "tiny-16-float32.log" in caplog.text
+
+
+def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing is to be run"))
+    (case,) = Nsys(OPTIONS).cases()
+    script = write_commands(case, tmp_path, on_gpu=False)
+    assert not run_nsys(script) and "capture-range" not in script.read_text()
+
+
+def test_what_nsys_profiles_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    span = nsys_profile.span
+    monkeypatch.setattr("dynbench.bench.nsys_target.span", lambda name: seen.append(name) or span(name))
+    run_step(["tiny", "8", "1", "bfloat16", "cpu"])
+    assert seen[-4:] == ["inference", "forward", "backward", "optimizer"]
