@@ -6,12 +6,16 @@ from scipy import stats
 from scipy.signal import lfilter
 
 from dynbench.analysis.stats import (
+    Ratio,
     coefficient_of_variation,
+    mean_interval,
     paired_ratio,
     relative_drift,
     robust_z,
     student_t_quantile,
 )
+
+NO_TOTALS = (0.0, -1.0, math.nan, math.inf)
 
 
 def test_t_quantiles_from_the_printed_tables():
@@ -20,10 +24,15 @@ def test_t_quantiles_from_the_printed_tables():
     assert student_t_quantile(0.5, 4) == 0
 
 
-@pytest.mark.parametrize("p", [0, 1, -0.1, 1.5])
-def test_quantile_outside_the_open_interval_is_refused(p):
-    with pytest.raises(ValueError, match="no quantile"):
-        student_t_quantile(p, 3)
+@pytest.mark.parametrize(("p", "df"), [(0, 3), (1, 3), (-0.1, 3), (1.5, 3), (0.5, 0), (0.5, -1), (0.5, math.nan)])
+def test_quantile_outside_the_open_interval_is_refused(p, df):
+    with pytest.raises(ValueError, match=f"^no quantile for p={p}, df={df}$"):
+        student_t_quantile(p, df)
+
+
+def test_quantiles_of_few_degrees_of_freedom():
+    assert student_t_quantile(0.75, 1) == pytest.approx(1)
+    assert student_t_quantile(0.975, 0.5) == pytest.approx(stats.t.ppf(0.975, 0.5))
 
 
 def test_paired_ratio_equals_scipys_interval():
@@ -41,10 +50,45 @@ def test_one_pair_is_an_estimate_without_interval():
     assert (ratio.estimate, ratio.low, ratio.high, ratio.half_width, ratio.pairs) == (2.0, None, None, None, 1)
 
 
-@pytest.mark.parametrize(("a", "b"), [([], []), ([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([math.nan], [1.0])])
-def test_totals_that_cannot_be_paired_are_refused(a, b):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize("first", [2, 3, 4, 9])
+def test_the_first_stages_spread_is_kept_for_all_pairs(first):
+    a, b = [10.0, 11.0, 10.5, 12.0], [8.0, 8.2, 8.4, 8.9]
+    ratio = paired_ratio(a, b, 0.9, first)
+    logs, kept = np.log(a) - np.log(b), min(first, 4)
+    half = stats.t.ppf(0.95, kept - 1) * logs[:kept].std(ddof=1) / 2
+    assert (ratio.estimate, ratio.pairs, ratio.first) == (pytest.approx(math.exp(logs.mean())), 4, first)
+    assert math.log(ratio.high) - logs.mean() == pytest.approx(half) == pytest.approx(logs.mean() - math.log(ratio.low))
+    assert ratio.df == kept - 1 and paired_ratio(a, b).df == 3
+    assert paired_ratio(a[:1], b[:1], first=first).first == first
+
+
+def test_noise_of_equal_arms_is_the_interval_or_what_they_came_out_apart():
+    assert Ratio(1.0, 0.9, 1 / 0.9, 4).noise == pytest.approx(1 / 0.9 - 1)
+    assert Ratio(0.5, 0.49, 0.51, 4).noise == pytest.approx(1) == Ratio(2.0, 1.9, 2.1, 4).noise
+    assert Ratio(1.01, None, None, 1).noise == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ([], [], "pairs need as many totals on both sides, not 0 and 0"),
+        ([1.0], [1.0, 2.0], "pairs need as many totals on both sides, not 1 and 2"),
+        *(([wrong], [1.0], "totals must be positive and finite") for wrong in (0.0, -1.0, math.nan, math.inf)),
+        *(
+            ([1.0, 1.0], [1.0, wrong], "totals must be positive and finite")
+            for wrong in (0.0, -1.0, math.nan, math.inf)
+        ),
+    ],
+)
+def test_totals_that_cannot_be_paired_are_refused(a, b, said):
+    with pytest.raises(ValueError, match=f"^{said}$"):
         paired_ratio(a, b)
+
+
+@pytest.mark.parametrize("first", [-1, 0, 1])
+def test_a_first_stage_without_a_spread_is_refused(first):
+    with pytest.raises(ValueError, match=f"^a first stage of {first} launches has no spread$"):
+        paired_ratio([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], first=first)
 
 
 def sessions(rng, launches, order, *, speedup=1.05, steps=200, sessions=2000):
@@ -93,6 +137,22 @@ def test_blocked_order_would_not_cover():
     assert coverage(8, lambda block: blocked[block]) < 0.9
 
 
+EACH = {
+    "variation": coefficient_of_variation,
+    "drift": relative_drift,
+    "mean": mean_interval,
+    "z": lambda values: robust_z(1.0, values),
+    "top": lambda values: paired_ratio(values, [2.0, 3.0, 1.0, 4.0]),
+    "bottom": lambda values: paired_ratio([2.0, 3.0, 1.0, 4.0], values),
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_columns_in_single_precision_are_computed_in_double(name):
+    single = np.array([0.1, 0.7, 2.3, 3.9], dtype=np.float32)
+    assert EACH[name](single) == EACH[name](single.astype(np.float64))
+
+
 def test_coefficient_of_variation():
     assert coefficient_of_variation([9.0, 10.0, 11.0]) == pytest.approx(0.1)
 
@@ -110,3 +170,20 @@ def test_drift_is_found_through_outliers():
     assert relative_drift(values) == pytest.approx(0.18, abs=0.04)
     assert relative_drift(np.full(50, 3.0)) == 0
     assert relative_drift([5.0]) == 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 200, 400, 1000])
+def test_drift_of_a_line_is_its_rise_over_the_median(size):
+    values = np.linspace(90, 110, size)
+    blocks = [block.mean() for block in np.array_split(values, min(size, 200))]
+    assert relative_drift(values) == pytest.approx((blocks[-1] - blocks[0]) / 100, rel=1e-9)
+    assert relative_drift(values[::-1]) == -relative_drift(values)
+
+
+def test_interval_of_a_mean_is_scipys():
+    values = [3.0, 4.0, 4.5, 7.0, 7.5]
+    for level in (0.95, 0.5):
+        mean, *ends = mean_interval(values, level)
+        assert mean == pytest.approx(5.2)
+        assert ends == pytest.approx(stats.t.interval(level, 4, loc=5.2, scale=stats.sem(values)))
+    assert mean_interval(values) == mean_interval(values, 0.95)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.schedule.bounds import batch_bound, step_bound
+from dynbench.schedule.bounds import batch_bound, packed_bound, step_bound
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan
@@ -32,6 +32,30 @@ def test_known_values():
     assert batch_bound(np.array([5, 5, 5]), CostModel("tokens_sq"), 2) == 64
     assert batch_bound(np.array([4, 4]), CostModel("measured", alpha=2, beta=1, gamma=0.5), 2) == 2 + 4 + 8
     assert batch_bound(np.array([6, 6]), CostModel("tokens"), 2, speeds=np.array([3.0, 1.0])) == 3
+
+
+def test_known_values_of_packed_rows():
+    tokens, squared, three = CostModel("tokens"), CostModel("tokens_sq"), np.array([6, 5, 5])
+    assert packed_bound(three, tokens, 2) == 10, "two of the three are on one rank"
+    assert packed_bound(three, squared, 2) == 100
+    assert packed_bound(three, CostModel("tokens", alpha=3.0), 2) == 10, "which only `measured` pays"
+    assert packed_bound(three, CostModel("measured", alpha=3.0), 2) == 13
+    assert packed_bound(three, tokens, 3) == packed_bound(three[:2], tokens, 2) == 6
+    assert packed_bound(three, tokens, 2, speeds=np.array([2.0, 2.0])) == 5
+    assert packed_bound(three, tokens, 2, speeds=np.array([2.0, 1.0])) == 16 / 3
+    assert packed_bound(three, squared, 2, micro_batches=2) == (36 + 25 + 25) / 2, "a rank may run them one by one"
+    assert packed_bound(np.full(5, 5), tokens, 2) == 15, "three of the five are on one rank"
+    assert packed_bound(np.array([9, 4, 4, 4, 4]), tokens, 2) == 13, "the mean"
+    paid = CostModel("measured", alpha=10.0)
+    assert packed_bound(np.full(12, 5), paid, 2, micro_batches=3, limits=np.full(12, 10)) == 30 + 30
+
+
+def test_known_values_of_squares():
+    squared = CostModel("tokens_sq")
+    assert batch_bound(np.array([9, 1]), squared, 2, speeds=np.array([2.0, 2.0])) == 81 / 2, "the longest"
+    assert batch_bound(np.array([8, 8]), squared, 2, speeds=np.array([4.0, 1.0])) == pytest.approx((16 / 3) ** 2)
+    assert batch_bound(np.array([9, 1, 1, 1]), squared, 4, micro_batches=2) == 81
+    assert batch_bound(np.array([5, 5, 5, 5]), squared, 2, micro_batches=4) == 100 / 2, "one by one"
 
 
 @given(

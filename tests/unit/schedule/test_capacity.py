@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import UNLIMITED, Capacity
+from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, policy_class
 
@@ -29,6 +29,7 @@ def test_one_number_holds_for_every_rank_and_length():
 def test_one_number_per_rank():
     capacity = Capacity.per_rank([4, 8])
     assert [capacity.limit(rank, 100) for rank in (0, 1)] == [4, 8]
+    assert capacity.limits(2, np.array([1, 100])).tolist() == [[4, 4], [8, 8]]
     assert not capacity.equal(2)
     assert Capacity.per_rank([5, 5]).equal(2)
 
@@ -65,6 +66,18 @@ def test_limits_never_rise_with_length_and_agree_with_limit(row, lengths):
 def test_below_one_is_refused(make):
     with pytest.raises(UsageError, match=r"schedule\.capacity"):
         make()
+
+
+def test_what_is_refused_is_named_in_its_unit():
+    for make, said in (
+        (lambda: Capacity.uniform(0), "schedule.capacity: 0 samples at length"),
+        (lambda: Capacity.per_rank([4, 0]), "schedule.capacity[1]: 0 samples at length"),
+        (lambda: PackedCapacity.uniform(0), "schedule.capacity: 0 tokens at length"),
+        (lambda: PackedCapacity.per_rank([0]), "schedule.capacity[0]: 0 tokens at length"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            make()
+        assert caught.value.message.startswith(said)
 
 
 def test_another_number_of_ranks_is_refused():

@@ -23,6 +23,11 @@ def plain(plan):
 def test_noise_is_not_a_difference():
     assert distinct_speeds([1.0, 0.97, 1.02, 0.95]) is None
     assert distinct_speeds([3.0]) is None
+    assert distinct_speeds([1.0, SAME_SPEED]) is None
+
+
+def test_whole_numbers_have_medians_too():
+    assert distinct_speeds([20, 10, 9]).tolist() == [1, 0.475, 0.475]
 
 
 def test_classes_get_their_median_relative_to_the_fastest():
