@@ -1,14 +1,20 @@
-"""512 rank files, of 2,000 and of 20,000 steps, analyzed in a process of their own."""
+"""512 rank files of some steps, and two of a million, written as ranks write them or in one go, and analyzed apart."""
 
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dynbench.runs.records import COLUMNS
+from dynbench.analysis.rankfiles import find_rank_files, read_rank_file
+from dynbench.engine.launching.progress import ProgressReader
+from dynbench.runs.records import COLUMNS, StepRow
+from dynbench.runs.row_writer import RowWriter
 
 RANKS, WARMUP = 512, 10
 
@@ -57,21 +63,21 @@ def rank_text(rng, steps):
     return "\n".join([",".join(COLUMNS), *(",".join(map(str, row)) for row in rows)]) + "\n"
 
 
-def analyzed(store, make_run, steps):
+def analyzed(store, make_run, steps, ranks=RANKS):
     """What the analysis took, what it printed, and the run's folder."""
     run = make_run(
         "partition",
         name="big",
-        overrides=(f"launch.nproc={RANKS}", f"train.steps={steps - WARMUP}", "train.global_batch=11000"),
+        overrides=(f"launch.nproc={ranks}", f"train.steps={steps - WARMUP}", "train.global_batch=11000"),
     )
     rng = np.random.default_rng(0)
-    texts = [rank_text(rng, steps) for _ in range(4)]
-    for rank in range(RANKS):
+    texts = [rank_text(rng, steps) for _ in range(min(ranks, 4))]
+    for rank in range(ranks):
         run.rank_file(rank).write_text(texts[rank % 4].replace(",@,", f",{rank},"))
     command = [sys.executable, "-c", MEASURE, "analyze", "big", "--results", str(store.root), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured = json.loads(done.stderr.splitlines()[-1])
-    print(f"{RANKS * steps:,} rows: {measured['seconds']:.1f} s, {measured['peak_bytes'] / 2**30:.2f} GiB")
+    print(f"{ranks * steps:,} rows: {measured['seconds']:.1f} s, {measured['peak_bytes'] / 2**30:.2f} GiB")
     return measured, json.loads(done.stdout), run.path
 
 
@@ -86,6 +92,36 @@ def test_the_rows_of_512_ranks_take_little_memory_and_no_csv(store, make_run, st
     assert len(report["figures"]) == 5
     assert measured["peak_bytes"] < gib * 2**30
     shutil.rmtree(path)
+
+
+@pytest.mark.matrix
+def test_a_million_steps_are_merged_and_drawn(store, make_run):
+    measured, report, path = analyzed(store, make_run, 1_000_000, ranks=2)
+    assert measured["code"] == 0
+    summary = report["runs"][0]["summary"]
+    assert (summary["rows"], summary["steps"]) == (2_000_000, 1_000_000 - WARMUP)
+    assert len(report["figures"]) == 5
+    assert measured["peak_bytes"] < 3 * 2**30
+    shutil.rmtree(path)
+
+
+def test_512_ranks_write_at_once_and_are_followed_with_no_file_left_open(store):
+    run = store.create("train", "partition")
+    row = StepRow(**dict.fromkeys(StepRow.__annotations__, 1))
+    reader = ProgressReader([run], [range(RANKS)], 3, None)
+    with ExitStack() as open_files:
+        writers = [open_files.enter_context(RowWriter(run.rank_file(rank))) for rank in range(RANKS)]
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for step in range(3):
+            for rank, writer in enumerate(writers):
+                writer.write(replace(row, step=step, rank=rank))
+                if rank == RANKS - 2:
+                    assert reader.look().steps_done == step, "one has not recorded it"
+        assert reader.look().steps_done == 3
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    found = {rank: read_rank_file(rank, file) for rank, file in find_rank_files(run.ranks_dir).items()}
+    assert list(found) == list(range(RANKS))
+    assert all(file.rows["step"].to_list() == [0, 1, 2] and not file.torn_lines for file in found.values())
 
 
 @pytest.mark.clock
