@@ -8,8 +8,12 @@ PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
 FAULTS := .pytest_cache/faults.jsonl
 AT_ONCE := not alone and not clock and not matrix
+COVERED := schedule analysis config runs compress
+SOAK_MINUTES ?= 30
+MUTANTS ?=
 
-.PHONY: help install install-test quickstart test test-at-once test-quick test-matrix test-gpu faults bench-self trust scale nightly lint clean
+.PHONY: help install install-test install-more quickstart test test-at-once test-quick test-matrix test-gpu faults bench-self trust \
+	scale soak coverage mutation wheel-test nightly lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -21,7 +25,11 @@ help:
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
 	@echo "make scale        a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes"
-	@echo "make nightly      twenty thousand cases of bad input that nobody has seen: half an hour"
+	@echo "make soak         training for 30 minutes (SOAK_MINUTES=3 for fewer): memory and open files stay what they were"
+	@echo "make coverage     lines and branches that tests/unit runs; fails below 90 % of $(COVERED)"
+	@echo "make mutation     mutants of the scheduler and of the statistics: hours; MUTANTS='dynbench.analysis.stats*' for some"
+	@echo "make wheel-test   the wheel in an empty environment: commands and the quickstart"
+	@echo "make nightly      twenty thousand cases of bad input that nobody has seen, and all that takes long, but mutation: some hours"
 	@echo "make install      .venv with dynbench in it"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
@@ -39,9 +47,16 @@ $(VENV)/.installed-test: constraints.txt $(VENV)/.installed
 	$(PIP) --requirement tests/requirements.txt
 	@touch $@
 
+$(VENV)/.installed-more: constraints.txt tests/requirements-more.txt $(VENV)/.installed-test
+	@echo "installing the tools of coverage and mutation ..."
+	$(PIP) --requirement tests/requirements-more.txt
+	@touch $@
+
 install: $(VENV)/.installed
 
 install-test: $(VENV)/.installed-test
+
+install-more: $(VENV)/.installed-more
 
 quickstart: install
 	$(BIN)/dynbench compare recipes/quickstart.yaml
@@ -84,12 +99,34 @@ trust: install-test
 scale: install-test
 	$(BIN)/python tests/scale/json_array.py results/scale
 
+soak: install-test
+	$(BIN)/python tests/scale/soak.py results/soak --minutes $(SOAK_MINUTES)
+
+# A report of all packages first; then each of those that are held to it.
+coverage: install-more
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses 2 -m "$(AT_ONCE)" tests/unit
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort cover
+	@for part in $(COVERED); do \
+		echo "$$part: $$($(BIN)/coverage report --include "dynbench/$$part/*" --format total --precision 1) % of lines and branches"; \
+		$(BIN)/coverage report --include "dynbench/$$part/*" --fail-under 90 > /dev/null || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "below 90 %:$$failed"; exit 1; }
+
+# Goes on where it was stopped; what is left is read with .venv/bin/mutmut results, and in tests/mutation/survivors.md.
+mutation: install-more
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/mutmut results
+
+wheel-test:
+	$(PYTHON) tests/wheel/installed.py
+
 # Two at a time, as nothing here compares times; what is found is drawn again first the next time.
-nightly: install-test
+nightly: test-matrix scale soak coverage wheel-test
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search DYNBENCH_BAD_INPUT=20000 $(PYTEST) --numprocesses 2 tests/unit/cli/test_bad_input_fuzzed.py
 
 bench-self: install-test
 	$(PYTEST) --capture no -m clock tests/unit
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) mutants .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
