@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     CHECK: "dynbench bench assignment",
 }
 """What makes the rows of a source that is no benchmark."""
+BOTH = " --set execution=eager,compiled"
 COMPILED = " --set ways=plain,compiled"
 TRITON = " --set ways=plain,flash_triton"
 XL = "dynbench compare recipes/sync_xl.yaml"
@@ -95,7 +96,7 @@ QUESTIONS: Sequence[Question] = (
     _bench("1.5e", "memory", memory.largest),
     _bench("2.1", "attention", attention.by_length, way=("plain", "flash_torch")),
     replace(_bench("2.2a", "attention", attention.compiled, way=("plain", "compiled")), options=COMPILED),
-    _bench("2.2b", "transformer", model.compiled_model),
+    replace(_bench("2.2b", "transformer", model.compiled_model), options=BOTH),
     _bench("3.1", "flash", attention.forward, way=("plain", "flash_torch", "flash_triton")),
     _bench("3.2", "flash", attention.backward, way=("flash_torch", "flash_triton")),
     _bench("3.3", "flash", attention.against_plain, way=("plain", "flash_torch", "flash_triton")),

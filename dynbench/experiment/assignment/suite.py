@@ -42,6 +42,7 @@ ORDER = ("accounting", "precision", "attention", "flash", "transformer", "memory
 SMALL: Mapping[str, Sequence[str]] = {
     "attention": ("ways=plain,compiled,sdpa,flash_torch", "iterations=10"),
     "flash": ("ways=plain,sdpa,flash_torch", "iterations=10"),
+    "transformer": ("execution=eager,compiled",),
 }
 """Options beside a benchmark's small ones."""
 RECIPES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
