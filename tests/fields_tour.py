@@ -15,7 +15,7 @@ import pytest
 from compressed_runs import SENT, compressed_run
 from probes import make_probe
 from unit.analysis.conftest import Fake, build_run
-from unit.bench.test_bench_run import launched_at_once
+from unit.bench.test_bench_run import group_of_one, launched_at_once
 from unit.cli.test_train_figures import TINY, launched
 from unit.engine.launching.test_toy_ranks import checked_at_once
 from unit.experiment.test_compare import RECIPE, FakeTraining
@@ -229,11 +229,15 @@ def _bench(tour: Tour) -> None:
         ),
         "attention": ("lengths=16", "widths=8", "ways=plain,sdpa,flash_torch,flex", "iterations=2", "warmup=0"),
         "precision": ("features=16", "samples=4", "iterations=2", "warmup=0"),
+        "transformer": ("contexts=4", "precisions=fp32", "iterations=2", "warmup=0", "local_batch=1"),
+        "memory": ("contexts=4", "precisions=fp32", "local_batch=1"),
+        "optimizer": ("context=4", "precisions=fp32", "iterations=2", "warmup=0", "local_batch=1", "ranks=1"),
         "accounting": (),
         "nsys": ("contexts=8", "local_batch=1", "precisions=fp32", "iterations=1", "warmup=0", "nsys=never"),
     }  # fmt: skip
-    for name, options in few.items():
-        tour.run("bench", name, *(word for each in options for word in ("--set", each)), document="bench --json")
+    with group_of_one():
+        for name, options in few.items():
+            tour.run("bench", name, *(word for each in options for word in ("--set", each)), document="bench --json")
     tour.run("bench", "assignment", document="bench assignment --json")
 
 

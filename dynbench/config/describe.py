@@ -81,6 +81,12 @@ def takes_list(info: FieldInfo) -> bool:
     return any(get_origin(_bare(kind)) is tuple for kind in _alternatives(info.annotation))
 
 
+def takes_only_list(info: FieldInfo) -> bool:
+    """True when every non-null value of the field is a list."""
+    kinds = [_bare(kind) for kind in _alternatives(info.annotation)]
+    return all(kind is NoneType or get_origin(kind) is tuple for kind in kinds)
+
+
 def takes_number(info: FieldInfo) -> bool:
     """True when the field takes a single number, perhaps among others."""
     return any(_bare(kind) in (int, float) for kind in _alternatives(info.annotation))
@@ -138,6 +144,8 @@ def _describe_kind(annotation: object, metadata: list[object], plural: bool = Fa
         return ", ".join(str(word) for word in get_args(bare))
     if get_origin(bare) is dict:
         return f"a mapping from {_describe_kind(arguments[0], [])} to {_describe_kind(arguments[1], [])}"
+    if words := _literals(annotation):
+        return ", ".join(map(str, words))
     return str(bare)
 
 

@@ -56,6 +56,8 @@ def read_field(info: FieldInfo, below: Sequence[str], text: str, source: str) ->
         return text
     if describe.takes_list(info) and _one_of_a_list(info, value):
         return [value]
+    if not below and describe.takes_only_list(info) and isinstance(value, str):
+        return [value]
     return value
 
 

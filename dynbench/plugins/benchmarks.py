@@ -159,6 +159,31 @@ class NsysOptions(ContextOptions):
     """Whether Nsight Systems is run too, where it is installed."""
 
 
+class TransformerOptions(ContextOptions):
+    """Of the time of a step."""
+
+    execution: Annotated[tuple[Literal["eager", "compiled"], ...], Field(min_length=1)] = ("eager",)
+    """Whether the model is compiled."""
+    warmups: tuple[NonNegativeInt, ...] = (0, 1, 2)
+    """Of the first case, how many iterations are left out in further rows beside `warmup`."""
+
+
+class MemoryOptions(ContextOptions):
+    """Of the memory of a step."""
+
+    largest: PositiveInt = 3
+    """Tensors that are told of each case."""
+
+
+class OptimizerOptions(ModelOptions):
+    """Of optimizer state that is divided."""
+
+    context: PositiveInt = 64
+    """Tokens of a row."""
+    ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 2
+    """Processes."""
+
+
 class AccountingOptions(Section):
     """Of the accounting: a model of two matrices per layer, and what trains it. Null is the preset's."""
 
@@ -258,6 +283,32 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
             "dynbench.bench.nsys:Nsys",
             NsysOptions,
             full=("sizes=small,medium,large,xl-2025,xl-2026", "contexts=128,256,512,1024", "iterations=10"),
+        ),
+        BenchmarkEntry(
+            "transformer",
+            "a language model's step by phase, size, context, type and compilation: time, tokens/s, FLOP/s; warm-up",
+            "dynbench.bench.transformer:Transformer",
+            TransformerOptions,
+            full=(
+                "sizes=small,medium,large,xl-2025,xl-2026",
+                "contexts=128,256,512,1024",
+                "execution=eager,compiled",
+                "iterations=10",
+            ),
+        ),
+        BenchmarkEntry(
+            "memory",
+            "a language model's memory by phase: peaks, timelines, the residual stream by formula, the largest tensors",
+            "dynbench.bench.memory:Memory",
+            MemoryOptions,
+            full=("sizes=2.7B", "contexts=128,256,512"),
+        ),
+        BenchmarkEntry(
+            "optimizer",
+            "AdamW with and without zero1: memory at three moments by what it is for, time of a step, bytes sent",
+            "dynbench.bench.optimizer:OptimizerState",
+            OptimizerOptions,
+            full=("sizes=xl-2025", "context=128", "iterations=10"),
         ),
         BenchmarkEntry(
             "accounting",

@@ -59,6 +59,10 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "bench_bandwidth": "bench_collectives",
         "bench_packed_attention": "bench_packed_attention",
         "bench_kernels": "bench_kernels",
+        "bench_transformer": "bench_models",
+        "bench_memory": "bench_models",
+        "bench_memory_timeline": "bench_models",
+        "bench_optimizer": "bench_models",
     },
     "cells": {"regimes": "regimes"},
 }

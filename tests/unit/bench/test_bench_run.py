@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from dynbench.bench import bench_run
 from dynbench.bench import rank as bench_rank
@@ -63,6 +64,16 @@ def launched_at_once(planted: Mapping[int, BaseException]) -> Callable[..., Rank
         return RanksEnded({})
 
     return launched
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def here(benchmark: Benchmark, case: Case) -> list[Row]:

@@ -1,0 +1,142 @@
+"""Memory by phase: peaks that are exact where they can be counted by hand, phases in their order, residuals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dynbench.bench import memory_phases
+from dynbench.bench.allocations import changes_of, largest, thinned, traced_changes, watch
+from dynbench.bench.base import Row
+from dynbench.bench.memory import PHASES, Memory
+from dynbench.bench.model_step import parameters_of
+from dynbench.bench.rank import rows_of
+from dynbench.engine.rank.rank_process import RankContext
+from dynbench.plugins.benchmarks import MemoryOptions
+
+CPU = torch.device("cpu")
+
+
+def rows(folder: Path | None = None, **options: object) -> list[Row]:
+    benchmark = Memory(MemoryOptions.model_validate({"contexts": (8, 16), "precisions": ("fp32",), **options}))
+    benchmark.folder = folder
+    return [row for case in benchmark.cases() for row in rows_of(benchmark, case, RankContext(0, 0, 1, CPU))]
+
+
+def peaks(measured: list[Row]) -> dict[tuple[int, str], Row]:
+    found = [row for row in measured if row.columns["quantity"] == "peak"]
+    return {(int(row.columns["context"]), str(row.columns["phase"])): row for row in found}
+
+
+def in_order(measured: list[Row]) -> bool:
+    """Whether phases hold and keep what theirs do."""
+    by = peaks(measured)
+    parameters = float(by[8, "forward"].columns["before_mb"])
+    return all(
+        (by[n, "forward"].p50 or 0) < (by[n, "forward_saved"].p50 or 0) < (by[n, "step"].p50 or 0)
+        and float(by[n, "forward"].columns["saved_mb"]) < 1e-3 < float(by[n, "forward_saved"].columns["saved_mb"])
+        and float(by[n, "step"].columns["before_mb"]) == pytest.approx(3 * parameters, rel=1e-3)
+        and float(by[n, "step"].columns["saved_mb"]) < 1e-3
+        for n in (8, 16)
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "ranks").mkdir()
+    return rows(folder), folder
+
+
+def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[list[Row], Path]) -> None:
+    found, _ = measured
+    assert {(row.status, row.unit) for row in found} == {("ok", "MB")} and in_order(found)
+    by = peaks(found)
+    for phase in PHASES:
+        assert (by[8, phase].p50 or 0) < (by[16, phase].p50 or 0)
+    logits = 4 * 16 * 10_000 * 4 / 1e6
+    held = float(by[16, "forward"].columns["before_mb"])
+    assert by[16, "forward"].p50 == pytest.approx(held + 2 * logits, abs=0.1)  # and their softmax
+
+
+def test_phases_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(memory_phases.WORK, "forward", memory_phases.WORK["forward_saved"])
+    assert not in_order(rows())
+
+
+def test_the_residual_stream_is_as_its_formula_says(
+    measured: tuple[list[Row], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residual = {row.columns["context"]: row for row in measured[0] if row.columns["quantity"] == "residual"}
+    assert {n: row.p50 for n, row in residual.items()} == {n: 4 * 4 * n * 128 / 1e6 for n in (8, 16)}
+    assert {row.reference_error for row in residual.values()} == {0}
+    benchmark = Memory(MemoryOptions())
+    assert len(benchmark.said(measured[0])) == 2
+    monkeypatch.setattr(memory_phases, "residual_bytes", lambda batch, context, width: 2 * batch * context * width)
+    wrong = rows(contexts=(8,))
+    assert any("residual stream is off its formula" in line for line in benchmark.said(wrong))
+
+
+def test_the_largest_tensors_say_where_they_are_made(measured: tuple[list[Row], Path]) -> None:
+    for phase, place in (("forward", "modeling_gpt2.py:"), ("step", "Backward")):
+        tensors = [
+            row
+            for row in measured[0]
+            if row.columns["quantity"] == "tensor" and (row.columns["context"], row.columns["phase"]) == (16, phase)
+        ]
+        sizes = [row.p50 or 0 for row in tensors]
+        assert len(tensors) == 3 and sizes == sorted(sizes, reverse=True)
+        assert sizes[0] >= 4 * 16 * 10_000 * 4 / 1e6
+        assert any(place in str(row.columns["stack"]) for row in tensors)
+
+
+def test_timelines_reach_the_peak(measured: tuple[list[Row], Path]) -> None:
+    found, folder = measured
+    lines = [json.loads(line) for line in (folder / "ranks" / "timelines.jsonl").read_text().splitlines()]
+    assert [(line["context"], line["phase"]) for line in lines] == [(n, phase) for n in (8, 16) for phase in PHASES]
+    for line in lines:
+        row = peaks(found)[line["context"], line["phase"]]
+        assert max(line["mb"]) == pytest.approx(row.p50) and line["mb"][0] == pytest.approx(row.columns["before_mb"])
+        assert line["ms"] == sorted(line["ms"])
+
+
+def test_what_is_watched_is_counted_to_the_byte() -> None:
+    def work() -> torch.Tensor:
+        kept = torch.ones(1000)
+        del_me = torch.ones(3000)
+        return kept + del_me[:1000]
+
+    _, changes = watch(work, CPU)
+    assert (changes.most, changes.held) == (4 * 5000, 4 * 1000)
+    (first, *_) = largest(work, 1)
+    assert (first.nbytes, first.times, first.operator) == (12_000, 1, "aten.ones.default")
+    assert "test_memory.py" in first.stack and "work" in first.stack
+
+
+def test_thinned_timelines_keep_the_most() -> None:
+    changes = changes_of([(float(at), 1 if at != 5000 else 10**6) for at in range(9000)])
+    ms, nbytes = thinned(changes)
+    assert len(ms) <= 2000 and nbytes.max() == changes.most and np.all(np.diff(ms) > 0)
+
+
+def test_a_memory_history_of_cuda_is_read() -> None:
+    trace = [
+        {"action": "segment_alloc", "size": 2**21, "time_us": 0},
+        {"action": "alloc", "size": 512, "time_us": 1000},
+        {"action": "alloc", "size": 1024, "time_us": 2000},
+        {"action": "free_requested", "size": 512, "time_us": 3000},
+        {"action": "free_completed", "size": 512, "time_us": 4000},
+    ]
+    changes = changes_of(traced_changes({"device_traces": [[], trace]}, 1))
+    assert changes.nbytes.tolist() == [0, 512, 1536, 1024] and changes.ms.tolist() == [0, 0, 1, 3]
+
+
+def test_storages_are_counted_once() -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    assert memory_phases.storage_bytes([layer.weight, layer.weight.T, layer.weight[:2]]) == 64
+    assert parameters_of(nn.ModuleList([layer, layer])) == 16
