@@ -20,7 +20,7 @@ from dynbench.bench.free_memory import free_bytes
 from dynbench.clock import clock_for
 from dynbench.errors import UsageError
 from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
-from dynbench.kernels.flash_torch import tiles_for
+from dynbench.kernels.flash_tiles import tiles_for
 from dynbench.plugins.benchmarks import AttentionOptions
 from dynbench.units import format_bytes, mb
 
@@ -64,7 +64,7 @@ def measure_pass(case: Case, options: AttentionOptions, device: torch.device) ->
         return torch.autograd.grad(result, (query, key, value), gradient)
 
     try:
-        result, saved, peak = _with_memory(forward, backward, device)
+        result, saved, peak = with_memory(forward, backward, device)
     except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
         raise NotMeasured(str(error).splitlines()[0]) from error
     except RuntimeError as error:
@@ -175,7 +175,7 @@ def _error(result: Tensor, query: Tensor, key: Tensor, value: Tensor, causal: bo
     return float((result[:1] - exact).abs().max())
 
 
-def _with_memory(
+def with_memory(
     forward: Callable[[], Tensor], backward: Callable[[Tensor], object], device: torch.device
 ) -> tuple[Tensor, int, int]:
     """The result, the bytes that are held between the passes, and the most at once, beside those held before.

@@ -5,18 +5,19 @@ summed when a larger one comes. Backward computes the tiles again from the logsu
 result, dS = P * (dO V^T - D), where D = rowsum(O * dO). Both need memory for one tile beside what is linear in the
 number of tokens.
 
-What decides the speed on a CPU: tiles that stay in the cache, and buffers that are allocated once. Powers are of two,
-because the vectorised exp of MKL becomes a hundred times slower where the result is below the smallest float. -lse and
--D ride along as one more channel of the products, and gradients of keys and values are summed transposed, so that no
-product has to turn a tile of scores.
+What decides the speed on a CPU: tiles that stay in the cache, a product for each thread (`flash_tiles.py`), results of
+products that are contiguous, since those of a batch are otherwise computed one after the other, and buffers that are
+allocated once. Powers are of two, because the vectorised exp of MKL becomes a hundred times slower where the result is
+below the smallest float. Backward has its tiles turned, [keys, queries], so that only the gradient of the queries needs
+a product of a turned tile; -lse and -D ride along as one more channel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,21 +25,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dynbench.kernels.flash_shapes import MASKED, prepared
+from dynbench.kernels.flash_tiles import hide_later, seen_keys, stacks_of, tiles_for
 from dynbench.kernels.packed_rows import Boundaries
 
 LOG2E = math.log2(math.e)
-ACCELERATOR_SCORES = 2**24
-"""Scores of a tile on other devices than CPUs, at most: what keeps them busy without being much memory."""
-MOST_THREADS = 8
-"""That share the rows of a tile: beyond, waiting for each other takes longer than computing."""
-
-
-class Tiles(NamedTuple):
-    """How many queries and keys a tile has, and of how many rows of the batch at once."""
-
-    queries: int
-    keys: int
-    rows: int
 
 
 class FlashAttentionTorch(torch.autograd.Function):
@@ -92,15 +82,6 @@ class FlashAttentionTorch(torch.autograd.Function):
         )
 
 
-def tiles_for(batch: int, device: torch.device) -> Tiles:
-    """Tiles of which each thread's part, in the two buffers of the backward pass, stays in a cache of 1 to 2 MB."""
-    if device.type != "cpu":
-        return Tiles(1024, 1024, max(1, min(batch, ACCELERATOR_SCORES // 1024**2)))
-    threads = torch.get_num_threads()
-    rows = min(batch, threads)
-    return Tiles(256 * min(MOST_THREADS, -(-threads // rows)), 512, rows)
-
-
 def forward_tiles(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     """The result, [batch, n_queries, d], and the logsumexp, [batch, n_queries]; in float32 at least.
 
@@ -111,28 +92,30 @@ def forward_tiles(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) ->
         is_causal: whether query i sees the keys up to i only.
     """
     query, key, value = (_wide(each) for each in (query, key, value))
-    tiles = tiles_for(len(query), query.device)
-    result, lse = query.new_zeros(query.shape), query.new_empty(query.shape[:2])
-    buffer = _Buffer(query, tiles)
-    scaled = query * (LOG2E / math.sqrt(query.shape[-1]))
-    for some in _rows_of_batch(query, tiles):
-        turned = key[some].transpose(1, 2).contiguous()
-        outer = [torch.split(each[some], tiles.queries, 1) for each in (scaled, result, lse)]
-        for first, (these, total, logsum) in zip(_starts(query, tiles.queries), zip(*outer, strict=True), strict=True):
-            largest = these.new_full((*these.shape[:2], 1), MASKED)
+    (batch, n_queries, d), n_keys = query.shape, key.shape[1]
+    result, lse = torch.empty_like(query), query.new_empty(batch, n_queries)
+    for some, stacks in stacks_of(batch, n_queries, tiles_for(batch, query.device)):
+        q = stacks.divide(query[some] * (LOG2E / math.sqrt(d)))
+        k_turned, v = stacks.for_all(key[some].transpose(1, 2).contiguous()), stacks.for_all(value[some])
+        totals, logsums = q.new_zeros(q.shape), q.new_empty(*q.shape[:-1], 1)
+        buffer, later = _Buffer(q, min(n_keys, stacks.keys)), stacks.later(q) if is_causal else None
+        for first, these, total, logsum in zip(stacks.starts(), q, totals, logsums, strict=True):
+            largest = torch.full_like(logsum, MASKED)
             weight = torch.zeros_like(largest)
-            for seen in _seen_keys(first, these.shape[1], key.shape[1], tiles.keys, is_causal):
-                scores = buffer.of(these, seen)
-                torch.bmm(these, turned[:, :, seen], out=scores)
-                if is_causal:
-                    _hide_later(scores, first, seen)
+            for seen in seen_keys(first, stacks.step, n_keys, stacks.keys, is_causal):
+                scores = buffer.of(stacks.queries, seen.stop - seen.start)
+                torch.bmm(these, k_turned[:, :, seen], out=scores)
+                if later is not None:
+                    hide_later(scores, later, first, seen)
                 before, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
                 kept = before.sub_(largest).exp2_()
                 weights = scores.sub_(largest).exp2_()
                 weight.mul_(kept).add_(weights.sum(-1, keepdim=True))
-                total.mul_(kept).baddbmm_(weights, value[some, seen])
+                total.mul_(kept).baddbmm_(weights, v[:, seen])
             total.div_(weight)
-            logsum.copy_(weight.log2_().add_(largest).squeeze(-1).div_(LOG2E))
+            logsum.copy_(weight.log2_().add_(largest).div_(LOG2E))
+        result[some] = stacks.join(totals, n_queries)
+        lse[some] = stacks.join(logsums, n_queries).squeeze(-1)
     return result, lse
 
 
@@ -151,80 +134,53 @@ def backward_tiles(
         is_causal: as there.
     """
     query, key, value, result, gradient = (_wide(each) for each in (query, key, value, result, gradient))
-    tiles, scale = tiles_for(len(query), query.device), 1 / math.sqrt(query.shape[-1])
-    of_query = query.new_zeros(query.shape)
-    of_key, of_value = (key.new_zeros(key.transpose(1, 2).shape) for _ in range(2))
-    weights_buffer, scores_buffer = _Buffer(query, tiles), _Buffer(query, tiles)
-    for some in _rows_of_batch(query, tiles):
-        q, k, dout = query[some] * scale, key[some] * scale, gradient[some]
-        delta = (dout * result[some]).sum(-1, keepdim=True)
+    (batch, n_queries, d), n_keys = query.shape, key.shape[1]
+    scale = 1 / math.sqrt(d)
+    of_query, of_key, of_value = (torch.empty_like(each) for each in (query, key, value))
+    for some, stacks in stacks_of(batch, n_queries, tiles_for(batch, query.device)):
+        delta = (gradient[some] * result[some]).sum(-1, keepdim=True)
         # One more channel: the scores come out less the logsumexp, and the gradients of the weights less D.
-        q_ext = torch.cat([q * LOG2E, lse[some].unsqueeze(-1) * -LOG2E], -1)
-        dout_ext = torch.cat([dout, -delta], -1)
-        k_turned, v_turned = (F.pad(each[some].transpose(1, 2), (0, 0, 0, 1), value=1.0) for each in (key, value))
-        q_turned, dout_turned = (each.transpose(1, 2).contiguous() for each in (q, dout))
-        by_token = (torch.split(each, tiles.queries, 1) for each in (q_ext, dout_ext, of_query[some]))
-        turned = (torch.split(each, tiles.queries, 2) for each in (q_turned, dout_turned))
-        outer = zip(_starts(query, tiles.queries), *by_token, *turned, strict=True)
-        for first, these, dout_these, dq, these_turned, dout_these_turned in outer:
-            for seen in _seen_keys(first, these.shape[1], key.shape[1], tiles.keys, is_causal):
-                weights, scores = weights_buffer.of(these, seen), scores_buffer.of(these, seen)
-                torch.bmm(these, k_turned[:, :, seen], out=weights)
-                if is_causal:
-                    _hide_later(weights, first, seen)
+        q = stacks.divide(torch.cat([query[some] * scale, lse[some].unsqueeze(-1).neg()], -1).mul_(LOG2E))
+        dout = stacks.divide(torch.cat([gradient[some], -delta], -1))
+        k, v = (stacks.for_all(F.pad(each[some], (0, 1), value=1.0)) for each in (key, value))
+        dqs = q.new_zeros(*q.shape[:-1], d)
+        tiles = list(seen_keys(0, n_queries, n_keys, stacks.keys, False))
+        dks, dvs = ([q.new_zeros(len(k), each.stop - each.start, d) for each in tiles] for _ in range(2))
+        weights_buffer, scores_buffer = (_Buffer(q, min(n_keys, stacks.keys)) for _ in range(2))
+        later = stacks.later(q).transpose(1, 2).contiguous().transpose(1, 2) if is_causal else None
+        for first, q_these, dout_these, dq in zip(stacks.starts(), q, dout, dqs, strict=True):
+            for tile, seen in enumerate(seen_keys(first, stacks.step, n_keys, stacks.keys, is_causal)):
+                size = seen.stop - seen.start
+                weights, scores = (each.of(size, stacks.queries) for each in (weights_buffer, scores_buffer))
+                torch.bmm(k[:, seen], q_these.transpose(1, 2), out=weights)
+                if later is not None:
+                    hide_later(weights.transpose(1, 2), later, first, seen)
                 weights.exp2_()
-                of_value[some, :, seen].baddbmm_(dout_these_turned, weights)
-                torch.bmm(dout_these, v_turned[:, :, seen], out=scores)
+                dvs[tile][:, :size].baddbmm_(weights, dout_these[..., :d])
+                torch.bmm(v[:, seen], dout_these.transpose(1, 2), out=scores)
                 scores.mul_(weights)
-                dq.baddbmm_(scores, k[:, seen])
-                of_key[some, :, seen].baddbmm_(these_turned, scores)
-    return of_query, of_key.transpose(1, 2), of_value.transpose(1, 2)
-
-
-def _seen_keys(first: int, queries: int, n_keys: int, tile: int, is_causal: bool) -> Iterator[slice]:
-    """The tiles of keys that queries `first`, `first + 1`, … see; none that all of them are forbidden."""
-    last = min(n_keys, first + queries) if is_causal else n_keys
-    return (slice(start, min(start + tile, last)) for start in range(0, last, tile))
-
-
-def _hide_later(scores: Tensor, first: int, seen: slice) -> None:
-    """Give keys behind their query the score `MASKED`, in place, where a tile has any.
-
-    Args:
-        scores: [rows, queries, keys].
-        first: place of its first query.
-        seen: places of its keys.
-    """
-    begin = max(0, first + 1 - seen.start)
-    if begin < scores.shape[2]:
-        later = scores[:, :, begin:]
-        hidden = torch.full(later.shape[1:], MASKED, dtype=scores.dtype, device=scores.device)
-        later.add_(hidden.triu_(first + 1 - seen.start - begin))
+                dks[tile][:, :size].baddbmm_(scores, q_these[..., :d])
+                dq.baddbmm_(scores.transpose(1, 2), k[:, seen, :d])
+        of_query[some] = stacks.join(dqs, n_queries).mul_(scale)
+        for seen, dk, dv in zip(tiles, dks, dvs, strict=True):
+            of_key[some, seen], of_value[some, seen] = stacks.sum_of(dk).div_(LOG2E), stacks.sum_of(dv)
+    return of_query, of_key, of_value
 
 
 class _Buffer:
-    """Room for the scores of a tile."""
+    """Room for the scores of a stack of tiles."""
 
-    def __init__(self, states: Tensor, tiles: Tiles) -> None:
-        queries, keys = min(tiles.queries, states.shape[1]), tiles.keys
-        self._room = states.new_empty(tiles.rows * queries * keys)
+    def __init__(self, divided: Tensor, keys: int) -> None:
+        self._tiles = divided.shape[1]
+        self._room = divided.new_empty(self._tiles * divided.shape[2] * keys)
 
-    def of(self, queries: Tensor, keys: slice) -> Tensor:
-        """Of this tile, [rows, queries, keys], uninitialised."""
-        shape = (*queries.shape[:2], keys.stop - keys.start)
-        return self._room[: math.prod(shape)].view(shape)
+    def of(self, *shape: int) -> Tensor:
+        """Of this tile, [tiles, *shape], uninitialised."""
+        return self._room[: self._tiles * math.prod(shape)].view(self._tiles, *shape)
 
 
 def _wide(states: Tensor) -> Tensor:
     return states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-
-
-def _starts(states: Tensor, tile: int) -> range:
-    return range(0, states.shape[1], tile)
-
-
-def _rows_of_batch(states: Tensor, tiles: Tiles) -> Iterator[slice]:
-    return (slice(start, start + tiles.rows) for start in range(0, len(states), tiles.rows))
 
 
 def _sample_by_sample(

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynbench.bench.attention import plain_bytes
 from dynbench.errors import UsageError
 from dynbench.kernels import Boundaries, FlashAttentionTorch, FlashAttentionTriton, flash_torch
-from dynbench.kernels.flash_torch import Tiles, forward_tiles, tiles_for
+from dynbench.kernels.flash_tiles import Tiles, hide_later, seen_keys, stacks_of, tiles_for
+from dynbench.kernels.flash_torch import forward_tiles
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 BOTH = [FlashAttentionTorch, pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow])]
@@ -31,8 +33,8 @@ LARGEST = {torch.float32: 1e-5, torch.float16: 1e-2}
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few tokens are several tiles."""
-    monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=16, keys=24, rows=2))
+    """So that few tokens are several tiles; of three rows of a batch, two go together and one is divided."""
+    monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=8, keys=24, stacked=2))
 
 
 def states(leading: tuple[int, ...], queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -136,6 +138,7 @@ def test_no_tile_is_computed_that_nobody_sees(monkeypatch: pytest.MonkeyPatch) -
         return subtract(tensor, other)
 
     monkeypatch.setattr(torch.Tensor, "sub_", counted)
+    monkeypatch.setattr(flash_torch, "tiles_for", lambda *_: Tiles(queries=16, keys=24, stacked=1))
     query, key, value = (each.detach() for each in states((1,), 48, 96)[:3])
     forward_tiles(query, key, value, True)
     computed = sum(rows * columns for _, rows, columns in scores if columns > 1)
@@ -153,13 +156,14 @@ def test_no_tile_is_computed_that_nobody_sees(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_planted_errors_are_seen(fault: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, hide = flash_torch._seen_keys, flash_torch._hide_later
     if fault == "a tile of keys off by one":
         monkeypatch.setattr(
-            flash_torch, "_seen_keys", lambda first, queries, keys, *more: seen(first, queries, max(1, keys - 1), *more)
+            flash_torch, "seen_keys", lambda first, n, keys, *more: seen_keys(first, n, max(1, keys - 1), *more)
         )
     elif fault == "a mask off by one":
-        monkeypatch.setattr(flash_torch, "_hide_later", lambda scores, first, keys: hide(scores, first + 1, keys))
+        monkeypatch.setattr(
+            flash_torch, "hide_later", lambda scores, later, *more: hide_later(scores, later.roll(1, -1), *more)
+        )
     else:
         monkeypatch.setattr(torch.Tensor, "mul_", lambda self, _: self)
     with pytest.raises(AssertionError):
@@ -167,29 +171,46 @@ def test_planted_errors_are_seen(fault: str, is_causal: bool, monkeypatch: pytes
         assert all(error < LARGEST[torch.float32] for error in found), found
 
 
-def test_memory_is_linear_in_the_tokens() -> None:
-    def peak(tokens: int) -> int:
-        given = states((1,), tokens, tokens)
-        live, most = [0], [0]
-        with torch.profiler.profile(profile_memory=True) as profiler:
-            result = FlashAttentionTorch.apply(*given[:3], True)
-            torch.autograd.grad(result, given[:3], given[3])
-        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-        for event in sorted(events, key=lambda each: each.start_ns()):
-            live.append(live[-1] + event.nbytes())
-            most.append(live[-1])
-        return max(most)
+def peak(tokens: int) -> int:
+    """Bytes that forward and backward hold at once."""
+    given = states((1,), tokens, tokens)
+    live, most = [0], [0]
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        result = FlashAttentionTorch.apply(*given[:3], True)
+        torch.autograd.grad(result, given[:3], given[3])
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        live.append(live[-1] + event.nbytes())
+        most.append(live[-1])
+    return max(most)
 
+
+def test_memory_is_linear_in_the_tokens() -> None:
     few, more = peak(256), peak(1024)
     assert 0 < more < 4.2 * few, (few, more)
 
 
-@pytest.mark.parametrize(("batch", "threads"), [(1, 1), (1, 2), (8, 2), (2, 4), (100, 64)])
-def test_tiles_stay_in_the_cache_of_each_thread(batch: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_below_a_tenth_of_that_of_plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_torch, "tiles_for", tiles_for)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert 10 * peak(4096) < plain_bytes(1, 4096, "float32")
+
+
+@pytest.mark.parametrize(("batch", "threads"), [(1, 1), (1, 2), (8, 2), (2, 4), (100, 64), (3, 100)])
+@pytest.mark.parametrize("queries", [1, 300, 5000])
+def test_stacks_have_every_query_once_and_a_tile_for_each_thread(
+    batch: int, threads: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    tiles = tiles_for(batch, torch.device("cpu"))
-    assert min(tiles.queries, tiles.keys) >= 16 and 1 <= tiles.rows <= min(batch, threads)
-    assert 4 * tiles.queries * tiles.keys * tiles.rows / threads <= 2**19
+    tiles, met = tiles_for(batch, torch.device("cpu")), []
+    assert tiles.stacked == min(threads, 8 if batch < threads else threads)
+    for some, stacks in stacks_of(batch, queries, tiles):
+        met += range(batch)[some]
+        assert stacks.rows * stacks.parts in (tiles.stacked, 8) and stacks.queries <= tiles.queries
+        assert 4 * stacks.queries * stacks.keys <= 2**20 and stacks.keys % stacks.step == 0
+        states = torch.randn(stacks.rows, queries, 2)
+        assert torch.equal(stacks.join(stacks.divide(states), queries), states)
+    assert met == list(range(batch))
 
 
 @pytest.mark.parametrize("kernel", [FlashAttentionTorch, FlashAttentionTriton])
