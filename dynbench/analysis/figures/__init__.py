@@ -57,6 +57,8 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
     "bench": {
         "bench_collectives": "bench_collectives",
         "bench_bandwidth": "bench_collectives",
+        "bench_attention": "bench_attention",
+        "bench_attention_memory": "bench_attention",
         "bench_packed_attention": "bench_packed_attention",
         "bench_kernels": "bench_kernels",
         "bench_transformer": "bench_models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 import matplotlib
 import numpy as np
@@ -20,6 +21,7 @@ from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.bench_kernels import PHASES
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
+from dynbench.bench.attention import Flash
 from dynbench.bench.collectives import BUS_FACTORS
 from dynbench.bench.nsys_profile import KINDS
 from dynbench.bench.packed_attention import WAYS
@@ -27,6 +29,7 @@ from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
 from dynbench.experiment.solve_run import SolveOptions, run_solve
 from dynbench.experiment.subject import Member, Subject
+from dynbench.plugins.benchmarks import Way
 from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.calls import Call, CallWriter
@@ -161,7 +164,16 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     kernels = store.create("bench", "nsys")
     shares = [{**model, **kinds, "phase": phase, "kernel": each} for phase in PHASES for each in (*KINDS, "other")]
     write_text(kernels.path / "rows.csv", csv_text(shares))
-    return [run, attention, kernels]
+    single = store.create("bench", "flash")
+    shape = {"status": "ok", "dtype": "float32", "batch": 1, "causal": 1, "device": "cpu", "n": 20, **times}
+    rows = [
+        {**shape, "way": way, "pass": each, "length": length, "channels": 64, "saved_mb": 1.0, "peak_mb": 2.0}
+        for way in get_args(Way)
+        for each in Flash.passes
+        for length in (256, 512)
+    ]
+    write_text(single.path / "rows.csv", csv_text(rows))
+    return [run, attention, kernels, single]
 
 
 SOURCES: Mapping[str, Callable[..., list[object]]] = {
