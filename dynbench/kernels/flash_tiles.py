@@ -37,7 +37,9 @@ def tiles_for(batch: int, device: torch.device) -> Tiles:
     if device.type != "cpu":
         return Tiles(1024, 1024, max(1, min(batch, ACCELERATOR_SCORES // 1024**2)))
     threads = torch.get_num_threads()
-    return Tiles(256, 512, threads if batch >= threads else min(threads, MOST_THREADS))
+    if batch < threads:
+        return Tiles(128, 1024, min(threads, MOST_THREADS))
+    return Tiles(256, 1024, threads)
 
 
 @dataclass(frozen=True)
