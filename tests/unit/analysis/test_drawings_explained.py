@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import get_args
@@ -19,6 +20,8 @@ from matplotlib.text import Text
 
 from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.bench_kernels import PHASES
+from dynbench.analysis.figures.bench_models import MEMORY, MOMENTS, PARTS
+from dynbench.analysis.figures.bench_models import PHASES as STEP_PHASES
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.bench.attention import Flash
@@ -173,7 +176,33 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
         for length in (256, 512)
     ]
     write_text(single.path / "rows.csv", csv_text(rows))
-    return [run, attention, kernels, single]
+    return [run, attention, kernels, single, *modelled(store)]
+
+
+def modelled(store: RunStore) -> list[Run]:
+    """Runs of the benchmarks of whole language models."""
+    shape = {"status": "ok", "size": "tiny", "context": 64, "batch": 4, "dtype": "float32", "device": "cpu", "n": 5}
+    steps, memory, optimizer = (store.create("bench", name) for name in ("transformer", "memory", "optimizer"))
+    rows = [
+        {**shape, "phase": phase, "compiled": compiled, "warmup": 5, "mean": 1.0, "sd": 0.1}
+        for compiled in (False, True)
+        for phase in (*STEP_PHASES, "step")
+    ]
+    write_text(steps.path / "rows.csv", csv_text(rows))
+    rows = [{**shape, "phase": phase, "quantity": "peak", "p50": 2.0, "before_mb": 1.0} for phase in MEMORY]
+    write_text(memory.path / "rows.csv", csv_text(rows))
+    line = {key: shape[key] for key in ("size", "dtype", "context", "batch", "device")} | {"ms": [0, 1], "mb": [1, 2]}
+    lines = [json.dumps({**line, "phase": phase}) for phase in MEMORY]
+    write_text(memory.ranks_dir / "timelines.jsonl", "\n".join(lines) + "\n")
+    held = {**shape, "processes": 2, "quantity": "memory", "p50": 1.0}
+    rows = [
+        {**held, "way": way, "moment": moment, "part": part}
+        for way in ("adamw", "zero1")
+        for moment in MOMENTS
+        for part in (*PARTS, "peak")
+    ]
+    write_text(optimizer.path / "rows.csv", csv_text(rows))
+    return [steps, memory, optimizer]
 
 
 SOURCES: Mapping[str, Callable[..., list[object]]] = {
@@ -188,7 +217,7 @@ SOURCES: Mapping[str, Callable[..., list[object]]] = {
 def texts(figure: Figure) -> set[str]:
     """What is written in a drawing, less the small print, numbers and names."""
     found = (text for text in figure.findobj(Text) if text.get_fontsize() != style.CAPTION_POINTS or text.axes)
-    written = {text.get_text() for text in found if text.get_visible()}
+    written = {text.get_text().replace("\n", " ") for text in found if text.get_visible()}
     return {text for text in written if re.search("[a-z]{2}", re.sub(r"\$.*?\$", "", text)) and text not in NAMES}
 
 
