@@ -56,13 +56,15 @@ def saw(record_property: Callable[[str, object], None]) -> Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def untouched_logging() -> Iterator[None]:
-    """What a command sets of logging, as one with -q does, ends with its test."""
+    """What a command sets of logging, as one with -q does, ends with its test; what a fixture set, before the next."""
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    logging.getLogger("dynbench").setLevel(logging.NOTSET)
+    handlers = [each for each in root.handlers if type(each).__module__ != "dynbench.cli.output"]
+    for logger, level in ((root, logging.WARNING), (logging.getLogger("dynbench"), logging.NOTSET)):
+        logger.setLevel(level)
+    root.handlers[:] = handlers
     yield
     root.handlers[:] = handlers
-    root.setLevel(level)
+    root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

@@ -218,7 +218,7 @@ def _baseline(export: Export, candidates: Sequence[Run], arm: str | None) -> Bas
         raise UsageError(
             f"--against {name}: holds run {sorted(both)[0]}, which is to be compared with it", "Name other runs."
         )
-    return re.sub(r"[^\w.+-]+", "-", export.path.stem), runs
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", export.path.stem).strip("-._")[:64] or "stored", runs
 
 
 def _arm(arm: str, arms: Mapping[str, Sequence[Run]] | None, where: str) -> Sequence[Run]:

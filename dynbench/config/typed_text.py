@@ -56,15 +56,13 @@ def read_field(info: FieldInfo, below: Sequence[str], text: str, source: str) ->
         return text
     if describe.takes_list(info) and _one_of_a_list(info, value):
         return [value]
-    if not below and describe.takes_only_list(info) and isinstance(value, str):
-        return [value]
     return value
 
 
 def _one_of_a_list(info: FieldInfo, value: Value) -> bool:
     """Whether a field that takes lists takes this only as one of a list."""
     if isinstance(value, str):
-        return not describe.takes_text(info) and value not in describe.allowed_words(info)
+        return describe.takes_only_list(info)
     return not describe.takes_number(info) and isinstance(value, int | float)
 
 

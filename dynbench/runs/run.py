@@ -12,7 +12,8 @@ from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
 from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import is_special, read_json
+from dynbench.runs.json_record import read_json
+from dynbench.runs.json_text import is_special
 from dynbench.runs.lock import locked
 from dynbench.runs.owner import host_name, is_gone, start_mark
 from dynbench.runs.reserve import release, reserve

@@ -24,7 +24,7 @@ def _moment(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    if not is_name(text):
+    if not all(is_name(part) for part in text.split(":", 1)):  # FILE:NAME is a launch that a file of runs holds
         raise ValueError(f"{text!r} is not allowed as a name. {NAME_RULE}")
     return text
 

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dynbench.errors import RecordError, RunLookupError, UsageError
 from dynbench.runs.export import EXPORT_SCHEMA_VERSION, KIND, MANIFEST, RECORDS, RUNS, Export
-from dynbench.runs.json_record import MOST_DEPTH, check_version, depth_of
+from dynbench.runs.json_record import check_version
+from dynbench.runs.json_text import MOST_DEPTH, depth_of
 from dynbench.runs.names import check_spelling
 from dynbench.runs.run import Run
 

@@ -18,7 +18,7 @@ from dynbench.engine.rank.keeping import BEST, FOLDER
 from dynbench.engine.rank.precision import Precision
 from dynbench.errors import DataError, UsageError
 from dynbench.plugins import DATASETS, WORKLOADS
-from dynbench.runs.json_record import load_json
+from dynbench.runs.json_text import load_json
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.language_model import language_model

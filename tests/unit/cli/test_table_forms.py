@@ -109,7 +109,11 @@ TABLES = {
     "compress ls": (["compress", "ls"], list(COMPRESSORS), "name"),
     "recipes ls": (["recipes", "ls"], list(list_recipes()), "name"),
     "probe": (["probe"], ["32", "64"], "length_tokens"),
-    "bench": (["bench", "collectives", "--set", "backend=gloo"], ["1048576", "10485760"], "size"),
+    "bench": (
+        ["bench", "collectives", "--set", "backend=gloo", "--set", "operations=all_reduce", "--set", "sizes_mib=1,10"],
+        ["1048576", "10485760"],
+        "size",
+    ),
 }
 ELSEWHERE = {"analyze", "compare", "runs"}
 """Over made-up rows, in tests/unit/experiment/test_compare.py; a sweep below; runs in test_runs_groups.py."""

@@ -40,7 +40,7 @@ MISTAKES = {
     "train": [["--policy", "partitio"], ["--global-batch", "1"]],
     "probe": [["--set", "launch.nnodes=2"], ["--lengths", "4096"]],
     "solve": [["--policy", "static", "--world-size", "2,4", "--global-batch", "6"], ["--policy", "statc"]],
-    "bench": [["--set", "processes=1"], ["--set", "backend=nccl", "--set", "processes=64"]],
+    "bench": [["--set", "processes=1"], ["--set", "dtype=float7"]],
     "compare": [["--global-batch", "1"], ["--launches", "3"]],
 }
 """Per command, options with which it cannot work; those of solve fail at the last of several sizes."""
