@@ -66,6 +66,7 @@ def test_every_arm_trains_as_it_would_alone(tmp_path: Path, launcher: str, block
     assert ids == {together[0].id} and "together" not in alone[0].env()
 
 
+@pytest.mark.matrix
 def test_a_comparison_killed_in_its_launch_goes_on_with_whole_launches(tmp_path: Path, saw: Saw) -> None:
     recipe = tmp_path / "tiny.yaml"
     arms = "".join(f"  - {{name: {name}, set: {{{setting.replace('=', ': ')}}}}}\n" for name, setting in ARMS.items())

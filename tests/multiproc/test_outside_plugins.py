@@ -53,6 +53,7 @@ def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
     assert list(RunStore(tmp_path).resolve("timed").env()["plugins"]) == ["toy_plugins.py"]
 
 
+@pytest.mark.matrix
 def test_compared_reported_and_planned(tmp_path: Path) -> None:
     recipe = tmp_path / "own.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")

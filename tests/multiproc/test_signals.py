@@ -142,6 +142,7 @@ def _trial_processes(parent: int) -> list[int]:
     return [pid for pid in pids if b"dynbench.probe.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.matrix
 def test_a_run_whose_reader_goes_away_is_completed(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("train"), env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
