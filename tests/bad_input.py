@@ -270,3 +270,13 @@ def texts(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from texts(item)
+
+
+def settled(patch: pytest.MonkeyPatch, here: Path) -> None:
+    """The working folder, and no way out of it."""
+    no_bugs(patch)
+    patch.chdir(here)
+    patch.setenv("DYNBENCH_RESULTS", str(here / "results"))
+    patch.setenv("DYNBENCH_CACHE", str(here / "results" / "cache"))
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setenv("MPLCONFIGDIR", str(here / "results" / "matplotlib"))

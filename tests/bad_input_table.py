@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_input import answer, no_bugs
+from bad_input import answer, settled
 from page import section, write_section
 
 from dynbench.runs.run import Run
@@ -224,16 +224,6 @@ def _plain(line: str) -> str:
 def rows() -> list[str]:
     """The rows that stand in the page."""
     return [f"{line}\n" for line in section(SECTION).splitlines() if line.startswith("| ")][1:]
-
-
-def settled(patch: pytest.MonkeyPatch, here: Path) -> None:
-    """The working folder, and no way out of it."""
-    no_bugs(patch)
-    patch.chdir(here)
-    patch.setenv("DYNBENCH_RESULTS", str(here / "results"))
-    patch.setenv("DYNBENCH_CACHE", str(here / "results" / "cache"))
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    patch.setenv("MPLCONFIGDIR", str(here / "results" / "matplotlib"))
 
 
 def main() -> None:

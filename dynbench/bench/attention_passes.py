@@ -25,6 +25,7 @@ from dynbench.plugins.benchmarks import AttentionOptions
 from dynbench.units import format_bytes, mb
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+OURS: dict[str, Any] = {"flash_torch": FlashAttentionTorch, "flash_triton": FlashAttentionTriton}
 BACK_ENDS = {
     "sdpa": None,
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
@@ -103,10 +104,8 @@ def way_of(way: str, causal: bool, device: torch.device) -> Attend:
     Raises:
         NotMeasured: it does not run there.
     """
-    if way == "flash_torch":
-        return lambda query, key, value: FlashAttentionTorch.apply(query, key, value, causal)  # type: ignore[no-untyped-call]  # torch's
-    if way == "flash_triton":
-        return lambda query, key, value: FlashAttentionTriton.apply(query, key, value, causal)  # type: ignore[no-untyped-call]  # torch's
+    if way in OURS:
+        return lambda query, key, value: OURS[way].apply(query, key, value, causal)
     if way in BACK_ENDS:
         return _own(way, causal, device)
     if way == "flex":
@@ -199,7 +198,8 @@ def with_memory(
 
 def _allocated(profiler: profile) -> tuple[int, int]:
     """Bytes at the end and at most, of what was allocated and given back while it watched."""
-    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]  # it has watched
+    assert profiler.profiler is not None, "it has watched"
+    results: Any = profiler.profiler.kineto_results
     changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
     held = np.cumsum([0, *(nbytes for _, nbytes in sorted(changes, key=lambda change: change[0]))])
     return int(held[-1]), int(held.max())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,8 +50,8 @@ def measure_phase(case: Case, options: MemoryOptions, device: torch.device, fold
     columns: dict[str, float | int | str] = {"quantity": "peak", "before_mb": mb(before), "saved_mb": mb(changes.held)}
     found = [Measured(np.array([mb(before + changes.most)]), columns, unit="MB")]
     if phase == "forward_saved":
-        width = int(model.config.hidden_size)  # type: ignore[union-attr, arg-type]  # of transformers
-        found.append(_residual(step, blocks_of(model), residual_bytes(batch, context, width)))
+        config: Any = model.config
+        found.append(_residual(step, blocks_of(model), residual_bytes(batch, context, config.hidden_size)))
     for each in largest(lambda: work(step), options.largest):
         told: dict[str, float | int | str] = {"quantity": "tensor", "times": each.times, "operator": each.operator}
         found.append(Measured(np.array([mb(each.nbytes)]), {**told, "stack": each.stack}, unit="MB"))

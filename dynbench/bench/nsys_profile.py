@@ -62,15 +62,15 @@ def kind_of(kernel: str) -> str:
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """A range in the profile of torch, and in that of nsys where CUDA is."""
-    on_gpu = torch.cuda.is_available()
+    nvtx: Any = torch.cuda.nvtx if torch.cuda.is_available() else None
     with record_function(PREFIX + name):
-        if on_gpu:
-            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]  # torch's
+        if nvtx is not None:
+            nvtx.range_push(name)
         try:
             yield
         finally:
-            if on_gpu:
-                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]  # torch's
+            if nvtx is not None:
+                nvtx.range_pop()
 
 
 def ranged_attention(

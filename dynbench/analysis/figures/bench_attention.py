@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
 from dynbench.analysis.figures import style
-from dynbench.analysis.figures.bench_rows import measured_rows
+from dynbench.analysis.figures.bench_rows import draw_line, measured_rows
 from dynbench.runs.run import Run
 
 MEASURES = (
@@ -69,7 +68,7 @@ def _drawing(
     for axes, (name, column, part, width) in zip(panels, shown, strict=True):
         for number, (way, dtype) in enumerate(series):
             chosen = (pl.col("way") == way) & (pl.col("dtype") == dtype) & (pl.col("channels") == width)
-            _line(axes, part.filter(chosen).sort("length"), column, number, f"{way}, {dtype}")
+            draw_line(axes, part.filter(chosen).sort("length"), "length", column, number, f"{way}, {dtype}")
         lengths = sorted(set(part["length"]))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -79,12 +78,3 @@ def _drawing(
         style.label_axes(axes, "length (log scale)", label, title=f"{name}, d = {width}", from_zero=False)
     style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, table)
-
-
-def _line(axes: Axes, points: pl.DataFrame, column: str, number: int, label: str) -> None:
-    values = points[column]
-    bars = [values - points["p20"], points["p80"] - values] if column == "p50" else None
-    axes.errorbar(
-        points["length"], values, yerr=bars, capsize=3, label=label,
-        color=style.color(number), marker=style.marker(number), linestyle=style.dashes(number),
-    )  # fmt: skip

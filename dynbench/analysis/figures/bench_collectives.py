@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from dynbench.analysis.figures import style
-from dynbench.analysis.figures.bench_rows import measured_rows
+from dynbench.analysis.figures.bench_rows import draw_line, measured_rows
 from dynbench.runs.run import Run
 
 MEASURES = ("operation", "size", "p20", "p50", "p80", "busbw", "processes", "backend", "type", "n")
@@ -53,7 +52,7 @@ def _drawing(source: Run, title: str, column: str, label: str, meaning: str) -> 
             points = drawn.filter(
                 (pl.col("backend") == backend) & (pl.col("type") == dtype) & (pl.col("processes") == processes)
             ).sort("size")
-            _line(axes, points, column, number, f"{backend}, {dtype}, {processes} processes")
+            draw_line(axes, points, "megabytes", column, number, f"{backend}, {dtype}, {processes} processes")
         if column == "p50":
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -66,12 +65,3 @@ def _drawing(source: Run, title: str, column: str, label: str, meaning: str) -> 
         axes.remove()
     style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, table)
-
-
-def _line(axes: Axes, points: pl.DataFrame, column: str, number: int, label: str) -> None:
-    values = points[column]
-    bars = [values - points["p20"], points["p80"] - values] if column == "p50" else None
-    axes.errorbar(
-        points["megabytes"], values, yerr=bars, capsize=3, label=label,
-        color=style.color(number), marker=style.marker(number), linestyle=style.dashes(number),
-    )  # fmt: skip

@@ -1,11 +1,13 @@
-"""What the figures of benchmarks read: the rows of a run that were measured."""
+"""What the figures of benchmarks share: the rows of a run that were measured, and a line through them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import polars as pl
+from matplotlib.axes import Axes
 
+from dynbench.analysis.figures import style
 from dynbench.runs.run import Run
 
 
@@ -19,3 +21,13 @@ def measured_rows(source: Run, columns: Sequence[str]) -> pl.DataFrame | None:
         return None
     table = table.filter(pl.col("status") == "ok").select(columns)
     return None if table.is_empty() else table
+
+
+def draw_line(axes: Axes, points: pl.DataFrame, x: str, y: str, number: int, label: str) -> None:
+    """A series over a column; of medians with their 20 % and 80 % quantiles."""
+    values = points[y]
+    bars = [values - points["p20"], points["p80"] - values] if y == "p50" else None
+    axes.errorbar(
+        points[x], values, yerr=bars, capsize=3, label=label,
+        color=style.color(number), marker=style.marker(number), linestyle=style.dashes(number),
+    )  # fmt: skip

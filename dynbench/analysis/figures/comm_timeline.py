@@ -70,7 +70,7 @@ def _calls(arm: ArmView, step: int) -> pl.DataFrame:
         return calls
     passes = _passes(arm, step)
     before = passes["forward_ms"] + passes["backward_ms"] + passes["sync_ms"]
-    origin = calls["end_ns"].max() - before * _MS  # type: ignore[operator]  # whole numbers, of one column
+    origin = max(calls["end_ns"].to_list()) - before * _MS
     ends: list[float] = []
     lanes = []
     for start, end in calls.select("start_ns", "end_ns").iter_rows():

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from bad_input import LAUNCHED, Answer, answer, copied, junk, no_bugs, number, spoil_file, spoilt
+from bad_input import LAUNCHED, Answer, answer, copied, junk, number, settled, spoil_file, spoilt
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from unit.analysis.conftest import Fake, build_run
@@ -75,12 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "outside" / "precious").write_text("mine")
     (folder / "vocab.txt").write_text(VOCABULARY)
     with pytest.MonkeyPatch.context() as patch:
-        no_bugs(patch)
-        patch.chdir(folder)
-        patch.setenv("DYNBENCH_RESULTS", str(folder / "results"))
-        patch.setenv("DYNBENCH_CACHE", str(folder / "results" / "cache"))
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("MPLCONFIGDIR", str(folder / "results" / "matplotlib"))
+        settled(patch, folder)
         patch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).write_bytes(b"\x89PNG"))
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         patch.setattr("dynbench.cli.health.CHECKS", {})

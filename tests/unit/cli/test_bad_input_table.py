@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input_table import CASES, Bad, given, rows, settled
+from bad_input import settled
+from bad_input_table import CASES, Bad, given, rows
 
 PRINTED = rows()
 
