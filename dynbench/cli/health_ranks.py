@@ -18,7 +18,7 @@ from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
 from dynbench.cli.options import Settings
 from dynbench.runs import provenance
 
-LEAST_PYTHON, NEWEST_TRIED = (3, 11), (3, 13)
+TRIED_PYTHON = (3, 11)
 MEETING_PORT = 29_500
 """Where ranks of several nodes meet unless another port is named."""
 LEAST_FILES = 1024
@@ -28,10 +28,13 @@ PATIENCE_S = 10.0
 
 def python(settings: Settings) -> Diagnosis:
     """The interpreter is one that dynbench is tried with."""
-    found = sys.version_info[:2]
-    least, newest = (".".join(map(str, version)) for version in (LEAST_PYTHON, NEWEST_TRIED))
-    seen = f"{platform.python_version()} ({sys.executable}); tried with {least} to {newest}"
-    return judged(LEAST_PYTHON <= found <= NEWEST_TRIED, seen, f"Make a virtual environment of Python {newest}.")
+    tried = ".".join(map(str, TRIED_PYTHON))
+    seen = f"{platform.python_version()} ({sys.executable}); tried with {tried}"
+    return judged(
+        sys.version_info[:2] == TRIED_PYTHON,
+        seen,
+        f"Where it fails, make a virtual environment of Python {tried}.",
+    )
 
 
 def communication(settings: Settings) -> Diagnosis:
