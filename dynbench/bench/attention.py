@@ -22,6 +22,9 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SQUARES = 3
 """Tensors of all queries by all keys that plain attention holds at once, in its backward pass: the weights that forward
 kept, their gradients, and those of the scores."""
+PASS_FLOPS = {"forward": 1.0, "backward": 2.5, "both": 3.5}
+"""FLOPs of a pass, in those of forward: backward has five products of matrices for its two, as it computes scores anew.
+They are counted alike for every way, whatever it computes, so that TFLOP/s compare as times do."""
 
 
 class Attention(OnOneDevice):
@@ -29,6 +32,8 @@ class Attention(OnOneDevice):
 
     options: AttentionOptions
     passes: ClassVar[Sequence[str]] = ("forward", "backward")
+    timer: ClassVar[str] = "own"
+    """Whose clock: `own` times as many iterations as asked for; `triton` is Triton's on a GPU, and else `own` too."""
     own: ClassVar[Mapping[str, Any]] = {"lengths": (256, 1024), "widths": (16, 64), "batch": 8, "causal": False}
     """What null options are."""
     headers: ClassVar = {
@@ -39,6 +44,7 @@ class Attention(OnOneDevice):
         "pass": "pass",
         "p50": "p50 (ms)",
         "sd": "sd (ms)",
+        "tflop_per_s": "TFLOP/s",
         "saved_mb": "before backward (MB)",
         "peak_mb": "peak (MB)",
         "tiles": "tiles",
@@ -66,7 +72,7 @@ class Attention(OnOneDevice):
         """The iterations of one pass."""
         from dynbench.bench.attention_passes import measure_pass
 
-        return measure_pass(case, self.options, context.device)
+        return measure_pass(case, self.options, context.device, self.timer)
 
     def summary(self, rows: Sequence[Row]) -> dict[str, object]:
         """How many times as long as torch's own attention each way takes, and its memory over that of the plain one."""
@@ -96,15 +102,23 @@ class Attention(OnOneDevice):
 
 
 class Flash(Attention):
-    """Forward, backward, and both in one."""
+    """Forward, backward, and both in one, on a GPU by the timer that kernels are published with."""
 
     passes = ("forward", "backward", "both")
+    timer = "triton"
     own: ClassVar = {"lengths": (128, 512, 2048), "widths": (64,), "batch": 1, "causal": True}
 
 
 def plain_bytes(batch: int, length: int, dtype: str) -> int:
     """What plain attention needs at once, forward and backward, of what is quadratic in the length."""
     return SQUARES * batch * length * length * ELEMENT_BYTES[dtype]
+
+
+def pass_flops(case: Case) -> float:
+    """FLOPs of a pass as flash-attention's own benchmark counts them: `4 b n² d` forward, half of that where causal."""
+    batch, length, channels = case.shape
+    forward = 4 * batch * length**2 * channels / (2 if case.columns["causal"] else 1)
+    return forward * PASS_FLOPS[str(case.columns["pass"])]
 
 
 def hand_count(batch: int, length: int, dtype: str) -> str:

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
-from dynbench.bench.attention import hand_count, plain_bytes
+from dynbench.bench.attention import hand_count, pass_flops, plain_bytes
+from dynbench.bench.attention_timer import pass_times
 from dynbench.bench.base import Case, Measured, NotMeasured
 from dynbench.bench.free_memory import free_bytes
-from dynbench.clock import clock_for
 from dynbench.errors import UsageError
 from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
 from dynbench.kernels.flash_tiles import tiles_for
@@ -25,6 +25,7 @@ from dynbench.plugins.benchmarks import AttentionOptions
 from dynbench.units import format_bytes, mb
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Gradients = tuple[Tensor, ...]
 OURS: dict[str, Any] = {"flash_torch": FlashAttentionTorch, "flash_triton": FlashAttentionTriton}
 BACK_ENDS = {
     "sdpa": None,
@@ -32,22 +33,25 @@ BACK_ENDS = {
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+COMPILED = ("compiled", "flex")
+"""Ways whose backward pass runs once after each forward: what torch compiles gives memory back as it goes."""
 LONGEST_CHECKED = 2048
 """Beyond, the result in float64 takes longer to compute than the case."""
 
 
-def measure_pass(case: Case, options: AttentionOptions, device: torch.device) -> Measured:
+def measure_pass(case: Case, options: AttentionOptions, device: torch.device, timer: str = "own") -> Measured:
     """Time the iterations of a pass, after one of both that memory is counted in.
 
     Args:
         case: its way, pass, shape and type.
         options: how often.
         device: where to run.
+        timer: `own`, or `triton` for Triton's where that runs.
 
     Raises:
         NotMeasured: this way cannot be run here, or needs more memory by hand than there is.
     """
-    way, causal = str(case.columns["way"]), bool(case.columns["causal"])
+    way, each, causal = str(case.columns["way"]), str(case.columns["pass"]), bool(case.columns["causal"])
     batch, length, channels = case.shape
     free = free_bytes(device)
     if way in ("plain", "compiled") and plain_bytes(batch, length, case.dtype) > free:
@@ -55,42 +59,36 @@ def measure_pass(case: Case, options: AttentionOptions, device: torch.device) ->
     drawn = torch.Generator().manual_seed(0)
     shape, dtype = (batch, length, channels), getattr(torch, case.dtype)
     *states, gradient = (torch.randn(shape, generator=drawn).to(device, dtype) for _ in range(4))
-    query, key, value = (each.requires_grad_() for each in states)
+    query, key, value = (state.requires_grad_() for state in states)
     attend = way_of(way, causal, device)
 
     def forward() -> Tensor:
         return attend(query, key, value)
 
-    def backward(result: Tensor) -> object:
-        return torch.autograd.grad(result, (query, key, value), gradient)
+    def backward(result: Tensor, *, again: bool = False) -> Gradients:
+        return torch.autograd.grad(result, (query, key, value), gradient, retain_graph=again)
 
     try:
-        result, saved, peak = with_memory(forward, backward, device)
+        saved, peak = with_memory(forward, backward, device)
     except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
         raise NotMeasured(str(error).splitlines()[0]) from error
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
         raise NotMeasured(f"torch has no such kernel for this: {error}") from error
-    clock, times = clock_for(device), []
-    for _ in range(options.warmup + options.iterations):
-        result = forward() if case.columns["pass"] == "backward" else result
-        clock.synchronise()
-        start = clock.mark()
-        if case.columns["pass"] != "backward":
-            result = forward()
-        if case.columns["pass"] != "forward":
-            backward(result)
-        end = clock.mark()
-        clock.synchronise()
-        times.append(clock.elapsed_ms(start, end))
+    times, timed_by = pass_times(each, forward, backward, options, device, timer, keeps_graph=way not in COMPILED)
     columns: dict[str, float | int | str] = {
+        "tflop_per_s": pass_flops(case) / float(np.median(times)) / 1e9,
+        "timer": timed_by,
         "saved_mb": mb(saved),
         "peak_mb": mb(peak),
         "tiles": _tiles(way, batch, device),
     }
-    difference = _error(forward().detach(), query, key, value, causal) if length <= LONGEST_CHECKED else None
-    return Measured(np.array(times[options.warmup :]), columns, difference)
+    if length > LONGEST_CHECKED:
+        return Measured(times, columns)
+    result = forward()
+    found = (*((result,) if each != "backward" else ()), *(backward(result) if each != "forward" else ()))
+    return Measured(times, columns, _error(each, found, (query, key, value), gradient, causal))
 
 
 def way_of(way: str, causal: bool, device: torch.device) -> Attend:
@@ -167,17 +165,19 @@ def _tiles(way: str, batch: int, device: torch.device) -> str:
     return ""
 
 
-def _error(result: Tensor, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> float:
-    """Largest difference from the same in float64, of the first row of the batch."""
-    q, k, v = (each[:1].detach().double() for each in (query, key, value))
-    exact = plain_attention(q, k, v, causal)
-    return float((result[:1] - exact).abs().max())
+def _error(each: str, found: Gradients, states: Gradients, gradient: Tensor, causal: bool) -> float:
+    """Largest difference from the same in float64, of the first row of the batch: result, gradients, or all of them."""
+    exact = [state[:1].detach().double().requires_grad_() for state in states]
+    result = plain_attention(exact[0], exact[1], exact[2], causal)
+    gradients = torch.autograd.grad(result, exact, gradient[:1].double()) if each != "forward" else ()
+    known = (*((result,) if each != "backward" else ()), *gradients)
+    return max(float((one[:1] - other).detach().abs().max()) for one, other in zip(found, known, strict=True))
 
 
 def with_memory(
     forward: Callable[[], Tensor], backward: Callable[[Tensor], object], device: torch.device
-) -> tuple[Tensor, int, int]:
-    """The result, the bytes that are held between the passes, and the most at once, beside those held before.
+) -> tuple[int, int]:
+    """The bytes that are held between the passes, and the most at once, beside those held before.
 
     On CPUs the allocations of torch's profiler are summed up.
     """
@@ -187,13 +187,13 @@ def with_memory(
         result = forward()
         saved = torch.cuda.memory_allocated(device) - before
         backward(result)
-        return result, saved, torch.cuda.max_memory_allocated(device) - before
+        return saved, torch.cuda.max_memory_allocated(device) - before
     with profile(profile_memory=True) as first:
         result = forward()
     saved, most = _allocated(first)
     with profile(profile_memory=True) as second:
         backward(result)
-    return result, saved, max(most, saved + _allocated(second)[1])
+    return saved, max(most, saved + _allocated(second)[1])
 
 
 def _allocated(profiler: profile) -> tuple[int, int]:

@@ -13,14 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dynbench.bench.base import Benchmark, Row
-from dynbench.bench.record import add_rows, cases_done, read_benchmark, read_name, read_rows, write_benchmark
+from dynbench.bench.record import (
+    add_rows,
+    cases_done,
+    check_rows,
+    read_benchmark,
+    read_name,
+    read_rows,
+    write_benchmark,
+)
 from dynbench.config.load import load_config
 from dynbench.config.schema import Launch
 from dynbench.engine.failure import forget_failures
 from dynbench.engine.launching.launch_ranks import launch_ranks
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.errors import DynbenchError, NothingFits
+from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.runs.atomic import write_json, write_text
+from dynbench.runs.cgroup import memory_kills
 from dynbench.runs.recorder import new_run, recorded, refuse_running
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -63,6 +72,26 @@ class BenchResult:
 def run_bench(kind: str, benchmark: Benchmark, store: RunStore, *, report: Report) -> BenchResult:
     """Start a benchmark without a name, and measure it."""
     return measure_bench(start_bench(kind, benchmark, store), report=report)
+
+
+def refuse_full_on_cpu(kind: str, benchmark: Benchmark) -> None:
+    """Sizes for a GPU take hours on a CPU: those who want that say so.
+
+    Raises:
+        UsageError: its device is `auto`, it computes on GPUs, and there are too few.
+    """
+    gpus = this_machine().gpus
+    if lacks_gpus(benchmark):
+        wanted = "a GPU" if benchmark.processes == 1 else f"{benchmark.processes} GPUs"
+        raise UsageError(
+            f"bench {kind} --full has sizes for {wanted}, and here {'are none' if gpus == 0 else f'is {gpus}'}",
+            "Leave --full out, or add --set device=cpu: it takes hours, and what does not fit is a row that says so.",
+        )
+
+
+def lacks_gpus(benchmark: Benchmark) -> bool:
+    """Whether it would run on GPUs if there were as many as it has processes."""
+    return benchmark.device == "auto" and this_machine().gpus < benchmark.processes
 
 
 def start_bench(
@@ -115,12 +144,15 @@ def measure_bench(run: Run, *, report: Report, on_rows: Callable[[BenchResult], 
         on_rows: called with all rows once no more come, at whatever end.
 
     Raises:
-        RecordError: the run's files cannot be read.
-        UsageError: another process is at it.
+        RecordError: the run's files cannot be read, or its rows are of other cases than are measured here.
+        UsageError: another process is at it, or it was begun on a GPU and here is none.
         WorkerFailed, Interrupted: what was measured is kept, and is the error's `result`.
     """
     kind, benchmark = read_name(run), read_benchmark(run)
     refuse_running(run)
+    check_rows(run, benchmark)
+    if run.config().launch.device == "cuda" and not this_machine().gpus:
+        raise UsageError(f"{run.label}: was begun on a GPU, and there is none here", "Go on with it where it began.")
     try:
         with recorded(run):
             forget_failures(run)
@@ -155,11 +187,14 @@ def _measure(run: Run, benchmark: Benchmark, launch: Launch) -> None:
     cases = benchmark.cases()
     while (done := cases_done(run)) < len(cases):
         asked = launch.model_copy(update={"nproc": benchmark.ranks_of(cases[done])})
-        failure = launch_ranks(RANK_MODULE, [run], asked).failure(run)
+        kills = memory_kills()
+        ended = launch_ranks(RANK_MODULE, [run], asked)
+        failure = ended.failure(run)
         if failure is None:
             assert cases_done(run) > done, "ranks end without a failure once they have measured"
             continue
-        if not isinstance(failure, NothingFits):
+        killed = -signal.SIGKILL in ended.exit_codes.values() and memory_kills() > kills
+        if not (killed or isinstance(failure, NothingFits)):
             raise failure
         forget_failures(run)
         case = cases[cases_done(run)]

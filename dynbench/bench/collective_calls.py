@@ -247,13 +247,13 @@ def _timed(
         clock.synchronise()
         late = torch.tensor([float(time.monotonic() - began > options.limit_s)])
         max_over_ranks(late)  # also what makes all ranks begin together
-        if late and index > options.warmup:
-            break
         start = clock.mark()
         prepared.call()
         end = clock.mark()
         clock.synchronise()
         times.append(clock.elapsed_ms(start, end))
+        if late and index >= options.warmup:
+            break  # after the call: what `start` leaves in the buffers is no result
     slowest = torch.tensor(times, dtype=torch.float64)
     max_over_ranks(slowest)
     return slowest[options.warmup :].numpy()

@@ -119,11 +119,11 @@ class Collectives(Benchmark):
         return measure_collective(case, self.options, context, self.device_of(case, context))
 
     def summary(self, rows: Sequence[Row]) -> dict[str, object]:
-        """Latency (alpha) and inverse bandwidth (beta) of the medians of every operation, by least squares.
+        """Latency (alpha) and inverse bandwidth (beta) of the medians of every operation, by relative least squares.
 
         `fit` is that of the all-reduce which `launch.comm_model` is given; null for fewer than two sizes.
         """
-        fits = {group: fit_alpha_beta(points) for group, points in _groups(rows).items() if len(points) > 1}
+        fits = _fits(rows)
         chosen = _for_comm_model(rows)
         names = ("operation", "backend", "type", "processes")
         return {
@@ -135,9 +135,7 @@ class Collectives(Benchmark):
     def said(self, rows: Sequence[Row]) -> list[str]:
         """What is wrong, latency and bandwidth with the error at each size, and who reads them."""
         lines = [f"{row.case}: {fault}" for row in rows for fault in _faults(row)]
-        lines += [
-            _fit_line(group, fit_alpha_beta(points)) for group, points in _groups(rows).items() if len(points) > 1
-        ]
+        lines += [_fit_line(group, fit) for group, fit in _fits(rows).items()]
         for row in rows:
             if row.status == "ok" and row.n < self.options.iterations:
                 lines.append(f"{row.case}: {row.n} iterations, as limit_s={self.options.limit_s:g} was over")
@@ -196,6 +194,12 @@ def _groups(rows: Sequence[Row]) -> dict[Group, Points]:
     return dict(found)
 
 
+def _fits(rows: Sequence[Row]) -> dict[Group, dict[str, object]]:
+    """Of what was measured at more than one size."""
+    several = {group: points for group, points in _groups(rows).items() if len({size for size, _ in points}) > 1}
+    return {group: fit_alpha_beta(points) for group, points in several.items()}
+
+
 def _for_comm_model(rows: Sequence[Row]) -> Group | None:
     """The all-reduce that was measured first."""
     return next((group for group in _groups(rows) if group[0] == "all_reduce"), None)
@@ -225,13 +229,15 @@ def _fit_line(group: Group, fit: Mapping[str, object]) -> str:
 
 
 def fit_alpha_beta(points: Points) -> dict[str, object]:
-    """`ms = alpha + beta * MB` by least squares, the relative error at each size, and R² of more than two.
+    """`ms = alpha + beta * MB` by least squares of the relative errors, these at each size, and R² of more than two.
+
+    Where sizes span decades, absolute errors would let the largest alone decide, and latency would be noise.
 
     Args:
         points: (MB, ms), at least two different sizes.
     """
     sizes, times = np.array(points, dtype=float).T
-    beta, alpha = np.polyfit(sizes, times, 1)
+    beta, alpha = np.polyfit(sizes, times, 1, w=1 / times)
     residuals = times - (alpha + beta * sizes)
     errors = zip(sizes, residuals / times, strict=True)
     spread = float(((times - times.mean()) ** 2).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from dynbench.bench.allocations import Changes, largest, thinned, watch
 from dynbench.bench.base import Case, Measured
 from dynbench.bench.memory import TIMELINES_FILE, residual_bytes
 from dynbench.bench.model_step import STATE_BYTES, ModelStep, build_model
+from dynbench.bench.record import add_line
 from dynbench.plugins.benchmarks import MemoryOptions
 from dynbench.sync.blocks import blocks_of
 from dynbench.units import mb
@@ -109,8 +109,7 @@ def _snapshot(case: Case, folder: Path | None, device: torch.device) -> Path | N
 
 
 def _keep(case: Case, changes: Changes, before: int, folder: Path) -> None:
-    """Append the timeline, in one write."""
+    """Append the timeline."""
     ms, nbytes = thinned(changes)
     held = {"ms": ms.tolist(), "mb": ((before + nbytes) / 1e6).tolist()}
-    with (folder / "ranks" / TIMELINES_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**case.columns, "dtype": case.dtype, **held}) + "\n")
+    add_line(folder / "ranks" / TIMELINES_FILE, {**case.columns, "dtype": case.dtype, **held})

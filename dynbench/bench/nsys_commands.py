@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dynbench.bench.base import Case
@@ -53,13 +56,29 @@ def run_nsys(script: Path) -> bool:
         return False
     log = script.with_suffix(".log")
     with log.open("w", encoding="utf-8") as file:
-        try:
-            code = subprocess.run(
-                ["sh", str(script)], stdout=file, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = None
+        profiling = subprocess.Popen(["sh", str(script)], stdout=file, stderr=subprocess.STDOUT)
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = profiling.wait(LIMIT_S)
+        if code is None:
+            _kill_with_children(profiling.pid)
+            profiling.wait()
     if code != 0:
         ended = f"exit code {code}" if code is not None else f"{LIMIT_S} s were over"
         logger.warning("nsys: %s ended with %s: see %s; torch's profiler has answered", script.name, ended, log)
     return code == 0
+
+
+def _kill_with_children(pid: int) -> None:
+    """Kill a child of this process, and all that it has started.
+
+    They stay in the rank's process group, so that whoever stops the rank stops them too.
+    """
+    children: list[str] = []
+    with suppress(OSError):  # it may end meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += (task / "children").read_text(encoding="ascii").split()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for child in children:
+        _kill_with_children(int(child))

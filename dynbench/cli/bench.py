@@ -12,7 +12,7 @@ from dynbench.cli import assignment
 from dynbench.cli.options import Settings, common_options, name_options, table_option
 from dynbench.cli.output import answered, print_line, print_result
 from dynbench.cli.plugins import show_kinds
-from dynbench.errors import DynbenchError, Interrupted, UsageError, WorkerFailed
+from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError, WorkerFailed
 
 if TYPE_CHECKING:
     from dynbench.bench.bench_run import BenchResult
@@ -28,6 +28,8 @@ Examples:
   dynbench bench assignment                  every question of the systems assignment, with a report
   dynbench bench --resume @latest:bench      measure what an interrupted run lacks
 """
+_GONE_ON_WITH = (Interrupted, StorageError, WorkerFailed)
+"""What may be otherwise the next time."""
 
 
 @click.command(epilog=EPILOG)
@@ -50,9 +52,13 @@ def command(
 ) -> None:
     """Run the benchmark NAME, small by default; without a name, or as `ls`, list all of them with their options.
 
+    With --full, what would take hours on a CPU wants a GPU, or --set device=cpu.
+
     `assignment` runs all that the questions of the systems assignment are answered from, and writes the report.
     """
     if benchmark == "ls" and resume is None:
+        if full or settings.overrides or name or replace:
+            raise click.UsageError("no benchmark is named, and options are given; `dynbench bench ls` lists them all.")
         show_kinds(settings, "bench", ["benchmarks"])
         return
     from dynbench.analysis.figures import draw_figures
@@ -68,8 +74,8 @@ def command(
         run = _to_resume(settings, resume, (benchmark != "ls", full, settings.overrides, name, replace))
     if holds_assignment(run):
         try:
-            assignment.run(settings, run)
-        except (Interrupted, WorkerFailed) as error:
+            assignment.run(settings, run, figures=not no_figures)
+        except _GONE_ON_WITH as error:
             error.hint = _go_on(error, run)
             raise
         return
@@ -80,7 +86,7 @@ def command(
             result = measure_bench(run, report=report, on_rows=ended.append)
             with named(result.run):
                 figures = [] if no_figures else draw_figures("bench", result.run, result.run.figures_dir)
-    except (Interrupted, WorkerFailed) as error:
+    except _GONE_ON_WITH as error:
         error.hint = _go_on(error, run)
         raise
     finally:  # also of what was measured until an error or a signal
@@ -100,13 +106,16 @@ def command(
 def _started(settings: Settings, benchmark: str, full: bool, name: str | None, replace: bool) -> Run:
     if benchmark == assignment.NAME:
         return assignment.start(settings, full, name, replace)
-    from dynbench.bench.bench_run import start_bench
+    from dynbench.bench.bench_run import refuse_full_on_cpu, start_bench
     from dynbench.bench.options import read_options
     from dynbench.plugins import BENCHMARKS
 
     entry = BENCHMARKS.find(benchmark)
     options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
-    return start_bench(benchmark, entry.load()(options), settings.store(), name=name, replace=replace)
+    found = entry.load()(options)
+    if full and entry.full:
+        refuse_full_on_cpu(benchmark, found)
+    return start_bench(benchmark, found, settings.store(), name=name, replace=replace)
 
 
 def _to_resume(settings: Settings, reference: str, others: Sequence[object]) -> Run:

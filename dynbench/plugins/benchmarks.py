@@ -13,6 +13,9 @@ from dynbench.plugins.section import NonNegativeInt, PositiveFloat, PositiveInt,
 MOST_RANKS = 64
 """Known sums of the all-reduce stay whole numbers that bfloat16 has (up to 256)."""
 
+MOST_MIB = 2**43
+"""Of which bytes are a whole number of 64 bits; more than any machine has."""
+SizeMib = Annotated[float, Field(gt=0, le=MOST_MIB)]
 
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv"]
 
@@ -44,12 +47,19 @@ class DeviceOptions(TimedOptions):
     """What computes; `auto` is the GPU where there is one."""
 
 
-class CollectivesOptions(TimedOptions):
+class WaitingOptions(Section):
+    """Of what several ranks do together."""
+
+    timeout_s: PositiveInt = 600
+    """Longest wait for another rank, seconds."""
+
+
+class CollectivesOptions(TimedOptions, WaitingOptions):
     """Of the collectives: every operation with every size, number of processes, back end and type."""
 
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = get_args(Operation)
     """What the ranks do together; in send_recv each sends to the next."""
-    sizes_mib: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.1, 1.0, 10.0)
+    sizes_mib: Annotated[tuple[SizeMib, ...], Field(min_length=1)] = (0.1, 1.0, 10.0)
     """Sizes of the buffer, of the larger one where an operation has two, MiB."""
     processes: Annotated[tuple[Annotated[int, Field(ge=2, le=MOST_RANKS)], ...], Field(min_length=1)] = (2,)
     """Ranks, one process each; every number is launched by itself."""
@@ -59,9 +69,7 @@ class CollectivesOptions(TimedOptions):
     dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
     """Types of the elements."""
     limit_s: PositiveFloat = 240.0
-    """A case that lasts longer begins no further iteration."""
-    timeout_s: PositiveInt = 600
-    """Longest wait for another rank, seconds."""
+    """The first iteration that begins later than this is the last of its case."""
 
 
 class PackedAttentionOptions(DeviceOptions):
@@ -175,7 +183,7 @@ class MemoryOptions(ContextOptions):
     """Tensors that are told of each case."""
 
 
-class OptimizerOptions(ModelOptions):
+class OptimizerOptions(ModelOptions, WaitingOptions):
     """Of optimizer state that is divided."""
 
     context: PositiveInt = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from answered import unanswered
 from forked import forked_ranks
 
 from dynbench.bench.bench_run import run_bench
@@ -42,4 +43,7 @@ def test_divided_state_is_half_of_it(store: RunStore) -> None:
     for row in result.rows:
         if row.columns["quantity"] == "traffic":
             assert row.p50 == pytest.approx(float(row.columns["formula_mb"]), rel=1e-2)
-    assert len(benchmark.said(result.rows)) == 1
+    assert unanswered("optimizer", result.rows) == []
+    told = benchmark.said(result.rows)
+    more = min(of_tiny["total"], of_tiny["peak"]) > 1
+    assert len(told) == 1 + more and ("saves no memory" in told[-1]) == more

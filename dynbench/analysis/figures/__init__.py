@@ -60,6 +60,7 @@ FIGURES: Mapping[Kind, Mapping[str, str]] = {
         "bench_attention": "bench_attention",
         "bench_attention_memory": "bench_attention",
         "bench_packed_attention": "bench_packed_attention",
+        "bench_precision": "bench_precision",
         "bench_kernels": "bench_kernels",
         "bench_transformer": "bench_models",
         "bench_memory": "bench_models",

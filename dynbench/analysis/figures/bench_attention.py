@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import polars as pl
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.bench_rows import draw_line, measured_rows
@@ -27,7 +27,7 @@ def bench_attention(source: Run) -> style.Drawing | None:
     passes = table["pass"].unique(maintain_order=True).to_list()
     panels = {each: (each, "p50", table.filter(pl.col("pass") == each)) for each in passes}
     caption = f"{_about(source, table)} {spread}percentile."
-    return _drawing("Attention by length: time", caption, "time, median (ms)", list(panels.values()), table)
+    return _drawing("Attention by length: time", caption, "time, median (ms, log scale)", list(panels.values()), table)
 
 
 def bench_attention_memory(source: Run) -> style.Drawing | None:
@@ -37,8 +37,8 @@ def bench_attention_memory(source: Run) -> style.Drawing | None:
         return None
     table = table.unique(("length", "channels", *SERIES), keep="first", maintain_order=True)
     panels = [("before backward", "saved_mb", table), ("peak", "peak_mb", table)]
-    caption = f"{_about(source, table)} Beside queries, keys and values."
-    return _drawing("Attention by length: memory", caption, "memory (MB)", panels, table)
+    caption = f"{_about(source, table)} Beside queries, keys and values. Of lines that coincide the last is seen."
+    return _drawing("Attention by length: memory", caption, "memory (MB, log scale)", panels, table)
 
 
 def _about(source: Run, table: pl.DataFrame) -> str:
@@ -72,9 +72,10 @@ def _drawing(
         lengths = sorted(set(part["length"]))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=90 if len(lengths) > 5 else 0)
         axes.minorticks_off()
-        style.label_axes(axes, "length (log scale)", label, title=f"{name}, d = {width}", from_zero=False)
+        style.label_axes(axes, "length (tokens, log scale)", label, title=f"{name}, d = {width}", from_zero=False)
     style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, table)

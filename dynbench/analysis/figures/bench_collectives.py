@@ -38,14 +38,14 @@ def _drawing(source: Run, title: str, column: str, label: str, meaning: str) -> 
     rows = math.ceil(len(operations) / columns)
     figure, panels = style.new_figure(
         title,
-        f"{source.label}: n = {table.get_column('n').to_list()[0]} iterations per size, warm-up left out. {meaning}.",
+        f"{source.label}: n = {_iterations(table)} iterations per size, warm-up left out. {meaning}.",
         rows=rows,
         columns=columns,
         width_in=max(6.0, 3.7 * columns),
         height_in=1.5 + 2.6 * rows,
     )
     series = table.select(SERIES).unique(maintain_order=True).rows()
-    ticks = {f"{size:.3g}": size for size in sorted(table["megabytes"])}
+    ticks = {f"{float(f'{size:.3g}'):g}": size for size in sorted(table["megabytes"])}
     for axes, operation in zip(panels, operations, strict=False):
         drawn = table.filter(pl.col("operation") == operation)
         for number, (backend, dtype, processes) in enumerate(series):
@@ -65,3 +65,8 @@ def _drawing(source: Run, title: str, column: str, label: str, meaning: str) -> 
         axes.remove()
     style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, table)
+
+
+def _iterations(table: pl.DataFrame) -> str:
+    fewest, most = table.select(fewest=pl.col("n").min(), most=pl.col("n").max()).row(0)
+    return f"{most}" if fewest == most else f"{fewest} to {most}"

@@ -16,6 +16,7 @@ MEMORY = {"forward": "forward only", "forward_saved": "forward, activations kept
 PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state", "rest": "the rest"}
 MOMENTS = {"init": "initialised", "before": "before the step", "after": "after the step"}
 TIMELINES = ("forward", "step")
+TIMED = ("size", "dtype", "phase", "context")
 
 
 def bench_transformer(source: Run) -> style.Drawing | None:
@@ -80,7 +81,9 @@ def bench_memory_timeline(source: Run) -> style.Drawing | None:
     if not file.is_file():
         return None
     complete = file.read_text(encoding="utf-8").rpartition("\n")[0]
-    kept = [line for line in map(json.loads, complete.splitlines()) if line["phase"] in TIMELINES]
+    lines = [line for line in map(json.loads, complete.splitlines()) if line["phase"] in TIMELINES]
+    # a case that was interrupted between its timeline and its rows is measured anew
+    kept = list({tuple(line[key] for key in TIMED): line for line in lines}.values())
     shown = [line for line in kept if line["context"] == max(each["context"] for each in kept)]
     if not shown:
         return None
@@ -96,7 +99,7 @@ def bench_memory_timeline(source: Run) -> style.Drawing | None:
         for number, line in enumerate(each for each in shown if each["phase"] == phase):
             label = f"{line['size']}, {line['dtype']}"
             axes.step(line["ms"], line["mb"], where="post", color=style.color(number), label=label, linewidth=1)
-            names = {key: line[key] for key in ("size", "dtype", "phase", "context")}
+            names = {key: line[key] for key in TIMED}
             points += [{**names, "ms": ms, "mb": mb} for ms, mb in zip(line["ms"], line["mb"], strict=True)]
         style.label_axes(axes, "time (ms)", "memory held (MB)", title=MEMORY[phase])
     style.legend_of_figure(figure, panels[0])
@@ -116,28 +119,29 @@ def bench_optimizer(source: Run) -> style.Drawing | None:
         f"{source.label}: {first['processes']} ranks on {first['device']}, context {first['context']}, batch "
         f"{first['batch']}; maximum over ranks. Marks are peaks since the moment before.",
         columns=len(models),
-        width_in=max(8.0, 4.5 * len(models)),
+        width_in=max(8.0, 3.0 + 4.0 * len(models)),
         share_y=True,
     )
     for axes, (size, dtype) in zip(panels, models, strict=True):
         of_model = table.filter((pl.col("size") == size) & (pl.col("dtype") == dtype))
         ways = list(dict.fromkeys(of_model["way"]))
-        names = [f"{way}\n{shown}" for shown in MOMENTS.values() for way in ways]
-        keys = [(way, moment) for moment in MOMENTS for way in ways]
+        keys = {f"{shown}, {way}": (way, moment) for moment, shown in MOMENTS.items() for way in ways}
         values = {(row["way"], row["moment"], row["part"]): row["mb"] for row in of_model.iter_rows(named=True)}
-        bottom = [0.0] * len(keys)
+        left = [0.0] * len(keys)
         for number, (part, shown) in enumerate(PARTS.items()):
-            mb = [values.get((*key, part), 0.0) for key in keys]
-            axes.bar(names, mb, bottom=bottom, color=style.color(number), label=shown)
-            bottom = [start + more for start, more in zip(bottom, mb, strict=True)]
-        axes.plot(names, [values.get((*key, "peak"), 0.0) for key in keys], "k_", markersize=18, label="peak")
-        style.label_axes(axes, "", "memory (MB)", title=f"{size}, {dtype}")
+            mb = [values.get((*key, part), 0.0) for key in keys.values()]
+            axes.barh(list(keys), mb, left=left, color=style.color(number), label=shown)
+            left = [start + more for start, more in zip(left, mb, strict=True)]
+        peaks = [values.get((*key, "peak"), 0.0) for key in keys.values()]
+        axes.plot(peaks, list(keys), "k|", markersize=18, markeredgewidth=2, label="peak")
+        style.label_axes(axes, "memory (MB)", "", title=f"{size}, {dtype}", from_zero=False)
+    panels[0].invert_yaxis()
     style.legend_of_figure(figure, panels[0])
     return style.Drawing(figure, table)
 
 
 def _model(row: dict[str, object]) -> str:
-    return f"{row['size']} {row['context']} {row['dtype']}"
+    return f"{row['size']}, {row['context']} tokens, {row['dtype']}"
 
 
 def _by_model(rows: pl.DataFrame, names: list[str], column: str) -> list[float]:

@@ -16,7 +16,7 @@ def measured_rows(source: Run, columns: Sequence[str]) -> pl.DataFrame | None:
     file = source.path / "rows.csv"
     if not file.is_file():
         return None
-    table = pl.read_csv(file)
+    table = pl.read_csv(file, infer_schema_length=None)
     if not set(columns) <= set(table.columns):
         return None
     table = table.filter(pl.col("status") == "ok").select(columns)

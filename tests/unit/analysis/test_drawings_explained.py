@@ -28,6 +28,7 @@ from dynbench.bench.attention import Flash
 from dynbench.bench.collectives import BUS_FACTORS
 from dynbench.bench.nsys_profile import KINDS
 from dynbench.bench.packed_attention import WAYS
+from dynbench.bench.precision import HALF, SUMS
 from dynbench.config.load import load_config
 from dynbench.experiment.report_texts import reading
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -167,6 +168,12 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     kernels = store.create("bench", "nsys")
     shares = [{**model, **kinds, "phase": phase, "kernel": each} for phase in PHASES for each in (*KINDS, "other")]
     write_text(kernels.path / "rows.csv", csv_text(shares))
+    half = store.create("bench", "precision")
+    shown = {"status": "ok", "device": "cpu", "shape": "[1000]", "n": 1, "mean": 1.0, "sd": 0.1}
+    studied = [("sum", f"sum: {label}", types[1], 0.1 * at) for at, (label, types) in enumerate(SUMS.items())]
+    studied += [("time", f"forward and backward in {kind}", kind, None) for kind in ("float32", *HALF)]
+    names = ("study", "case", "dtype", "reference_error")
+    write_text(half.path / "rows.csv", csv_text({**shown, **dict(zip(names, each, strict=True))} for each in studied))
     single = store.create("bench", "flash")
     shape = {"status": "ok", "dtype": "float32", "batch": 1, "causal": 1, "device": "cpu", "n": 20, **times}
     rows = [
@@ -176,7 +183,7 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
         for length in (256, 512)
     ]
     write_text(single.path / "rows.csv", csv_text(rows))
-    return [run, attention, kernels, single, *modelled(store)]
+    return [run, attention, kernels, half, single, *modelled(store)]
 
 
 def modelled(store: RunStore) -> list[Run]:

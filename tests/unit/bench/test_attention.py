@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from answered import unanswered
 from torch import Tensor
 
-from dynbench.bench import attention_passes
+from dynbench.bench import attention_passes, attention_timer
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
 from dynbench.bench.base import Row
 from dynbench.bench.options import read_options
@@ -19,6 +25,7 @@ from dynbench.plugins.benchmarks import AttentionOptions
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"lengths": (64, 16), "widths": (8,), "iterations": 3, "warmup": 1, "device": "cpu"}
+OURS: dict[str, Any] = {**SMALL, "lengths": (64,), "ways": ("flash_torch",)}
 
 
 def rows(benchmark: Attention) -> list[Row]:
@@ -39,20 +46,29 @@ def test_every_pass_of_every_way(flash: tuple[Flash, list[Row]]) -> None:
     for row in measured:
         assert (row.status, row.unit, row.n, row.shape) == ("ok", "ms", 3, [1, row.columns["length"], 8])
         assert row.p50 is not None and row.p50 > 0 and row.columns["causal"] == 1
-        assert row.reference_error is not None and row.reference_error < 1e-6
+        assert row.reference_error is not None and row.reference_error < 1e-5
+        flops = (
+            {"forward": 4, "backward": 10, "both": 14}[str(row.columns["pass"])] * int(row.columns["length"]) ** 2 * 8
+        )
+        assert (
+            row.columns["tflop_per_s"] == pytest.approx(flops / 2 / (row.p50 * 1e9)) and row.columns["timer"] == "own"
+        )
         assert 0 < float(row.columns["saved_mb"]) <= float(row.columns["peak_mb"])
         assert bool(row.columns["tiles"]) == (row.columns["way"] == "flash_torch")
     ratios = benchmark.summary(measured)["times_of_sdpa"]
     assert isinstance(ratios, dict) and list(ratios)[-1] == "both 64 x 8 float32"
     assert all(set(each) == set(ways) and each["sdpa"] == 1 for each in ratios.values())
     assert len(benchmark.said(measured)) == 6 and benchmark.said([]) == []
+    assert unanswered("flash", measured) == ["3.4"], "which is about Triton"
 
 
 def test_plain_memory_is_quadratic_and_as_counted_by_hand() -> None:
     options = AttentionOptions(
         **{**SMALL, "lengths": (128, 256), "batch": 2, "ways": ("plain", "sdpa"), "iterations": 1}
     )
-    found = {(row.columns["way"], row.columns["length"]): row.columns for row in rows(Attention(options))}
+    measured = rows(Attention(options))
+    found = {(row.columns["way"], row.columns["length"]): row.columns for row in measured}
+    assert unanswered("attention", measured) == ["2.2a"], "which is about what is compiled"
     for name in ("saved_mb", "peak_mb"):
         grown = {way: float(found[way, 256][name]) / float(found[way, 128][name]) for way in ("plain", "sdpa")}
         assert grown["plain"] > 3 and grown["sdpa"] < 3, (name, grown)
@@ -86,7 +102,75 @@ def test_a_wrong_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own = lambda way, causal, device: lambda q, k, v: plain(q, k, v, not causal)  # noqa: E731
     monkeypatch.setattr(attention_passes, "_own", own)
     wrong = {row.columns["way"]: row.reference_error for row in rows(Attention(AttentionOptions(**SMALL)))}
-    assert wrong["sdpa"] > 1e-2 and wrong["flash_torch"] < 1e-6
+    assert wrong["sdpa"] > 1e-2 and wrong["flash_torch"] < 1e-5
+
+
+def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+            ctx.save_for_backward(query, key, value)
+            ctx.is_causal = is_causal
+            return attention_passes.plain_attention(query, key, value, is_causal)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            with torch.enable_grad():
+                states = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+                result = attention_passes.plain_attention(states[0], states[1], states[2], ctx.is_causal)
+            query, *others = torch.autograd.grad(result, states, gradients[0])
+            return 2 * query, *others, None
+
+    monkeypatch.setitem(attention_passes.OURS, "flash_torch", Doubled)
+    errors = {row.columns["pass"]: row.reference_error for row in rows(Flash(AttentionOptions(**OURS)))}
+    assert errors["forward"] < 1e-5 and min(errors["backward"], errors["both"]) > 1e-2
+
+
+def test_flash_is_timed_by_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
+        asked.append((warmup, rep))
+        assert return_mode == "all"
+        for _ in range(2):
+            run()
+        return [1.0, 2.0, 4.0]
+
+    monkeypatch.setattr(attention_timer, "triton_timer", lambda device: do_bench)
+    monkeypatch.setattr(attention_timer, "_timed", lambda run, count, device, prepare=None: np.full(count, 0.5))
+    timed = rows(Flash(AttentionOptions(**OURS)))
+    assert [(row.columns["timer"], row.n, row.p50) for row in timed] == [("triton", 3, 2.0)] * 3
+    assert asked == [(1 * 0.5, 3 * 0.5)] * 3
+    assert all(row.reference_error is not None and row.reference_error < 1e-5 for row in timed)
+    own = rows(Attention(AttentionOptions(**OURS)))
+    assert [(row.columns["timer"], row.n, row.p50) for row in own] == [("own", 3, 0.5)] * 2
+
+
+def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[str, bool]] = []
+
+    def backward(result: Tensor, *, again: bool = False) -> None:
+        kept.append((each, again))
+
+    monkeypatch.setattr(attention_timer, "triton_timer", lambda device: lambda run, **_: [run() or 1.0])
+    for each in ("forward", "backward", "both"):
+        options = AttentionOptions(**OURS)
+        one = partial(attention_timer.pass_times, each, lambda: torch.ones(1), backward, options, CPU, "triton")
+        assert [one(keeps_graph=keeps)[1] for keeps in (True, False)] == [
+            "triton",
+            "own" if each == "backward" else "triton",
+        ]
+    assert {each for each, again in kept if again} == {"backward"}
+
+
+def test_tritons_timer_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("triton.testing")
+    module.__dict__["do_bench"] = timer = lambda: None
+    gpu = torch.device("cuda")
+    for there, device, found in ((module, gpu, timer), (module, CPU, None), (None, gpu, None)):
+        monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+        monkeypatch.setitem(sys.modules, "triton.testing", there)
+        assert attention_timer.triton_timer(device) is found
 
 
 @pytest.mark.parametrize("name", ["attention", "flash", "collectives"])

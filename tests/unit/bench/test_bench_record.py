@@ -8,10 +8,18 @@ from pathlib import Path
 import pytest
 
 from dynbench.bench.base import Row
-from dynbench.bench.record import BENCH_FILE, add_rows, read_benchmark, read_rows, rows_file, write_benchmark
+from dynbench.bench.record import (
+    BENCH_FILE,
+    add_rows,
+    check_rows,
+    read_benchmark,
+    read_rows,
+    rows_file,
+    write_benchmark,
+)
 from dynbench.errors import RecordError, UsageError
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.plugins.benchmarks import CollectivesOptions, NsysOptions
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -42,8 +50,61 @@ def test_a_benchmark_that_is_none(run: Run) -> None:
         read_benchmark(run)
 
 
-@pytest.mark.parametrize("line", ["{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000])
+ROW = '{"case": "a", "shape": [1], "dtype": "float32", "device": "cpu"'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "3", '[{"case": 1}]', '[{"other": 1}]', "[1]", "[" * 100_000, "[]"),
+        *(f'[{ROW}, "p50": "x"}}]', f'[{ROW}, "mean": 1e999}}]', f'[{ROW}, "sd": NaN}}]', f'[{ROW}, "shape": 3}}]'),
+        *(
+            f'[{ROW}, "columns": []}}]',
+            f'[{ROW}, "columns": {{"size": [1]}}}}]',
+            f'[{ROW}, "columns": {{"x": 1e999}}}}]',
+        ),
+        f'[{ROW}, "status": "fine"}}]',
+    ],
+)
 def test_rows_that_are_none(run: Run, line: str) -> None:
     rows_file(run).write_text(f"{line}\n")
     with pytest.raises(RecordError, match="holds what is no row of a benchmark"):
         read_rows(run)
+
+
+def test_a_row_goes_in_the_place_of_a_torn_one(run: Run) -> None:
+    with rows_file(run).open("a") as file:
+        file.write('[{"case": "b"')
+    add_rows(run, [Row("c", (1,), "float32", "cpu", columns={"mfu": float("nan")})])
+    assert [row.case for row in read_rows(run)] == ["all_reduce 1 MiB", "c"]
+    assert read_rows(run)[1].columns == {"mfu": None}
+
+
+def test_a_later_version_may_say_more_of_a_row(run: Run) -> None:
+    rows_file(run).write_text(f'[{ROW}, "p99": 3.0}}]\n')
+    assert [row.case for row in read_rows(run)] == ["a"]
+
+
+def test_rows_of_other_cases_are_not_gone_on_with(run: Run) -> None:
+    benchmark = read_benchmark(run)
+    with pytest.raises(
+        RecordError, match=r"rows of 'all_reduce 1 MiB' where, here and now, case 1 is 'all_reduce 0.1 "
+    ):
+        check_rows(run, benchmark)
+    first, second = benchmark.cases()[:2]
+    rows_file(run).unlink()
+    add_rows(run, [Row(first.name, first.shape, first.dtype, "cpu", columns=first.columns)] * 2)
+    check_rows(run, benchmark)
+    add_rows(run, [Row(second.name, second.shape, second.dtype, "cpu")])
+    with pytest.raises(RecordError, match="holds rows of"):
+        check_rows(run, benchmark)
+
+
+def test_rows_of_which_nothing_can_be_said_are_not_gone_on_with(run: Run) -> None:
+    benchmark = BENCHMARKS.find("nsys").load()(NsysOptions())
+    case = benchmark.cases()[0]
+    rows_file(run).unlink()
+    columns = {**case.columns, "phase": "forward", "part": "kernel", "kernel": "mm"}
+    add_rows(run, [Row(case.name, case.shape, case.dtype, "cpu", mean=1.0, columns=columns)])
+    with pytest.raises(RecordError, match="of which nothing can be said"):
+        check_rows(run, benchmark)

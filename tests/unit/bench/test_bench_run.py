@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +15,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dynbench.analysis.figures.bench_collectives import bench_collectives
+from dynbench.analysis.figures.bench_models import bench_memory_timeline
 from dynbench.bench import bench_run
 from dynbench.bench import rank as bench_rank
 from dynbench.bench.base import Benchmark, Case, Measured, Row
 from dynbench.bench.collectives import COMM_FILE, Collectives
+from dynbench.bench.memory import TIMELINES_FILE
+from dynbench.bench.optimizer import OptimizerState
+from dynbench.bench.options import read_options
 from dynbench.bench.precision import PrecisionStudy
 from dynbench.bench.rank import measured_row, rows_of, work
-from dynbench.bench.record import add_rows, cases_done, read_benchmark, read_rows, rows_file
+from dynbench.bench.record import add_line, add_rows, cases_done, read_benchmark, read_rows, rows_file
 from dynbench.cli import console
 from dynbench.cli.main import main
 from dynbench.config.schema import Launch
@@ -29,12 +35,16 @@ from dynbench.engine.failure import failure_file, record_failure
 from dynbench.engine.launching.launch_ranks import RanksEnded
 from dynbench.engine.launching.resolve import Machine
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
+from dynbench.engine.whereabouts import not_arrived
 from dynbench.errors import NothingFits, Terminated
+from dynbench.experiment.assignment import suite
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import PrecisionOptions
+from dynbench.plugins.benchmarks import CollectivesOptions, OptimizerOptions, PrecisionOptions
+from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
+from dynbench.table_text import csv_text
 
 SIZES = "sizes_mib=1,2,4"
 ONE = ("--set", SIZES, "--set", "backend=gloo", "--set", "operations=all_reduce")
@@ -135,6 +145,7 @@ def test_a_case_without_memory_is_a_row_and_the_others_go_on(
         (KeyboardInterrupt(), 130, Status.INTERRUPTED),
         (Terminated(signal.SIGTERM), 143, Status.INTERRUPTED),
         (ZeroDivisionError("planted"), 3, Status.FAILED),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, Status.FAILED),
     ],
 )
 def test_what_was_measured_is_kept_and_shown_at_every_end(
@@ -161,6 +172,91 @@ def test_what_was_measured_is_kept_and_shown_at_every_end(
     assert len((run.path / "rows.csv").read_text().splitlines()) == 4
 
 
+def test_it_goes_on_after_a_row_that_a_full_disk_tore(
+    store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[1] = Terminated(signal.SIGTERM)
+    run_it(capsys, 143)
+    (run,) = store.list()
+    with rows_file(run).open("a") as file:
+        file.write('[{"case": "all_red')
+    ranks.clear()
+    assert main(["bench", "--resume", run.id, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == cases_done(run) == 3
+
+
+def test_where_ranks_of_an_earlier_launch_were_is_forgotten(
+    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[1] = NothingFits("16 GiB asked for")
+    launched = bench_run.launch_ranks
+
+    def and_leaves_a_place(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
+        assert not_arrived(runs[0]) == []
+        (runs[0].ranks_dir / "at_5").write_text(":measuring")
+        return launched(module, runs, launch)
+
+    monkeypatch.setattr(bench_run, "launch_ranks", and_leaves_a_place)
+    assert len(run_it(capsys, 0, "--no-figures")["rows"]) == 3
+
+
+def test_a_case_behind_a_hundred_that_were_not_measured_is_drawn(store: RunStore) -> None:
+    run = store.create("bench", "collectives")
+    case = Collectives(CollectivesOptions(backend=("gloo",))).cases()[0]
+    skipped = Row(case.name, case.shape, case.dtype, "cpu", status="skipped", columns=case.columns)
+    write_text(run.path / "rows.csv", csv_text(each.as_dict() for each in [*[skipped] * 120, row(case)]))
+    drawing = bench_collectives(run)
+    assert drawing is not None and len(drawing.table) == 1
+
+
+def test_a_timeline_that_was_taken_twice_is_drawn_once(store: RunStore) -> None:
+    run = store.create("bench", "memory")
+    line = {"size": "tiny", "dtype": "float32", "phase": "step", "context": 64, "batch": 4, "ms": [0, 1]}
+    for mb in ([9, 9], [1, 2]):
+        add_line(run.ranks_dir / TIMELINES_FILE, {**line, "mb": mb})
+    drawing = bench_memory_timeline(run)
+    assert drawing is not None and drawing.table["mb"].to_list() == [1, 2]
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_ranks_that_wait_for_others_do_so_as_long_as_asked(name: str) -> None:
+    entry = BENCHMARKS.find(name)
+    if entry.load()(entry.options()).processes > 1:
+        assert entry.load()(read_options(name, ["timeout_s=7"])).timeout_s == 7
+
+
+def test_what_was_begun_on_a_gpu_does_not_go_on_without_one(
+    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[1] = Terminated(signal.SIGTERM)
+    monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=1, bf16=True))
+    assert main(["bench", "precision", "--set", "features=16"]) == 143
+    monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
+    ranks.clear()
+    assert main(["bench", "--resume", "@latest"]) == 2
+    assert "was begun on a GPU, and there is none here" in capsys.readouterr().err
+    assert store.resolve("@latest").status is Status.INTERRUPTED
+
+
+def test_options_without_a_benchmark_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--full"], ["--set", SIZES], ["--name", "c"]):
+        assert main(["bench", *words]) == 2
+        assert "no benchmark is named" in capsys.readouterr().err
+
+
+def test_sizes_that_are_the_same_elements_are_one_size(
+    ranks: dict, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    words = ("--set", "sizes_mib=1e-9,2e-9", "--set", "backend=gloo", "--set", "operations=all_reduce", "--no-figures")
+    assert main(["bench", "collectives", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["summary"]["fits"] == [] and not recwarn.list
+
+
+def test_sizes_that_nothing_holds_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "collectives", "--set", "sizes_mib=1e308"]) == 2
+    assert "sizes_mib" in capsys.readouterr().err
+
+
 def test_what_cannot_be_resumed(store: RunStore, ranks: dict, capsys: pytest.CaptureFixture[str]) -> None:
     trained = store.create("train", "static")
     assert main(["bench", "--resume", trained.id]) == 2
@@ -176,6 +272,51 @@ def test_a_torn_last_row_is_left_out(store: RunStore) -> None:
     with rows_file(run).open("a") as file:
         file.write('[{"case": "b"')
     assert [each.case for each in read_rows(run)] == ["a", "a"] and cases_done(run) == 1
+    add_rows(run, [row(Case("c", [4], "float32"))])
+    assert [each.case for each in read_rows(run)] == ["a", "a", "c"] and cases_done(run) == 2
+    rows_file(run).write_text("[")
+    add_rows(run, [row(Case("d", [4], "float32"))])
+    assert [each.case for each in read_rows(run)] == ["d"]
+
+
+@pytest.mark.parametrize(("told", "code"), [(True, 0), (False, 3)])
+def test_what_the_system_kills_for_memory_is_a_row_and_other_kills_are_none(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: bool, code: int
+) -> None:
+    killed: list[int] = []
+
+    def launched(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded:
+        (run,) = runs
+        done = cases_done(run)
+        if done == 1 and not killed:
+            killed.append(done)
+            return RanksEnded({0: -signal.SIGTERM, 1: -signal.SIGKILL})
+        add_rows(run, [row(read_benchmark(run).cases()[done])])
+        return RanksEnded({})
+
+    monkeypatch.setattr(bench_run, "launch_ranks", launched)
+    monkeypatch.setattr(bench_run, "memory_kills", lambda: len(killed) if told else 0)
+    shown = run_it(capsys, code, "--no-figures")
+    assert [line["status"] for line in shown["rows"]] == (["ok", "oom", "ok"] if told else ["ok"])
+    assert "was killed by SIGKILL" in (shown["rows"][1]["reason"] if told else shown["error"]["message"])
+
+
+def test_sizes_for_a_gpu_are_refused_without_one_unless_they_are_asked_for(
+    store: RunStore, ranks: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
+    monkeypatch.setattr(suite, "this_machine", lambda: Machine(cores=2, gpus=0, bf16=False))
+    for name in (name for name, entry in BENCHMARKS.items() if entry.full and name != "collectives"):
+        assert main(["bench", name, "--full"]) == 2
+        assert f"bench {name} --full has sizes for" in capsys.readouterr().err
+    assert main(["bench", "assignment", "--full"]) == 2 and "has sizes for a GPU" in capsys.readouterr().err
+    assert not store.root.exists()
+    tiny = [word for key in ("features=8", "samples=2", "iterations=1", "device=cpu") for word in ("--set", key)]
+    assert main(["bench", "precision", "--full", "--no-figures", *tiny]) == 0
+    assert main(["bench", "collectives", "--full", "--no-figures", *ONE]) == 0
+    monkeypatch.setattr(bench_run, "this_machine", lambda: Machine(cores=2, gpus=1, bf16=True))
+    assert bench_run.lacks_gpus(OptimizerState(OptimizerOptions()))
+    assert not bench_run.lacks_gpus(PrecisionStudy(PrecisionOptions()))
 
 
 class Parts(PrecisionStudy):

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from answered import unanswered
 from bench_jobs import rows_with, with_a_wrong_one, without
 from warm import RankError, WarmRanks
 
@@ -36,6 +37,7 @@ def measured(ranks: WarmRanks) -> Sequence[Row]:
 
 
 def test_right_collectives_have_nothing_wrong(measured: Sequence[Row]) -> None:
+    assert unanswered("collectives", measured) == []
     named = [(row.dtype, row.columns["operation"]) for row in measured[::2]]
     assert named == [(dtype, operation) for dtype in ("float32", "bfloat16") for operation in OPERATIONS]
     for row in measured:
@@ -104,6 +106,12 @@ def test_no_room_and_no_time_are_said(ranks: WarmRanks) -> None:
     assert rows[0].n == 1
     said = Collectives(CollectivesOptions(limit_s=1e-9)).said(rows)
     assert any("1 iterations, as limit_s=1e-09 was over" in line for line in said)
+
+
+def test_what_the_last_iteration_left_is_judged_also_where_time_was_over(ranks: WarmRanks) -> None:
+    for rows in ranks(rows_with, {"limit_s": 1e-9}):
+        assert {row.columns["operation"] for row in rows} == set(BUS_FACTORS)
+        assert [(row.n, row.columns["#wrong"]) for row in rows] == [(1, 0)] * len(rows)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 5, 6, MOST_RANKS])
@@ -193,6 +201,8 @@ def test_the_fit_finds_latency_and_bandwidth() -> None:
     assert (fit["alpha_ms"], fit["beta_ms_per_mb"], fit["r2"]) == pytest.approx((0.5, 0.2, 1.0))
     assert isinstance(fit["errors"], list) and len(fit["errors"]) == 3
     assert fit_alpha_beta([(1.0, 1.0), (2.0, 3.0)])["r2"] is None, "a line meets any two points"
+    off_by_3_percent = fit_alpha_beta([(1.0, 0.7), (10.0, 2.5), (100.0, 20.5), (1000.0, 206.5)])
+    assert off_by_3_percent["alpha_ms"] == pytest.approx(0.5, rel=0.1), "by absolute errors it is 0.28"
     bent = fit_alpha_beta([(1.0, 1.0), (10.0, 1.0), (100.0, 9.0)])
     assert isinstance(bent["r2"], float) and bent["r2"] < 1
 

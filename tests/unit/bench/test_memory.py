@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from answered import unanswered
 from torch import nn
 
 from dynbench.bench import memory_phases
@@ -56,6 +57,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]
 def test_peaks_grow_from_phase_to_phase_and_with_the_context(measured: tuple[list[Row], Path]) -> None:
     found, _ = measured
     assert {(row.status, row.unit) for row in found} == {("ok", "MB")} and in_order(found)
+    assert unanswered("memory", found) == ["1.5c"], "which is about mixed precision"
     by = peaks(found)
     for phase in PHASES:
         assert (by[8, phase].p50 or 0) < (by[16, phase].p50 or 0)

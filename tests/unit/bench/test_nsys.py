@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from answered import unanswered
 
 from dynbench.bench import nsys_profile
 from dynbench.bench.base import Row
@@ -20,6 +21,7 @@ from dynbench.bench.nsys_target import run_step
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import NsysOptions
+from dynbench.runs.owner import start_mark
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, CHANNELS, CONTEXT = 4, 4, 32, 16
@@ -86,6 +88,7 @@ def test_the_questions_have_answers(measured: Sequence[Row]) -> None:
     summary = benchmark.summary(measured)["answers"]
     assert isinstance(summary, list)
     (answer,) = summary
+    assert unanswered("nsys", measured) == []
     assert (answer["size"], answer["context"]) == ("tiny", CONTEXT)
     longest = of(measured, "forward", "kernel")[0]
     assert answer["forward_kernel"] == longest.columns["kernel"] and answer["forward_calls"] == longest.columns["calls"]
@@ -178,9 +181,37 @@ def test_nsys_is_run_where_it_is(
         assert sums == [] and "exit code 3" in caplog.text and "tiny-16-float32.log" in caplog.text
 
 
+class OverOnceItRuns(subprocess.Popen[bytes]):
+    """Its time is over as soon as a file is there."""
+
+    pid_file = Path()
+
+    def wait(self, timeout: float | None = None) -> int:
+        while timeout is not None:
+            if self.pid_file.exists():
+                raise subprocess.TimeoutExpired("nsys", timeout)
+        return super().wait()
+
+
+def test_nothing_of_nsys_is_left_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake, pid = tmp_path / "bin" / "nsys", tmp_path / "pid"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\nsleep 100 &\necho $! > {pid}.new\nmv {pid}.new {pid}\nwait\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(subprocess, "Popen", OverOnceItRuns)
+    monkeypatch.setattr(OverOnceItRuns, "pid_file", pid)
+    script = tmp_path / "x.sh"
+    script.write_text("set -e\nnsys profile\n")
+    assert not run_nsys(script) and "600 s were over" in caplog.text
+    assert start_mark(int(pid.read_text())) is None
+
+
 def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is to be run"))
     (case,) = Nsys(OPTIONS).cases()
     script = write_commands(case, tmp_path, on_gpu=False)
     assert not run_nsys(script) and "capture-range" not in script.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from answered import unanswered
 
 from dynbench.bench.precision import HALF, PARTS, SUMS, PrecisionStudy, types_under
 from dynbench.bench.rank import rows_of
@@ -27,7 +28,7 @@ def test_sums_types_and_times() -> None:
         assert bits == {16.0}
     times = [row for row in rows if row.unit == "ms"]
     assert [row.dtype for row in times] == ["float32", *HALF] and all(row.n == 2 and row.p50 for row in times)
-    assert len(benchmark.said(rows)) == 4 + 2
+    assert len(benchmark.said(rows)) == 4 + 2 and unanswered("precision", rows) == []
 
 
 def test_a_part_without_autocast_is_seen() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from answered import unanswered
 from torch.utils.flop_counter import FlopCounterMode
 
 from dynbench.bench import model_step, transformer_phases
@@ -51,6 +52,7 @@ def test_phases_of_every_model_and_what_warm_up_leaves_out() -> None:
     summary = benchmark.summary(measured)
     assert list(summary["half_of_float32"]) == ["tiny 8 bfloat16"] and list(summary["step_by_warmup"]) == list("0123")
     assert len(benchmark.said(measured)) == 2 and benchmark.said([]) == []
+    assert unanswered("transformer", measured) == ["2.2b"], "which is about what is compiled"
 
 
 def test_rows_of_fewer_left_out_are_of_the_same_series(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +117,7 @@ def test_compiling_is_outside_of_the_times(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(transformer_phases, "_compiled_in", lambda step: calls.append(step) or 7.0)
     compiled = rows(Transformer(TransformerOptions(**{**SMALL, "execution": ("compiled",)})))
     assert len(calls) == 1 and {row.columns["compile_s"] for row in compiled} == {7.0}
+    assert "2.2b" not in unanswered("transformer", [*rows(Transformer(TransformerOptions(**SMALL))), *compiled])
 
 
 def test_a_wrong_phase_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
