@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dynbench.cli.output import answered, print_line, print_result
@@ -34,18 +35,24 @@ def start(settings: Settings, full: bool, name: str | None, replace: bool) -> Ru
     return start_suite(settings.store(), full=full, name=name, replace=replace)
 
 
-def run(settings: Settings, suite: Run) -> None:
+def run(settings: Settings, suite: Run, *, figures: bool) -> None:
     """Measure what is missing, write the reports, and print which questions have an answer; also on Ctrl-C."""
     from dynbench.cli.console import working
+    from dynbench.errors import DynbenchError
     from dynbench.experiment.assignment.suite import answers_of, run_suite
+    from dynbench.runs.recorder import refuse_running
+    from dynbench.runs.store import RunStore
 
-    store = settings.store()
+    refuse_running(suite)
+    store = RunStore.of(suite)
     try:
         with working(settings.shows_progress, NAME) as report:
-            paths = run_suite(suite, store, report)
-    except BaseException:
+            paths = run_suite(suite, store, report, figures=figures)
+    except DynbenchError as error:
+        found = answers_of(suite, store)
+        error.result = as_dict(suite, found, sorted(suite.path.glob("report.*")))
         if not settings.as_json and not settings.quiet:
-            _show(answers_of(suite, store))
+            _show(found)
         raise
     found = answers_of(suite, store)
     if not answered(settings, "bench", as_dict(suite, found, paths), [str(path) for path in paths]):
@@ -65,10 +72,14 @@ def _show(found: Sequence[Answer]) -> None:
     records = [each.as_dict() for each in found]
     cells = [(each.question.number, each.state.replace("_", " "), _next(each)) for each in found]
     print_result(("question", "state", "next"), cells, records)
+    counts = Counter(each.state.replace("_", " ") for each in found)
+    print_line("")
+    print_line(f"{len(found)} questions: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
 
 
 def _next(answer: Answer) -> str:
-    """What makes its rows, or answers it at the sizes asked for."""
-    if not answer.said:
-        return answer.question.command
-    return answer.question.gpu or "" if answer.state == "answered_small" else ""
+    """What makes its rows, or answers it in full."""
+    if answer.state == "answered":
+        return ""
+    tried = answer.said or answer.reasons
+    return answer.question.gpu or answer.question.command if tried else answer.question.command

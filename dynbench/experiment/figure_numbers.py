@@ -49,6 +49,10 @@ def _reference(template: Template, number: int) -> str:
 def _image(path: Path, subject: Subject, template: Template, folder: Path, number: int) -> str:
     caption = template.label(f"figures.{path.stem}", quoted(path.stem.replace("_", " ")))
     caption = f"{_reference(template, number)}{template.label('figures.separator')}{caption}"
-    target = _UNUSUAL.sub(lambda match: quote(match[0]), os.path.relpath(path.resolve(), folder.resolve()))
     reading = texts.reading(template, path.stem, subject)
-    return f"![{caption}]({target})\n{caption}" + (f"\n\n{reading}" if reading else "")
+    return f"![{caption}]({linked(path, folder)})\n{caption}" + (f"\n\n{reading}" if reading else "")
+
+
+def linked(path: Path, folder: Path) -> str:
+    """A path as Markdown in a folder links it."""
+    return _UNUSUAL.sub(lambda match: quote(match[0]), os.path.relpath(path.resolve(), folder.resolve()))

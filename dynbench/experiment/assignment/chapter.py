@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Literal
 
 from dynbench import __version__
 from dynbench.bench.base import Row
-from dynbench.experiment.assignment.evidence import Grid, Said, Table
+from dynbench.experiment.assignment.evidence import Grid, Said, Table, place
 from dynbench.experiment.assignment.questions import QUESTIONS, Question
-from dynbench.experiment.quoted import all_quoted
+from dynbench.experiment.quoted import all_quoted, quoted
 from dynbench.experiment.report_texts import say
 from dynbench.report import Template, TemplateError, fill, load_template, table
 
@@ -21,6 +22,8 @@ MOST_CASES = 3
 MOST_REASONS = 2
 """Reasons of rows that could not be measured, shown where nothing else is known."""
 State = Literal["answered", "answered_small", "needs_gpu", "not_measured"]
+Pictures = Mapping[tuple[str, str], str]
+"""Run and name of a figure to its path."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,14 @@ def _rows(said: Sequence[Said]) -> list[Row]:
     return [row for one in said for row in one.rows]
 
 
-def render(tables: Sequence[Table], subject: str, language: str) -> str:
+def render(tables: Sequence[Table], subject: str, language: str, pictures: Pictures = MappingProxyType({})) -> str:
     """The document as Markdown.
 
     Args:
         tables: what was measured.
         subject: id of the run that it is of.
         language: `en` or `zh`.
+        pictures: figures of the runs, as they are linked.
 
     Raises:
         TemplateError: the template lacks a text, or asks for what is not known.
@@ -95,14 +99,14 @@ def render(tables: Sequence[Table], subject: str, language: str) -> str:
     found = answers(tables)
     counts = {state: sum(each.state == state for each in found) for state in template_states()}
     values = {
-        "assignment.subject": f"`{subject}`",
+        "assignment.subject": f"`{quoted(subject)}`",
         "assignment.date": f"{datetime.now(UTC):%Y-%m-%d}",
         "assignment.version": __version__,
         "assignment.count": str(len(found)),
-        "assignment.devices": ", ".join(dict.fromkeys(row.device for each in found for row in _rows(each.said)))
+        "assignment.devices": ", ".join(dict.fromkeys(place(row) for each in found for row in _rows(each.said)))
         or None,
         "assignment.overview": _overview(found, template),
-        "assignment.answers": "\n\n".join(_section(each, template) for each in found),
+        "assignment.answers": "\n\n".join(_section(each, template, pictures) for each in found),
         **{f"assignment.{state}": str(count) for state, count in counts.items()},
     }
     return fill(template, values)
@@ -119,11 +123,19 @@ def text(template: Template, key: str, values: dict[str, object]) -> str:
     Raises:
         TemplateError: the language has no such text, or it asks for a value that is not known.
     """
-    found = say(template, key, values)
+    found = say(template, key, {name: _words(value, template) for name, value in values.items()})
     if found is None:
         known = ", ".join(values)
         raise TemplateError(f"{template.path}: no text for '{key}', or it asks for more than {known}", "Add it.")
     return found
+
+
+def _words(value: object, template: Template) -> object:
+    """The items of a list in words of the language; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    words = ([item] if isinstance(item, str) else item for item in value)
+    return [" ".join(template.label(f"cells.{word}", str(word)) for word in each) for each in words]
 
 
 def _overview(found: Sequence[Answer], template: Template) -> str:
@@ -134,14 +146,23 @@ def _overview(found: Sequence[Answer], template: Template) -> str:
     return table([template.label(f"headings.{name}") for name in ("number", "asked", "state")], cells, numeric_from=3)
 
 
-def _section(answer: Answer, template: Template) -> str:
+def _section(answer: Answer, template: Template, pictures: Pictures) -> str:
     number = answer.question.number
     parts = [f"### {number} {template.label(f'asked.{number}')}"]
     for one in answer.said:
         parts.append(text(template, f"said.{one.key}", dict(one.values)))
         if one.grid is not None:
             parts.append(_grid(one.grid, template))
+    for name in answer.question.figures:
+        parts += [_picture(path, name, template) for run in answer.runs if (path := pictures.get((run, name)))]
     return "\n\n".join([*parts, _source(answer, template)])
+
+
+def _picture(path: str, name: str, template: Template) -> str:
+    """A figure with its caption and, in languages other than its own, what everything in it means."""
+    caption = template.label(f"figures.{name}")
+    reading = say(template, f"drawings.{name}", {})
+    return f"![{caption}]({path})\n{caption}" + (f"\n\n{reading}" if reading else "")
 
 
 def _grid(grid: Grid, template: Template) -> str:
@@ -161,11 +182,12 @@ def _source(answer: Answer, template: Template) -> str:
         lines.append(text(template, "sources.from", {"named": named}))
     commands: dict[str, object] = {"command": question.command, "gpu": question.gpu or ""}
     if answer.state != "answered":
-        lines.append(text(template, f"sources.{answer.state}", commands))
+        tried = answer.state == "needs_gpu" and answer.reasons
+        lines.append(text(template, "sources.tried" if tried else f"sources.{answer.state}", commands))
     if not answer.said and answer.reasons:
         reasons = "; ".join(answer.reasons[:MOST_REASONS])
         lines.append(text(template, "sources.reasons", {"reasons": reasons}))
-    return " ".join(lines)
+    return template.label("sources.between").join(lines)
 
 
 def _cases(rows: Sequence[Row], template: Template) -> str:

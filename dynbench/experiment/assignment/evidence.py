@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 CHECK = "check"
 """Name of the source of strategies checked against one process."""
 MOMENTS = ("initialised", "before_step", "after_step")
+MODEL = ("workload.name", "workload.size")
+"""Settings that name what an arm trains."""
 HELD = ("parameters", "gradients", "optimizer", "strategy")
 
 
@@ -53,7 +56,7 @@ class Said:
     Attributes:
         key: of its text.
         rows: at least one, that was measured or says why it was not.
-        values: by name of the text's placeholder.
+        values: by name of the text's placeholder; items of a list are words or several of them, which may be `cells`.
         grid: shown below it.
     """
 
@@ -86,6 +89,30 @@ def where(rows: Iterable[Row], **wanted: object) -> list[Row]:
 def _measured(row: Row) -> bool:
     """Whether a row holds a number, which is above 0 where it is a time."""
     return row.status == "ok" and row.mean is not None and (row.unit != "ms" or min(row.mean, row.p50 or 0) > 0)
+
+
+def below(rows: Sequence[Row], others: Sequence[Row]) -> bool:
+    """Whether rows take less time together than others do: mean ± standard deviation of both do not meet."""
+    (low, low_sd), (high, high_sd) = _together(rows), _together(others)
+    return low + low_sd < high - high_sd
+
+
+def side(pairs: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> str:
+    """`faster` where the first of every pair is below the second, `slower` where it is above, else `both`."""
+    pairs = list(pairs)
+    if all(below(new, old) for new, old in pairs):
+        return "faster"
+    return "slower" if all(below(old, new) for new, old in pairs) else "both"
+
+
+def _together(rows: Sequence[Row]) -> tuple[float, float]:
+    """Mean and standard deviation of a sum of independent times."""
+    return sum(row.mean or 0 for row in rows), math.hypot(*(row.sd or 0 for row in rows))
+
+
+def place(row: Row) -> str:
+    """The device as a sentence has it."""
+    return "CPU" if row.device == "cpu" else row.device
 
 
 def matches(row: Row, wanted: Mapping[str, object]) -> bool:
@@ -140,6 +167,7 @@ def _arm_row(subject: Subject, name: str) -> Row:
     known |= {"hidden": mean_of(members, "overlap_fraction"), "wire_bytes": mean_of(members, "bytes_wire.mean")}
     known |= {f"{m}_{p}": mean_of(members, f"memory_parts.{m}.{p}_mb") for m in MOMENTS for p in HELD}
     about: dict[str, float | int | str] = {what: value for what, value in known.items() if value is not None}
+    about |= {"model": " ".join(str(config[key]) for key in MODEL if config.get(key))}
     about |= {"strategy": str(config.get("sync.name")), "ranks": mean_of(members, "world_size") or 1}
     step, device = known["step"], str(config.get("launch.device") or "cpu")
     if step is None:

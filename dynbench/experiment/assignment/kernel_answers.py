@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynbench.bench.base import Row
-from dynbench.experiment.assignment.evidence import Grid, Said, column, number_in, where
+from dynbench.experiment.assignment.evidence import Grid, Said, column, number_in, place, where
 from dynbench.experiment.assignment.model_answers import CLOSE, plain
 
 NOTABLE = 0.02
@@ -20,7 +20,7 @@ def _last(rows: Sequence[Row], phase: str, part: str) -> list[Row]:
 
 
 def _about(row: Row) -> dict[str, object]:
-    return {"size": column(row, "size"), "context": column(row, "context"), "device": row.device}
+    return {"size": column(row, "size"), "context": column(row, "context"), "device": place(row)}
 
 
 def timer(rows: Sequence[Row]) -> list[Said]:
@@ -42,7 +42,8 @@ def most(rows: Sequence[Row]) -> list[Said]:
     names = [f"`{column(row, 'kernel')}`" for row in (first, trained)]
     values = {**_about(first), "kernel": names[0], "calls": plain(number_in(first, "calls")), "other": names[1]}
     values["share"] = _percent(number_in(first, "share"))
-    return [Said(f"kernels.{'same' if names[0] == names[1] else 'other'}", [first, trained], values)]
+    said = [Said(f"kernels.{'same' if names[0] == names[1] else 'other'}", [first, trained], values)]
+    return [*said, Said("kernels.operations", [first])] if first.device == "cpu" else said
 
 
 def others(rows: Sequence[Row]) -> list[Said]:
@@ -51,30 +52,40 @@ def others(rows: Sequence[Row]) -> list[Said]:
     beside = [row for row in kinds if column(row, "kernel") != MATMUL and (number_in(row, "share") or 0) >= NOTABLE]
     if not kinds:
         return []
-    cells = [[str(column(row, "kernel")), plain(row.mean), f"{_percent(number_in(row, 'share'))} %"] for row in kinds]
-    values = _about(kinds[0]) | {"kinds": ", ".join(str(column(row, "kernel")) for row in beside)}
+    cells = [[_kind(row), plain(row.mean), f"{_percent(number_in(row, 'share'))} %"] for row in kinds]
+    values = _about(kinds[0]) | {"kinds": [_kind(row) for row in beside]}
     key = "kernels.beside" if beside else "kernels.none_beside"
     return [Said(key, kinds, values, Grid(("kind", "time", "share"), cells))]
 
 
 def matmul(rows: Sequence[Row]) -> list[Said]:
-    """1.2d."""
-    shares = {phase: _share(rows, phase) for phase in ("inference", "step")}
-    found = {phase: each for phase, each in shares.items() if each is not None}
-    if len(found) < 2:
+    """1.2d: the share of every kind at inference and in a step, and whose grows most."""
+    first, second = (_shares(rows, phase) for phase in ("inference", "step"))
+    matmul = f"kinds.{MATMUL}"
+    if matmul not in first or matmul not in second:
         return []
-    (first, inference), (second, step) = found["inference"], found["step"]
+    kinds = list(dict.fromkeys((*first, *second)))
+    shares = {kind: [number_in(found[kind], "share") or 0 if kind in found else 0 for found in (first, second)]
+              for kind in kinds}  # fmt: skip
+    inference, step = shares[matmul]
     key = "falls" if step < (1 - CLOSE / 2) * inference else "rises" if step > (1 + CLOSE / 2) * inference else "stays"
-    values = {**_about(first), "inference": _percent(inference), "step": _percent(step)}
-    return [Said(f"kernels.{key}", [first, second], values)]
+    most = max(kinds, key=lambda kind: shares[kind][1] - shares[kind][0])
+    values = {**_about(first[matmul]), "inference": _percent(inference), "step": _percent(step), "most": [most]}
+    values |= {"before": _percent(shares[most][0]), "after": _percent(shares[most][1])}
+    cells = [[kind, *(f"{_percent(share)} %" for share in shares[kind])] for kind in kinds]
+    used = [*first.values(), *second.values()]
+    return [Said(f"kernels.{key}", used, values, Grid(("kind", "inference_share", "step_share"), cells))]
 
 
-def _share(rows: Sequence[Row], phase: str) -> tuple[Row, float] | None:
-    for row in _last(rows, phase, "kind"):
-        share = number_in(row, "share")
-        if column(row, "kernel") == MATMUL and share is not None:
-            return row, share
-    return None
+def _shares(rows: Sequence[Row], phase: str) -> dict[str, Row]:
+    """The rows of a phase by kind, the largest share first."""
+    found = [row for row in _last(rows, phase, "kind") if number_in(row, "share") is not None]
+    return {_kind(row): row for row in sorted(found, key=lambda row: -(number_in(row, "share") or 0))}
+
+
+def _kind(row: Row) -> str:
+    """Key of the kind's name."""
+    return f"kinds.{column(row, 'kernel')}"
 
 
 def softmax(rows: Sequence[Row]) -> list[Said]:
@@ -93,4 +104,4 @@ def softmax(rows: Sequence[Row]) -> list[Said]:
 
 
 def _percent(share: float | None) -> str:
-    return f"{100 * (share or 0):.0f}"
+    return f"{100 * (share or 0):.1f}"

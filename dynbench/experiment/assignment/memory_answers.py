@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment import sharing_answers as sharing
-from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, where
-from dynbench.experiment.assignment.model_answers import CLOSE, plain
+from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, side, where
+from dynbench.experiment.assignment.model_answers import CLOSE, plain, spread
+from dynbench.experiment.assignment.sharing_answers import WAYS
 
 PHASES = ("forward", "forward_saved", "step")
 MOMENTS = ("init", "before", "after")
 PARTS = ("parameters", "gradients", "optimizer", "rest", "total", "peak")
-WAYS = ("adamw", "zero1")
 ASKED = 4 * 4 * 512 * 2560 / 1e6
 """MB of the residual stream of the model that is asked for: 4 B x batch x context x width."""
 
@@ -102,44 +102,78 @@ def largest(rows: Sequence[Row]) -> list[Said]:
         (row for row in steps if (number_in(row, "context") or 0) == longest), key=lambda row: -(row.p50 or 0)
     )
     cells = [
-        [plain(row.p50), *(str(column(row, name) or "") for name in ("times", "operator", "stack"))] for row in found
+        [*(str(column(row, name) or "") for name in ("operator", "stack")), plain(row.p50), str(column(row, "times"))]
+        for row in found
     ]
     values = {"size": column(found[0], "size"), "context": f"{longest:g}", "most": plain(found[0].p50)}
     values["operator"] = f"`{column(found[0], 'operator')}`"
-    return [Said("memory.largest", found, values, Grid(("mb", "times", "operator", "stack"), cells, 0))]
+    return [Said("memory.largest", found, values, Grid(("operator", "stack", "mb", "times"), cells, 2))]
 
 
 def sharded_memory(rows: Sequence[Row]) -> list[Said]:
     """5.2a: by moment and part; of `bench optimizer`, else of a comparison of strategies."""
-    found = by(where(rows, quantity="memory", way=WAYS), "size", "way", "moment", "part")
-    sizes = dict.fromkeys(key[0] for key in found)
+    found = by(where(rows, quantity="memory", way=WAYS), "size", "dtype", "way", "moment", "part")
     wanted = [(way, moment, part) for way in WAYS for moment in MOMENTS for part in PARTS]
-    whole = [size for size in sizes if all((size, *each) in found for each in wanted)]
+    models = dict.fromkeys(key[:2] for key in found)
+    whole = [model for model in models if all((*model, *each) in found for each in wanted)]
     if not whole:
         return sharing.sharded_memory(rows)
-    size = whole[-1]
-    used = [found[(size, *each)] for each in wanted]
+    model = _shown(whole)
+    held = {each: found[(*model, *each)] for each in wanted}
     cells = [
-        [way, f"moments.{moment}", *(plain(found[size, way, moment, part].p50) for part in PARTS)]
+        [way, f"moments.{moment}", *(plain(held[way, moment, part].p50) for part in PARTS)]
         for way in WAYS
         for moment in MOMENTS
     ]
-    kept, shard = (found[size, way, "after", "optimizer"] for way in WAYS)
+    kept, shard = (held[way, "after", "optimizer"] for way in WAYS)
     ranks = number_in(shard, "processes") or 1
     share = (kept.p50 or 0) > 0 and abs((shard.p50 or 0) / (kept.p50 or 1) * ranks - 1) <= 2 * CLOSE
     values: dict[str, object] = {"whole": plain(kept.p50), "shard": plain(shard.p50), "ranks": plain(ranks)}
-    values |= sharing.beside(*([found[size, way, "before", part].p50 for way in WAYS] for part in PARTS[:2]))
-    return [Said(f"sharded.{'share' if share else 'other'}", used, values, Grid(("arm", "moment", *PARTS), cells, 2))]
+    values |= sharing.beside(*([held[way, "before", part].p50 for way in WAYS] for part in PARTS[:2]))
+    grid = Grid(("arm", "moment", *PARTS), cells, 2)
+    return [Said(f"sharded.{'share' if share else 'other'}", list(held.values()), values, grid), _in_all(held)]
+
+
+def _in_all(held: Mapping[tuple[str, str, str], Row]) -> Said:
+    """What is held in all before the step, and the peak until then, against those of the whole state."""
+    parts = ("total", "peak")
+    used = {(part, way): held[way, "before", part] for part in parts for way in WAYS}
+    more = [(used[part, "zero1"].p50 or 0) > (used[part, "adamw"].p50 or 0) for part in parts]
+    key = "more" if all(more) else "some" if any(more) else "less"
+    values = {f"{part}_{way}": plain(row.p50) for (part, way), row in used.items()}
+    return Said(f"sharded.{key}", list(used.values()), values)
 
 
 def sharded_time(rows: Sequence[Row]) -> list[Said]:
-    """5.2b."""
-    pair = _pair(where(rows, quantity="time", part="step"))
-    if not pair:
+    """5.2b: in every type that both were timed in."""
+    found = by(where(rows, quantity="time", part=("step", "optimizer")), "size", "dtype", "part", "way")
+    models = [key[:2] for key in found if all((*key[:2], "step", way) in found for way in WAYS)]
+    same = [model for model in dict.fromkeys(models) if model[0] == _shown(models)[0]]
+    if not same:
         return sharing.sharded_time(rows)
-    ratio = (pair[0].mean or 0) / (pair[1].mean or 1)
-    side = "faster" if ratio > 1 + CLOSE / 2 else "slower" if ratio < 1 - CLOSE / 2 else "alike"
-    return [Said(f"sharded_time.{side}", pair, {"step": plain(pair[1].mean), "ratios": plain(ratio)})]
+    pairs = [(found[(*model, "step", "zero1")], found[(*model, "step", "adamw")]) for model in same]
+    cells = [
+        [
+            str(size),
+            str(dtype),
+            *(_cell(found.get((size, dtype, part, way))) for part in ("optimizer", "step") for way in WAYS),
+        ]
+        for size, dtype in same
+    ]
+    headings = ("size", "type", *(f"{part}_{way}" for part in ("optimizer", "step") for way in WAYS))
+    ratios = [(row.dtype, plain((other.mean or 0) / (row.mean or 1))) for row, other in pairs]
+    which = side(((row,), (other,)) for row, other in pairs).replace("both", "alike")
+    used = [row for row in found.values() if (column(row, "size"), row.dtype) in same]
+    return [Said(f"sharded_time.{which}", used, {"ratios": ratios}, Grid(headings, cells, 2))]
+
+
+def _cell(row: Row | None) -> str:
+    return "" if row is None else spread(row)
+
+
+def _shown(models: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
+    """The last model, by size and type, in fp32 where there is one."""
+    return next((model for model in reversed(models) if model[1] == "float32"), (*models[-1:], ("", ""))[0])
 
 
 def sharded_traffic(rows: Sequence[Row]) -> list[Said]:
@@ -151,7 +185,7 @@ def sharded_traffic(rows: Sequence[Row]) -> list[Said]:
 
 
 def _pair(rows: Sequence[Row]) -> list[Row]:
-    """The rows of both ways of the last size that has them."""
-    found = by(rows, "size", "way")
-    sizes = [key[0] for key in found if all((key[0], way) in found for way in WAYS)]
-    return [found[sizes[-1], way] for way in WAYS] if sizes else []
+    """The rows of both ways of the last model that has them."""
+    found = by(rows, "size", "dtype", "way")
+    models = [key[:2] for key in found if all((*key[:2], way) in found for way in WAYS)]
+    return [found[(*_shown(models), way)] for way in WAYS] if models else []

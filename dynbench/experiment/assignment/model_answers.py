@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynbench.bench.base import Row
 from dynbench.bench.precision import HALF, PARTS, SUMS
-from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, where
+from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, place, side, where
 from dynbench.experiment.formats import number
 
 CLOSE = 0.1
@@ -67,12 +67,12 @@ def warmup(rows: Sequence[Row]) -> list[Said]:
         return []
     none, most = found[0], found[counts[-1]]
     times = (none.mean or 0) / (most.mean or 1)
-    listed = ", ".join(f"{count:g}: {spread(found[count])} ms" for count in counts)
+    listed = [f"{count:g}: {spread(found[count])} ms" for count in counts]
     key = "warmup.matters" if times > 1 + CLOSE else "warmup.none"
     said = [Said(key, first, {"listed": listed, "times": plain(times), "most": f"{counts[-1]:g}"})]
     between = [count for count in counts[1:-1] if (found[count].mean or 0) > (1 + CLOSE) * (most.mean or 0)]
     if times > 1 + CLOSE and counts[1:-1]:
-        names = ", ".join(f"{count:g}" for count in between or counts[1:-1])
+        names = [f"{count:g}" for count in between or counts[1:-1]]
         said.append(Said(f"warmup.{'few_wrong' if between else 'few_right'}", first, {"counts": names}))
     return said
 
@@ -106,8 +106,8 @@ def types(rows: Sequence[Row]) -> list[Said]:
     cells = [[f"parts.{part}", *(str(column(named[half, part], "shown")) for half in halves)] for part in PARTS]
     half = halves[0]
     norm = str(column(named[half, "layer norm"], "shown"))
-    own = {"half": half, "norm": norm, "device": named[half, "layer norm"].device}
-    grid = Grid(("part", *(f"under_{each}" for each in halves)), cells)
+    own = {"half": half, "norm": norm, "device": place(named[half, "layer norm"])}
+    grid = Grid(("part", *(f"under_{each}" for each in halves)), cells, 1 + len(halves))
     key = "types.norm_full" if norm == "float32" else "types.norm_half"
     return [Said("types.all", found, grid=grid), Said(key, [named[half, "layer norm"]], own)]
 
@@ -123,7 +123,7 @@ def layer_norm(rows: Sequence[Row]) -> list[Said]:
     if bfloat is not None:
         kept = column(bfloat, "shown")
         key = "norm.bf16_full" if kept == "float32" else "norm.bf16_half"
-        said.append(Said(key, [bfloat], {"norm": kept, "device": bfloat.device}))
+        said.append(Said(key, [bfloat], {"norm": kept, "device": place(bfloat)}))
     return said
 
 
@@ -145,10 +145,9 @@ def mixed(rows: Sequence[Row]) -> list[Said]:
     if not ratios:
         return _mixed_toy(rows)
     headings = ("size", "context", "forward_fp32", "forward_bf16", "backward_fp32", "backward_bf16", "of_full")
-    least, most = min(ratios.values()), max(ratios.values())
-    side = "faster" if most < 1 - CLOSE else "slower" if least > 1 + CLOSE else "both"
-    values = {"least": plain(least), "most": plain(most), "device": used[0].device}
-    said = [Said(f"mixed.{side}", used, values, Grid(headings, cells))]
+    compared = [((used[at + 1], used[at + 3]), (used[at], used[at + 2])) for at in range(0, len(used), 4)]
+    values = {"least": plain(min(ratios.values())), "most": plain(max(ratios.values())), "device": place(used[0])}
+    said = [Said(f"mixed.{side(compared)}", used, values, Grid(headings, cells))]
     last = {size: ratio for (size, _), ratio in ratios.items()}
     if len(last) < 2:
         return [*said, Said("mixed.no_trend", used, {"sizes": _listed(used, "size")})]
@@ -164,7 +163,7 @@ def _mixed_toy(rows: Sequence[Row]) -> list[Said]:
         return []
     ratio = half.mean / full.mean
     key = f"mixed.toy_{'faster' if ratio < 1 else 'slower'}"
-    values = {"full": spread(full), "half": spread(half), "ratio": plain(ratio), "device": half.device}
+    values = {"full": spread(full), "half": spread(half), "ratio": plain(ratio), "device": place(half)}
     return [Said(key, [full, half], values)]
 
 
@@ -183,10 +182,10 @@ def compiled_model(rows: Sequence[Row]) -> list[Said]:
     if not used:
         return []
     headings = ("size", "context", "forward_eager", "forward_compiled", "step_eager", "step_compiled")
-    side = "faster" if max(ratios) < 1 else "slower" if min(ratios) > 1 else "both"
-    values = {"least": plain(min(ratios)), "most": plain(max(ratios)), "device": used[0].device}
-    return [Said(f"compiled.{side}", used, values, Grid(headings, cells))]
+    pairs = [((used[at + 3],), (used[at + 2],)) for at in range(0, len(used), 4)]
+    values = {"least": plain(min(ratios)), "most": plain(max(ratios)), "device": place(used[0])}
+    return [Said(f"compiled.{side(pairs)}", used, values, Grid(headings, cells))]
 
 
-def _listed(rows: Sequence[Row], name: str) -> str:
-    return ", ".join(dict.fromkeys(f"`{column(row, name)}`" for row in rows))
+def _listed(rows: Sequence[Row], name: str) -> list[str]:
+    return list(dict.fromkeys(f"`{column(row, name)}`" for row in rows))

@@ -23,6 +23,18 @@ COMMANDS: Mapping[str, str] = {
 BOTH = " --set execution=eager,compiled"
 COMPILED = " --set ways=plain,compiled"
 TRITON = " --set ways=plain,flash_triton"
+FIGURES: Mapping[str, Sequence[str]] = {
+    "1.1b": ("bench_transformer",),
+    "1.2d": ("bench_kernels",),
+    "1.3": ("bench_precision",),
+    "1.5a": ("bench_memory_timeline",),
+    "1.5b": ("bench_memory",),
+    "2.1": ("bench_attention", "bench_attention_memory"),
+    "3.3": ("bench_attention",),
+    "4.1": ("bench_collectives", "bench_bandwidth"),
+    "5.2a": ("bench_optimizer",),
+}
+"""Figures of the benchmark that a question is answered from, by its number."""
 XL = "dynbench compare recipes/sync_xl.yaml"
 
 
@@ -37,6 +49,7 @@ class Question:
         gpu: command that answers it at the sizes asked for; None where a CPU is enough.
         only: values of columns of the rows that it is about.
         options: what the command is given beside its name.
+        figures: of the benchmark's run, that belong to the answer.
     """
 
     number: str
@@ -45,6 +58,7 @@ class Question:
     gpu: str | None = None
     only: Mapping[str, object] = field(default_factory=dict)
     options: str = ""
+    figures: Sequence[str] = ()
 
     @property
     def command(self) -> str:
@@ -61,7 +75,8 @@ class Question:
 def _bench(
     number: str, name: str, answer: sharing.Answer, *further: str, full: bool = True, **only: object
 ) -> Question:
-    return Question(number, (name, *further), answer, f"dynbench bench {name} --full" if full else None, only)
+    gpu = f"dynbench bench {name} --full" if full else None
+    return Question(number, (name, *further), answer, gpu, only, figures=FIGURES.get(number, ()))
 
 
 def _formulas(number: str, key: str, *beginnings: str) -> Question:

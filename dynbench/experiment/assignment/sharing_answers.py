@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment.evidence import HELD, MOMENTS, Grid, Said, by, column, number_in, where
 from dynbench.experiment.assignment.model_answers import CLOSE, plain
 
 Answer = Callable[[Sequence[Row]], list[Said]]
+WAYS = ("adamw", "zero1")
+"""Of an optimizer: its state whole on every rank, or sharded."""
 
 
 def collectives(rows: Sequence[Row]) -> list[Said]:
@@ -19,16 +22,28 @@ def collectives(rows: Sequence[Row]) -> list[Said]:
     found = [row for row in sized if row.case.startswith("all_reduce")]
     if not found:
         return []
-    names = ("backend", "processes", "dtype", "size")
+    names = ("backend", "dtype", "processes", "size")
     cells = [
         [*map(str, key[:3]), plain((number_in(row, "size") or 0) / 1e6), plain(row.p50), plain(number_in(row, "busbw"))]
         for key, row in by(found, *names).items()
     ]
     wrong = [row for row in found if number_in(row, "#wrong")]
-    said = [Said("collectives.all", found, grid=Grid(("backend", "processes", "type", "mb", "p50", "busbw"), cells))]
+    said = [Said("collectives.all", found, grid=Grid(("backend", "type", "processes", "mb", "p50", "busbw"), cells, 2))]
     key = "collectives.wrong" if wrong else "collectives.right"
-    said.append(Said(key, wrong or found, {"cases": ", ".join(row.case for row in wrong)}))
-    return [*said, *_sizes(found), *_processes(found)]
+    said.append(Said(key, wrong or found, {"cases": [row.case for row in wrong]}))
+    return [*said, *_disturbed(found), *_sizes(found), *_processes(found)]
+
+
+def _disturbed(found: Sequence[Row]) -> list[Said]:
+    """Sizes that take longer than the next larger one with as many processes."""
+    series = by(found, "backend", "processes", "dtype", "size")
+    above = []
+    for names in dict.fromkeys(key[:3] for key in series):
+        rows = sorted(
+            (row for key, row in series.items() if key[:3] == names), key=lambda row: number_in(row, "size") or 0
+        )
+        above += [row for row, larger in pairwise(rows) if (row.p50 or 0) > (larger.p50 or 0)]
+    return [Said("collectives.disturbed", above, {"cases": [f"`{row.case}`" for row in above]})] if above else []
 
 
 def _sizes(found: Sequence[Row]) -> list[Said]:
@@ -53,16 +68,26 @@ def _sizes(found: Sequence[Row]) -> list[Said]:
 def _processes(found: Sequence[Row]) -> list[Said]:
     backend = column(found[0], "backend")
     size = max(number_in(row, "size") or 0 for row in where(found, backend=backend))
-    same = where(found, backend=backend, size=size, dtype=found[0].dtype) or list(found[:1])
+    alike = where(found, backend=backend, dtype=found[0].dtype)
+    same = where(alike, size=size) or list(found[:1])
     few, many = (pick(same, key=lambda row: number_in(row, "processes") or 0) for pick in (min, max))
     if few is many:
         return [Said("collectives.one_count", [few], {"processes": column(few, "processes")})]
     ratio = (many.p50 or 0) / (few.p50 or 1)
     expected = _factor(many) / (_factor(few) or 1)
     key = "slower" if ratio > (1 + 2 * CLOSE) * expected else "as_ring"
+    key = "crowded" if key == "slower" and column(many, "shared") else key
     values = {"few": column(few, "processes"), "many": column(many, "processes"), "mb": plain(size / 1e6)}
     values |= {"times": plain(ratio), "expected": plain(expected), "backend": backend}
-    return [Said(f"collectives.{key}", [few, many], values)]
+    said = [Said(f"collectives.{key}", [few, many], values)]
+    least = min(number_in(row, "size") or 0 for row in alike)
+    small = {column(row, "processes"): row for row in where(alike, size=least)}
+    pair = [small.get(column(row, "processes")) for row in (few, many)]
+    known = [row for row in pair if row is not None]
+    if least < size and len(known) == 2:
+        at_least = {"small": plain(least / 1e6), "small_times": plain((known[1].p50 or 0) / (known[0].p50 or 1))}
+        said.append(Said("collectives.together", [*known, few, many], {**values, **at_least}))
+    return said
 
 
 def _factor(row: Row) -> float:
@@ -83,7 +108,7 @@ def _checked(strategy: str, rows: Sequence[Row]) -> list[Said]:
     largest = max(row.mean or 0 for row in found)
     passed = all(column(row, "passed") for row in found)
     values = {"strategy": f"`{strategy}`", "off": f"{largest:.1e}", "ranks": column(found[0], "ranks")}
-    values["optimizers"] = ", ".join(str(column(row, "optimizer")) for row in found)
+    values["optimizers"] = [str(column(row, "optimizer")) for row in found]
     return [Said(f"checked.{'same' if passed else 'other'}", found, values)]
 
 
@@ -107,7 +132,8 @@ def naive(rows: Sequence[Row]) -> list[Said]:
     found = [row for row in _arms(rows, "naive") if number_in(row, "comm") is not None]
     if not found:
         return []
-    values = {"step": plain(found[0].mean), "comm": plain(number_in(found[0], "comm")), "share": _share(found[0])}
+    values = {"model": f"`{column(found[0], 'model')}`", "ranks": plain(number_in(found[0], "ranks"))}
+    values |= {"step": plain(found[0].mean), "comm": plain(number_in(found[0], "comm")), "share": _share(found[0])}
     return [Said("naive", found, values, _step_grid(found))]
 
 
@@ -140,7 +166,8 @@ def _faster(key: str, row: Row, others: Sequence[Row], shown: Sequence[Row]) -> 
     """Whether an arm's step is shorter than that of all others, of some, or of none."""
     ratios = [(other.mean or 0) / (row.mean or 1) for other in others]
     side = "faster" if min(ratios) > 1 + CLOSE / 2 else "slower" if max(ratios) < 1 - CLOSE / 2 else "alike"
-    listed = ", ".join(f"{plain(ratio)} (`{other.case}`)" for ratio, other in zip(ratios, others, strict=True))
+    named = [(f"`{other.case}`", plain(ratio)) for ratio, other in zip(ratios, others, strict=True)]
+    listed = named if len(named) > 1 else [plain(ratios[0])]
     values = {"step": plain(row.mean), "ratios": listed, "n": row.n}
     return Said(f"{key}.{side}", shown, values, _step_grid(shown))
 
@@ -152,7 +179,12 @@ def buckets(rows: Sequence[Row]) -> list[Said]:
         return []
     ordered = sorted(found, key=lambda row: number_in(row, "calls") or 0)
     least = min(ordered, key=lambda row: row.mean or math.inf)
-    values = {"best": f"`{least.case}`", "step": plain(least.mean), "calls": plain(number_in(least, "calls"))}
+    values = {
+        "model": f"`{column(least, 'model')}`",
+        "best": f"`{least.case}`",
+        "step": plain(least.mean),
+        "calls": plain(number_in(least, "calls")),
+    }
     values |= {"few": plain(ordered[0].mean), "many": plain(ordered[-1].mean)}
     side = "inner" if ordered[0] is not least is not ordered[-1] else "few" if least is ordered[0] else "many"
     return [Said(f"buckets.{side}", ordered, values, _step_grid(ordered))]
@@ -181,10 +213,8 @@ def sharded_memory(rows: Sequence[Row]) -> list[Said]:
 
 def beside(parameters: Sequence[float | None], gradients: Sequence[float | None]) -> dict[str, object]:
     """What is held of parameters and gradients before the step, MB, without and with sharding."""
-    return {
-        "parameters": f"{plain(parameters[0])}, {plain(parameters[1])}",
-        "gradients": f"{plain(gradients[0])}, {plain(gradients[1])}",
-    }
+    held = {"parameters": parameters, "gradients": gradients}
+    return {f"{name}_{way}": plain(each) for name, pair in held.items() for way, each in zip(WAYS, pair, strict=True)}
 
 
 def sharded_time(rows: Sequence[Row]) -> list[Said]:

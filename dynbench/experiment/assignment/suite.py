@@ -11,17 +11,19 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dynbench.bench.base import Row
-from dynbench.bench.bench_run import measure_bench, start_bench
+from dynbench.analysis.figures import draw_figures
+from dynbench.bench.base import Benchmark, Row
+from dynbench.bench.bench_run import lacks_gpus, measure_bench, start_bench
 from dynbench.bench.options import read_options
 from dynbench.config.load import load_config, load_mapping
 from dynbench.config.recipes import Recipe, find_recipe, resolve_cells
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.errors import DynbenchError, Interrupted, StorageError
-from dynbench.experiment.assignment.chapter import Answer, answers, render
+from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError
+from dynbench.experiment.assignment.chapter import Answer, Pictures, answers, render
 from dynbench.experiment.assignment.evidence import CHECK, Table, bench_table, check_table, comparison_table
 from dynbench.experiment.assignment.questions import CHECKED
 from dynbench.experiment.compare import run_comparison, start_comparison
+from dynbench.experiment.figure_numbers import linked
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.reporting import FORMATS
 from dynbench.experiment.subject import read_subject
@@ -29,6 +31,8 @@ from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
+from dynbench.runs.names import RunId
+from dynbench.runs.own_files import check_own_files
 from dynbench.runs.recorder import new_run, recorded, refuse_running
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -41,8 +45,9 @@ ORDER = ("accounting", "precision", "attention", "flash", "transformer", "memory
 """The benchmarks that questions are answered from; one that this version does not have is left out."""
 SMALL: Mapping[str, Sequence[str]] = {
     "attention": ("ways=plain,compiled,sdpa,flash_torch", "iterations=10"),
-    "flash": ("ways=plain,sdpa,flash_torch", "iterations=10"),
+    "flash": ("ways=plain,sdpa,flash_torch,flash_triton", "iterations=10"),
     "transformer": ("execution=eager,compiled",),
+    "collectives": ("operations=all_reduce", "sizes_mib=1,10,100", "processes=2,4,6"),
 }
 """Options beside a benchmark's small ones."""
 RECIPES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -64,7 +69,7 @@ class Stage:
     """
 
     name: str
-    run: str | None = None
+    run: RunId | None = None
     done: bool = False
 
 
@@ -99,8 +104,14 @@ def start_suite(store: RunStore, *, full: bool, **naming: object) -> Run:
     """Register the suite; nothing is measured yet.
 
     Raises:
-        UsageError, RunLookupError: as `new_run`.
+        UsageError: its benchmarks are to have their sizes for a GPU, and there is none; as `new_run`.
+        RunLookupError: as `new_run`.
     """
+    if full and this_machine().gpus == 0:
+        raise UsageError(
+            f"bench {NAME} --full has sizes for a GPU, and here are none",
+            "Leave --full out: every question is answered small, and says what a GPU would run.",
+        )
     resolved = resolve(load_config(None, (), {"launch.launcher": "torchrun"}), this_machine(), store)
     run = new_run(store, "bench", NAME, resolved.config, decisions=resolved.decisions, data={}, **_naming(naming))
     names = [*(name for name in ORDER if name in BENCHMARKS), CHECK, *RECIPES]
@@ -113,13 +124,14 @@ def _naming(given: Mapping[str, object]) -> Naming:
     return {"name": None if name is None else str(name), "replace": bool(given.get("replace"))}
 
 
-def run_suite(run: Run, store: RunStore, report: Report) -> list[Path]:
+def run_suite(run: Run, store: RunStore, report: Report, *, figures: bool = True) -> list[Path]:
     """Measure what is missing, and write the reports at whatever end; a stage that fails leaves the others be.
 
     Args:
         run: what `start_suite` made, also one that was interrupted.
         store: registry of the stages.
         report: told how far it is, a line at a time.
+        figures: whether those of benchmarks are drawn.
 
     Returns:
         The reports.
@@ -135,12 +147,12 @@ def run_suite(run: Run, store: RunStore, report: Report) -> list[Path]:
         try:
             stages = read_state(run).stages
             for index, stage in enumerate(stages, start=1):
-                if stage.done:
+                if stage.done and (stage.name == CHECK or _begun(stage, store) is not None):
                     continue
                 head = f"part {index} of {len(stages)}, {stage.name}"
                 report(head)
                 try:
-                    _run_stage(run, stage, store.within(run), _told(report, head))
+                    _run_stage(run, stage, store.within(run), _told(report, head), figures)
                 except (Interrupted, StorageError):
                     raise
                 except DynbenchError as error:
@@ -157,7 +169,7 @@ def _told(report: Report, head: str) -> Report:
     return lambda line: report(f"{head}: {line}")
 
 
-def _run_stage(suite: Run, stage: Stage, store: RunStore, report: Report) -> None:
+def _run_stage(suite: Run, stage: Stage, store: RunStore, report: Report, figures: bool) -> None:
     state = read_state(suite)
     if stage.name == CHECK:
         from dynbench.engine.launching.toy_ranks import check_strategies
@@ -170,18 +182,36 @@ def _run_stage(suite: Run, stage: Stage, store: RunStore, report: Report) -> Non
         write_json(suite.path / FILE, state.ended(stage.name, run.id, done=False))
         run_comparison(run, store, on_stage=report)
     else:
-        entry = BENCHMARKS.find(stage.name)
-        options = read_options(stage.name, entry.full if state.full else SMALL.get(stage.name, ()))
-        run = _begun(stage, store) or start_bench(stage.name, entry.load()(options), store)
+        run = _begun(stage, store) or start_bench(stage.name, _benchmark(stage.name, state.full), store)
         write_json(suite.path / FILE, state.ended(stage.name, run.id, done=False))
         measure_bench(run, report=report)
+        if figures:
+            draw_figures("bench", run, run.figures_dir)
     write_json(suite.path / FILE, state.ended(stage.name, run.id, done=True))
 
 
+def _benchmark(name: str, full: bool) -> Benchmark:
+    """With the sizes for a GPU where they are asked for and it has the GPUs; else small."""
+    entry = BENCHMARKS.find(name)
+    load = entry.load()
+    large: Benchmark = load(read_options(name, entry.full))
+    if full and not lacks_gpus(large):
+        return large
+    small: Benchmark = load(read_options(name, SMALL.get(name, ())))
+    return small
+
+
 def _begun(stage: Stage, store: RunStore) -> Run | None:
-    """The run that goes on; None where it has none, or that was removed."""
+    """The run that goes on; None where it has none, or that was removed.
+
+    Raises:
+        RecordError: something in its folder leads elsewhere.
+    """
     run = None if stage.run is None else Run(store.root / stage.run)
-    return run if run is not None and run.record_file.is_file() else None
+    if run is None or not run.record_file.is_file():
+        return None
+    check_own_files(run.path)
+    return run
 
 
 def _short(name: str) -> Recipe:
@@ -211,7 +241,7 @@ def answers_of(run: Run, store: RunStore) -> list[Answer]:
     return answers(tables_of(run, store))
 
 
-def chapter_text(run: Run, store: RunStore, language: str, form: str) -> str:
+def chapter_text(run: Run, store: RunStore, language: str, form: str, folder: Path | None = None) -> str:
     """The document of a suite.
 
     Args:
@@ -219,9 +249,17 @@ def chapter_text(run: Run, store: RunStore, language: str, form: str) -> str:
         store: registry of its stages.
         language: `en` or `zh`.
         form: `md`, or `html` for one self-contained page.
+        folder: where the document will lie, which figures are linked from; the suite's by default.
     """
-    markdown = render(tables_of(run, store), run.label, language)
-    return markdown if form == "md" else to_html(markdown, run.path, language)
+    where = run.path if folder is None else folder
+    markdown = render(tables_of(run, store), run.label, language, _pictures(run, store, where))
+    return markdown if form == "md" else to_html(markdown, where, language)
+
+
+def _pictures(run: Run, store: RunStore, folder: Path) -> Pictures:
+    """The figures of the benchmarks that are there."""
+    runs = (own for stage in read_state(run).stages if stage.name in BENCHMARKS if (own := _begun(stage, store)))
+    return {(own.id, path.stem): linked(path, folder) for own in runs for path in sorted(own.figures_dir.glob("*.png"))}
 
 
 def write_chapter(run: Run, store: RunStore) -> list[Path]:

@@ -10,6 +10,7 @@ from string import Formatter
 
 import pytest
 import torch
+from answered import unanswered
 
 from dynbench.bench.accounting import Accounting
 from dynbench.bench.base import Row
@@ -21,7 +22,6 @@ from dynbench.engine.rank.rank_process import RankContext
 from dynbench.experiment.assignment.chapter import answers, render, template_states
 from dynbench.experiment.assignment.evidence import CHECK, Said, Table, check_table
 from dynbench.experiment.assignment.questions import QUESTIONS
-from dynbench.experiment.assignment.suite import ORDER
 from dynbench.plugins import BENCHMARKS
 from dynbench.plugins.benchmarks import AccountingOptions
 from dynbench.report import LANGUAGES, load_template
@@ -83,10 +83,12 @@ def model(*, cold: float = 9.0, half: float = 0.5, compiled: float = 0.8, sd: fl
     return found
 
 
-def attention(*, power: float = 2.0, tiled: float = 0.5, flash_ms: float = 1.0, error: float = 1e-7) -> list[Row]:
+def attention(
+    *, power: float = 2.0, tiled: float = 0.5, flash_ms: float = 1.0, compiled_ms: float = 3.0, error: float = 1e-7
+) -> list[Row]:
     found = []
     for length in (256, 1024):
-        for way, ms in (("plain", 4.0), ("compiled", 3.0), ("flash_torch", flash_ms)):
+        for way, ms in (("plain", 4.0), ("compiled", compiled_ms), ("flash_torch", flash_ms)):
             for each in ("forward", "backward", "both"):
                 saved = tiled if way == "flash_torch" else 2.0 * (length / 256) ** power
                 about = {"length": length, "channels": 64, "batch": 8, "way": way, "pass": each, "causal": 0}
@@ -112,13 +114,16 @@ def memory(*, step: float = 40.0, saved: float = 20.0, half: float = 1.0, measur
     return found
 
 
-def optimizer(*, shard: float = 4.0, step: float = 9.0, sent: float = 15.0) -> list[Row]:
+def optimizer(
+    *, shard: float = 4.0, step: float = 9.0, sent: float = 15.0, total: float = 8.0, peak: float = 8.0
+) -> list[Row]:
+    of_zero1 = {"optimizer": shard, "total": total, "peak": peak}
     found = []
     for way in ("adamw", "zero1"):
         about = {"size": "tiny", "way": way, "processes": 2}
         for moment in ("init", "before", "after"):
             for part in ("parameters", "gradients", "optimizer", "rest", "total", "peak"):
-                mb = shard if (way, part) == ("zero1", "optimizer") else 8.0
+                mb = of_zero1.get(part, 8.0) if way == "zero1" else 8.0
                 found.append(row(way, mb, quantity="memory", moment=moment, part=part, **about))
         found.append(row(way, step if way == "zero1" else 8.0, quantity="time", part="step", **about))
         found.append(row(way, sent if way == "zero1" else 10.0, quantity="traffic", **about))
@@ -164,6 +169,7 @@ def arms(
     for name, ms in times.items():
         about = {
             "strategy": name,
+            "model": "toy",
             "ranks": 2,
             "calls": 5,
             "comm": 3.0,
@@ -181,7 +187,7 @@ def arms(
 def buckets(best: str = "mb10") -> list[Row]:
     calls = {"one": 1, "mb10": 10, "mb1": 100}
     return [
-        row(name, 5.0 if name == best else 9.0, strategy="bucketed", ranks=2, calls=count, comm=1.0)
+        row(name, 5.0 if name == best else 9.0, strategy="bucketed", model="toy", ranks=2, calls=count, comm=1.0)
         for name, count in calls.items()
     ]
 
@@ -248,9 +254,17 @@ def test_commands_are_of_benchmarks_and_recipes_that_there_are() -> None:
     for question in QUESTIONS:
         for words in (command.split() for command in (question.command, question.gpu) if command):
             if words[:2] == ["dynbench", "bench"]:
-                assert words[2] in (*BENCHMARKS, *ORDER, "assignment")
+                assert words[2] in (*BENCHMARKS, "assignment")
             elif words[:2] == ["dynbench", "compare"]:
                 assert find_recipe(words[2]).is_file()
+
+
+def test_rows_that_are_called_otherwise_answer_nothing() -> None:
+    assert unanswered("accounting", accounting()) == []
+    assert unanswered("memory", memory()) == []
+    for column, asked in (("quantity", "abcde"), ("phase", "abce")):
+        renamed = [replace(each, columns={**each.columns, column: "x"}) for each in memory()]
+        assert unanswered("memory", renamed) == [f"1.5{letter}" for letter in asked]
 
 
 def test_only_rows_of_a_gpu_answer_what_is_asked_of_one() -> None:
@@ -278,11 +292,17 @@ CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], 
     ("1.4c", TOY, "mixed.toy_faster", {**TOY, "precision": precision(half_ms=9)}, "mixed.toy_slower"),
     ("2.1", {}, "attention.quadratic", {"attention": attention(power=1)}, "attention.below_quadratic"),
     ("2.1", {}, "attention.removed", {"attention": attention(tiled=99)}, "attention.not_removed"),
+    ("1.4c", {}, "mixed.faster", {"transformer": model(half=0.8, sd=0.2)}, "mixed.both"),
     ("2.2b", {}, "compiled.faster", {"transformer": model(compiled=1.5)}, "compiled.slower"),
+    ("2.2b", {}, "compiled.faster", {"transformer": model(compiled=0.9, sd=0.1)}, "compiled.both"),
     ("3.1", {}, "flash.right", {"flash": attention(error=1e-3)}, "flash.wrong"),
+    ("3.1", {}, "flash.keeps", {"flash": attention(tiled=99)}, "flash.keeps_much"),
     ("3.3", {}, "flash.times.faster", {"flash": attention(flash_ms=9)}, "flash.times.slower"),
+    ("3.3", {}, "flash.times.faster", {"flash": attention(flash_ms=3.99)}, "flash.times.both"),
+    ("2.2a", {}, "compiled.attention.faster", {"attention": attention(compiled_ms=9)}, "compiled.attention.slower"),
     ("4.1", {}, "collectives.right", {"collectives": collectives(wrong=3)}, "collectives.wrong"),
     ("4.1", {}, "collectives.bandwidth", {"collectives": collectives(slope=0.2)}, "collectives.latency"),
+    ("4.1", {}, "collectives.together", {"collectives": collectives()[:2]}, "collectives.one_count"),
     ("4.4", {}, "flat.faster", {"sync": arms(step={"flat": 20.0})}, "flat.slower"),
     ("4.6", {}, "overlap.faster", {"sync": arms(step={"overlap": 20.0})}, "overlap.slower"),
     ("4.6", {}, "overlap.pays", {"sync": arms(beyond=9.0)}, "overlap.competes"),
@@ -294,7 +314,10 @@ CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], 
     ("1.5c", {}, "memory.mixed_little", {"memory": memory(half=1.5)}, "memory.mixed_more"),
     ("1.5d", {}, "memory.residual_holds", {"memory": memory(measured=2.0)}, "memory.residual_off"),
     ("5.2a", {}, "sharded.share", {"optimizer": optimizer(shard=8.0)}, "sharded.other"),
+    ("5.2a", {}, "sharded.less", {"optimizer": optimizer(total=9.0)}, "sharded.some"),
+    ("5.2a", {}, "sharded.less", {"optimizer": optimizer(total=9.0, peak=9.0)}, "sharded.more"),
     ("5.2b", {}, "sharded_time.slower", {"optimizer": optimizer(step=5.0)}, "sharded_time.faster"),
+    ("5.2b", {}, "sharded_time.slower", {"optimizer": optimizer(step=8.01)}, "sharded_time.alike"),
     ("5.2c", {}, "traffic.more", {"optimizer": optimizer(sent=10.0)}, "traffic.same"),
     ("5.2a", ARMS, "sharded.share", {**ARMS, "sync": arms(shard=8.0)}, "sharded.other"),
     ("5.2b", {**ARMS, "sync": arms(step={"zero1": 5.0})}, "sharded_time.faster", ARMS, "sharded_time.slower"),
@@ -309,6 +332,68 @@ def test_the_rows_choose_what_is_said(
     first, second = keys(number, everything(**one)), keys(number, everything(**other))
     assert says in first and instead not in first
     assert instead in second and says not in second
+
+
+def section(number: str, language: str = "en", **changes: Sequence[Row]) -> str:
+    """What is said of a question."""
+    text = render(everything(**changes), "x", language)
+    return re.split(r"^### ", text, flags=re.MULTILINE)[1 + NUMBERS.index(number)]
+
+
+def test_operations_of_a_cpu_are_told_from_kernels() -> None:
+    on_gpu = [replace(each, device=GPU) for each in kernels()]
+    assert keys("1.2b", everything()) == ["kernels.same", "kernels.operations"]
+    assert keys("1.2b", everything(nsys=on_gpu)) == ["kernels.same"]
+
+
+def test_lists_are_in_the_words_of_the_language() -> None:
+    norms = [each for each in kernels(norm=0.1) if each.columns.get("kernel") == "norm"]
+    several = [*kernels(), *(replace(each, columns={**each.columns, "kernel": "copy"}) for each in norms)]
+    assert "normalisation, copies." in section("1.2c", nsys=several)
+    assert "归一化、复制。" in section("1.2c", "zh", nsys=several) and "copy" not in section("1.2c", "zh", nsys=several)
+    assert "：前向 0.250、反向 0.250、前向加反向 0.250。" in section("3.3", "zh")
+
+
+def test_a_share_below_what_counts_is_not_rounded_up_to_it() -> None:
+    told = section("1.2c", nsys=kernels(norm=0.0188))
+    assert "no kind of kernel takes 2 %" in told and "| 1.9 % |" in told
+
+
+def test_the_largest_shape_is_spoken_of_and_where_others_differ() -> None:
+    narrow = [replace(each, columns={**each.columns, "channels": 16}) for each in attention(flash_ms=9.0)]
+    wide = [replace(each, columns={**each.columns, "length": each.columns["length"] * 2}) for each in attention()]
+    for rows in ([*narrow, *wide], [*wide, *narrow]):
+        assert "up to length 2048, width 64" in section("2.1", attention=rows)
+        told = section("3.3", flash=rows)
+        assert "length 2048, width 64" in told and "in 6 of the 12 pairs" in told and "lengths up to 1024" in told
+    assert "slower_elsewhere" not in "".join(keys("3.3", everything()))
+
+
+def test_times_that_fall_with_the_size_are_told() -> None:
+    right = collectives()
+    disturbed = [replace(right[0], p50=1e3), *right[1:]]
+    assert "collectives.disturbed" not in keys("4.1", everything())
+    assert "(`all_reduce 1 MiB`)" in section("4.1", collectives=disturbed)
+    crowded = [replace(each, p50=(each.p50 or 0) ** 2, columns={**each.columns, "shared": "4 on 2"}) for each in right]
+    assert "collectives.crowded" in keys("4.1", everything(collectives=crowded))
+
+
+def test_figures_stand_with_their_questions() -> None:
+    pictures = {("memory-run", "bench_memory"): "a/b.png", ("flash-run", "bench_memory"): "wrong.png"}
+    for language, caption in (("en", "Peak memory of each phase"), ("zh", "峰值内存")):
+        text = render(everything(), "x", language, pictures)
+        assert text.count("a/b.png") == 1 and "wrong.png" not in text
+        (line,) = (line for line in text.splitlines() if "a/b.png" in line)
+        assert caption in line and text.index(line) > text.index("### 1.5b")
+    assert ("图题" in render(everything(), "x", "zh", pictures)) and "drawings" not in text
+
+
+def test_what_was_tried_here_is_not_proposed_for_here() -> None:
+    skipped = [replace(each, status="skipped", reason="no GPU", mean=None, p50=None) for each in attention()]
+    triton = [replace(each, columns={**each.columns, "way": "flash_triton"}) for each in skipped]
+    assert "What of it runs on a CPU" in section("3.4")
+    told = section("3.4", flash=triton)
+    assert "What of it runs on a CPU" not in told and "no GPU" in told
 
 
 def test_a_strategy_that_trains_other_weights_is_told() -> None:
@@ -329,6 +414,10 @@ def test_what_ran_out_of_memory_is_an_answer_and_what_was_skipped_is_none() -> N
     text = render(everything(attention=skipped), "x", "en")
     section = re.split(r"^### ", text, flags=re.MULTILINE)[1 + NUMBERS.index("2.2a")]
     assert "Needs a GPU" in section and "no compiler" in section and "<b>" not in section
+
+
+def test_the_name_of_a_folder_is_no_markup() -> None:
+    assert "`a\\](b) &lt;c>`" in render([], "a](b) <c>", "en")
 
 
 def nulls() -> Iterator[list[Row]]:

@@ -61,6 +61,7 @@ def test_the_list_goes_on_where_it_was_interrupted(
     run = store.resolve("a")
     assert run.status is Status.INTERRUPTED and "bench --resume a" in said.err and "4.9a" in said.out
     text = (run.path / "report.en.md").read_text()
+    assert "/figures/bench_precision.png)" in text and "data:image/png" in (run.path / "report.zh.html").read_text()
     assert "3,517.58 GB" in text and "fp16 terms, fp32 sum" in text
     begun = suite.read_state(run).stages
     assert [stage.done for stage in begun] == [True, False, False, False, False]
@@ -79,6 +80,72 @@ def test_the_list_goes_on_where_it_was_interrupted(
     found = states(capsys.readouterr().out)
     assert len(store.list()) == made and list(found) == [question.number for question in QUESTIONS]
     assert {found[number] for number in ("1.3", "4.2", "4.9a", "5.1")} == {"answered"} and found["4.4"] == "needs_gpu"
+
+
+def test_a_stage_that_was_removed_is_measured_anew_and_a_path_names_its_registry(
+    store: RunStore,
+    planted: dict[int, BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert main(["bench", "assignment", "--name", "a", "--json"]) == 3
+    shown = json.loads(capsys.readouterr().out)
+    run = store.resolve("a")
+    assert (shown["name"], shown["run"]["id"], shown["error"]["kind"]) == ("assignment", run.id, "worker")
+    assert {each["number"] for each in shown["questions"]} == {question.number for question in QUESTIONS}
+    kept, gone, *_ = (stage.run for stage in suite.read_state(run).stages)
+    assert kept is not None and gone is not None
+    store.remove(Run(store.root / gone))
+
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(tmp_path / "other"))
+    monkeypatch.setattr(suite, "run_comparison", lambda run, *_, **__: None)
+    assert main(["report", str(run.path), "-o", "-"]) == 0 and kept in capsys.readouterr().out
+    assert main(["bench", "--resume", str(run.path), "-q"]) == 0
+    stages = [stage.run for stage in suite.read_state(run).stages]
+    assert (
+        stages[0] == kept
+        and stages[1] not in (None, gone)
+        and all((store.root / str(each)).exists() for each in stages)
+    )
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_stage_leads_nowhere_else(
+    store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planted[0] = Terminated(signal.SIGTERM)
+    assert main(["bench", "assignment", "--name", "a"]) == 143
+    run = store.resolve("a")
+    (stage,) = (store.root / stage.run for stage in suite.read_state(run).stages if stage.run is not None)
+    precious = tmp_path / "rows.jsonl"
+    precious.touch()
+    (stage / "ranks" / "rows.jsonl").unlink(missing_ok=True)
+    (stage / "ranks" / "rows.jsonl").symlink_to(precious)
+    for words in (["report", "a"], ["bench", "--resume", "a"]):
+        assert main(words) == 2
+        assert "leads out of the folder" in capsys.readouterr().err
+    state = json.loads((run.path / suite.FILE).read_text())
+    state["stages"][0]["run"] = f"../{tmp_path.name}/{stage.name}"
+    (run.path / suite.FILE).write_text(json.dumps(state))
+    for words in (["report", "a"], ["bench", "--resume", "a"]):
+        assert main(words) == 2
+        assert "is no id of a run" in capsys.readouterr().err
+    assert precious.read_text() == ""
+
+
+def test_another_process_is_at_it(
+    store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted[0] = Terminated(signal.SIGTERM)
+    assert main(["bench", "assignment", "--name", "a"]) == 143
+    capsys.readouterr()
+    run = store.resolve("a")
+    run.update(status="running")
+    run.update(host="elsewhere")
+    assert main(["bench", "--resume", "a"]) == 2
+    said = capsys.readouterr()
+    assert "is running in process" in said.err and not said.out and run.status is Status.RUNNING
 
 
 def test_its_reports_are_written_anew(
