@@ -171,7 +171,10 @@ def _popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> ForkedPo
 def _serve(end: socket.socket) -> None:
     """Fork what is asked for, until nobody is left to ask."""
     while True:
-        message, files, _, _ = socket.recv_fds(end, _LIMIT, 3)
+        try:
+            message, files, _, _ = socket.recv_fds(end, _LIMIT, 3)
+        except ConnectionResetError:  # it was killed
+            return
         if not message:
             return
         tasks = sum(1 for _ in Path("/proc/self/task").iterdir())
@@ -188,7 +191,10 @@ def _serve(end: socket.socket) -> None:
             request = json.loads(message)
             if request["session"]:
                 os.setsid()
-            end.send(json.dumps({"pid": os.getpid()}).encode())
+            try:
+                end.send(json.dumps({"pid": os.getpid()}).encode())
+            except OSError:  # who asked was killed
+                os._exit(1)
             end.close()
             _become(request, files)
         os.waitpid(between, 0)

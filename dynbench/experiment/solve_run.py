@@ -99,7 +99,7 @@ def run_solve(
     left_out = ranks.left_out(request.traces, request.world_sizes)
     said = [*warnings, *left_out, *_not_in_tokens(request)]
     run = _new_run(config, request.traces, store, said, **naming)
-    with recorded(run):
+    with recorded(run, at_its_end=True):
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
     return Solution(run, request.traces, lines, skipped, request.steps_per_line)

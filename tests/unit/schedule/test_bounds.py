@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.schedule.bounds import batch_bound, packed_bound, step_bound
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan
@@ -89,3 +90,29 @@ def test_capacities_count_the_micro_batches_that_alpha_is_paid_for():
     assert batch_bound(lengths, cost, 2, micro_batches=3, limits=np.full(12, 2)) == 30 + 30
     priced = replace(cost, further=4.0)
     assert batch_bound(lengths, priced, 2, micro_batches=3, limits=np.full(12, 2)) == 10 + 2 * 4 + 30
+
+
+def test_the_longest_sample_is_on_some_rank():
+    assert batch_bound(np.array([50, 1]), CostModel("measured", alpha=10.0), 2) == 60
+    assert batch_bound(np.array([3, 4]), CostModel("tokens_sq"), 1) == 49
+    assert packed_bound(np.array([6, 4]), CostModel(), 1, speeds=np.array([2.0])) == 5
+
+
+def test_the_bound_of_a_plan_by_hand():
+    """Padded to 8, 4, 4, 4: three micro-batches at least, of which two pay 10 and one 3, or one each, which pay 10."""
+    cost = CostModel("measured", alpha=10.0, further=3.0, pad_to_multiple_of=4)
+    capacity = Capacity.table([[(4, 2), (8, 1)]])
+    problem = Problem(np.array([8, 4, 4, 2]), 2, 4, cost=cost, capacity=capacity)
+    first, rest = np.array([0]), np.array([1, 2, 3])
+    split, whole = StepPlan(0, ((first,), (rest[:2], rest[2:]))), StepPlan(0, ((first,), (rest,)))
+    assert step_bound(split, problem) == (10 + 10 + 3 + 20) / 2
+    assert step_bound(whole, problem) == (10 + 10 + 20) / 2
+    assert step_bound(split, replace(problem, capacity=Capacity())) == 20
+    assert step_bound(split, replace(problem, speeds=np.array([2.0, 2.0]))) == 43 / 4
+    tokens = replace(problem, cost=replace(cost, cost_type="tokens"), capacity=Capacity())
+    assert step_bound(whole, tokens) == 10
+    assert step_bound(replace(whole, packed=True), tokens) == 9, "which is not padded"
+    alike = StepPlan(0, ((np.array([0, 1]),), (np.array([2]),)), packed=True)
+    assert step_bound(alike, Problem(np.full(3, 5), 2, 3)) == 10, "two of the three are on one rank"
+    squares = replace(tokens, cost=replace(cost, cost_type="tokens_sq"))
+    assert (step_bound(whole, squares), step_bound(split, squares)) == (100, 64)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dynbench.errors import UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity
+from dynbench.schedule.capacity import UNLIMITED, Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, policy_class
 
@@ -101,3 +101,25 @@ def test_where_no_limit_was_found_plans_are_those_without_limits(policy, speeds)
 def test_a_limit_holds_beyond_the_lengths_without_one():
     capacity = Capacity.table([[(32, None), (64, 6)]])
     assert capacity.limits(1, np.array([20, 32, 33, 64, 65])).tolist() == [[UNLIMITED, UNLIMITED, 6, 6, 0]]
+
+
+@pytest.mark.parametrize("kind", [Capacity, PackedCapacity])
+def test_what_every_rank_can_hold_is_the_least_at_each_length_that_all_were_measured_at(kind):
+    measured = kind.table([[(10, 8), (20, 4)], [(12, 6), (30, 3)]])
+    assert measured.least() == kind.table([[(10, 6), (12, 4), (20, 3)]])
+    assert type(measured.least()) is kind
+    assert kind.uniform(5).least() == kind.uniform(5)
+
+
+def test_which_rank_holds_a_sample_alone():
+    lengths = np.array([5, 15, 25])
+    held = Capacity.table([[(10, 1)], [(20, 2)]]).hold(2, lengths)
+    assert held.tolist() == [[True, False, False], [True, True, False]]
+    assert PackedCapacity.uniform(9).hold(2, np.array([9, 10])).tolist() == [[True, False]] * 2
+
+
+def test_rows_hold_the_tokens_of_the_micro_batches_that_were_measured():
+    measured = [[(4, 3), (8, 1), (9, None)]]
+    assert capacity_of(measured, "padded") == Capacity.table(measured)
+    assert capacity_of(measured, "packed") == PackedCapacity.table([[(4, 12), (8, 8), (9, None)]])
+    assert capacity_of([[(4, None)]], "flattened") == PackedCapacity.table([[(4, None)]])

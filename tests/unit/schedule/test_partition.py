@@ -99,6 +99,12 @@ def test_equal_ranks_with_capacities_by_length_are_exact(lengths, workers, cost,
     judge(problem_of(lengths, workers, cost=cost, capacity=Capacity.table([table])), "both")
 
 
+@settings(max_examples=40)
+@given(LENGTHS, st.integers(2, 3), COSTS, TABLES, st.booleans())
+def test_a_few_of_these_for_quick_tests(lengths, workers, cost, table, capped):
+    judge(problem_of(lengths, workers, cost=cost, capacity=Capacity.table([table]) if capped else Capacity()), "both")
+
+
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 1.3, 3.0]), min_size=3, max_size=3).map(np.array)
 
 

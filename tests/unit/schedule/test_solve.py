@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from dynbench.errors import NothingFits, UsageError
+from dynbench.errors import DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import plan_names, plan_of
 from dynbench.schedule.capacity import Capacity, PackedCapacity
@@ -279,3 +279,81 @@ def test_what_comes_back_on_sst2(where):
 def test_the_built_in_sst2_gives_nearly_the_same():
     found = lines(request(["partition"], [built_in_trace("sst2")], steps=300))
     assert found["partition"]["speedup_vs_static"] == pytest.approx(2.19, abs=0.05)
+
+
+def test_a_line_says_all_of_two_steps_by_hand():
+    """Samples 5, 1, 1, 1 cost 10 and 2, then four 9 cost 18 each."""
+    trace = Trace("hand", np.array([5, 1, 1, 1, 9, 9, 9, 9]), "here", train_max_length=8, cut_samples=3)
+    (line,) = solve(replace(request(["static"], [trace], (2,), batch=4, steps=2, order="file", seed=7), max_length=9))
+    found = dict(line.result)
+    assert set(found.pop("plan_ms")) == {"p50", "p95"}
+    assert found.pop("step_length_spread") > 0
+    assert found == {
+        "trace": "hand",
+        "samples": 8,
+        "world_size": 2,
+        "global_batch": 4,
+        "max_length": 9,
+        "cut_samples": 3,
+        "train_max_length": 8,
+        "longer_than_train": 4,
+        "steps": 2,
+        "seed": 7,
+        "cost_type": "tokens",
+        "fitted_on": None,
+        "window": 1,
+        "micro_batches": 1,
+        "policy": "static",
+        "layout": "padded",
+        "solver": None,
+        "exact": "none",
+        "mean_max_cost": 14,
+        "cost_per_token": 28 / 44,
+        "p95_max_cost": pytest.approx(17.6),
+        "mean_cost_variance": 8,
+        "padding_ratio": 48 / 44,
+        "speedup_vs_static": 1,
+        "mean_bound": 11.5,
+        "gap_to_bound": 14 / 11.5 - 1,
+        "capacity_violations": 0,
+        "adjacent_length_correlation": None,
+        "local_batch": {"min": 2, "p50": 2.0, "max": 2},
+        "greedy_gap": None,
+    }
+    assert (line.rank_costs.tolist(), line.rank_counts.tolist(), line.gap) == ([10, 2], [2, 2], None)
+
+
+def test_what_cannot_be_solved_is_said_word_for_word():
+    for asked, message, hint in (
+        (
+            request(["partitions"]),
+            "--policy: 'partitions' is not a policy. Did you mean 'partition'?",
+            f"Known: {', '.join(plan_names('padded', 'packed', 'flattened'))}; or all",
+        ),
+        (request(traces=()), "nothing to solve", "Name a trace and a world size."),
+        (
+            request(capacity=Capacity.table([[(100, 8)], [(90, 8)], [(80, 8)], [(70, 8)]])),
+            f"made up: sample {int(HEAVY.lengths.argmax())} of {HEAVY.lengths.max()} padded tokens is longer than any "
+            "rank's capacity allows (at most 100 tokens)",
+            "Cut it with --max-length, or probe capacities at this length.",
+        ),
+    ):
+        with pytest.raises(DynbenchError) as caught:
+            solve(asked)
+        assert caught.value.message == message
+        assert caught.value.hint.startswith(hint)
+
+
+def test_a_policy_that_is_slow_at_this_size_is_left_out_unless_it_is_named(monkeypatch):
+    monkeypatch.setitem(POLICIES.entries, "lpt", replace(POLICIES["lpt"], slow_above=4 * 32))
+    assert "lpt" in lines(request()), "the size itself is not above it"
+
+
+def test_a_trace_of_a_model_is_padded_no_further_than_the_model_takes():
+    trace = Trace("short", np.array([5, 6, 7, 8]), "here", positions=9)
+    cost = CostModel(pad_to_multiple_of=8)
+    (line,) = solve(request(["static"], [trace], (2,), batch=4, steps=1, order="file", cost=cost))
+    assert line.result["mean_max_cost"] == 16
+    longer = replace(trace, lengths=np.array([5, 6, 7, 9]))
+    (line,) = solve(request(["static"], [longer], (2,), batch=4, steps=1, order="file", cost=cost))
+    assert line.result["mean_max_cost"] == 18, "not 2 times 16"

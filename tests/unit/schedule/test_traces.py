@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dynbench.errors import DataError, UsageError
 from dynbench.lengths import SST2
 from dynbench.schedule.traces import BUILT_IN, Trace, built_in_trace, describe, load_trace, lognormal_lengths
-from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace
+from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace, read_trace
 
 LENGTHS = np.array([12, 3, 448, 7], dtype=np.int64)
 
@@ -216,3 +216,12 @@ def test_arrays_and_lines_are_read_without_polars(tmp_path, monkeypatch):
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"length": int(n)}) for n in LENGTHS))
     for name in ("t.npy", "t.jsonl"):
         assert load_trace(str(tmp_path / name)).lengths.tolist() == LENGTHS.tolist()
+
+
+def test_damage_that_polars_panics_at_is_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    def panics(*_, **__):
+        raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(pl, "read_parquet", panics)
+    with pytest.raises(DataError, match="not a readable parquet file"):
+        read_trace(tmp_path / "lengths.parquet")

@@ -1,0 +1,265 @@
+"""Deals of packed rows against all deals of few samples, and single exchanges against all exchanges."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynbench.schedule import packed_exchange
+from dynbench.schedule.packed_deal import Search, Work, longest_first, within_limits
+from dynbench.schedule.packed_exchange import ENOUGH, exchanged
+from dynbench.schedule.partition_search import sort_longest_first
+
+SEEDS = st.integers(0, 10**6)
+
+
+def work_of(seed: int, samples: int, ranks: int, capped: bool = False, least: int = 1) -> Work:
+    rng = np.random.default_rng(seed)
+    lengths = np.sort(rng.integers(1, 30, samples))[::-1].copy()
+    limits = None
+    if capped:
+        most = rng.integers(int(lengths.sum()) // ranks, 2 * int(lengths.sum()) // ranks + 2, (ranks, 1))
+        limits = np.where(lengths > 15, most, most + 10)
+    speeds = rng.choice([1.0, 2.0], ranks) if seed % 2 else np.ones(ranks)
+    return Work(lengths * 1.5, lengths, speeds, rng.choice([0.0, 7.0], ranks), limits, least)
+
+
+def deals(work: Work):
+    """Every deal that gives each rank what it needs and keeps to the limits."""
+    for owners in map(np.array, product(range(work.ranks), repeat=len(work.weights))):
+        if np.bincount(owners, minlength=work.ranks).min() >= work.least and work.fits(owners):
+            yield owners
+
+
+def test_what_a_deal_costs_and_whether_it_fits_by_hand():
+    limits = np.array([[9, 9, 12], [20, 20, 20]])
+    work = Work(np.array([8.0, 6, 1]), np.array([4, 3, 2]), np.array([2.0, 1.0]), np.array([1.0, 5.0]), limits)
+    owners = np.array([0, 1, 0])
+    assert work.ranks == 2
+    assert work.spent(owners).tolist() == [10, 11]
+    assert work.spent(np.zeros(3, dtype=int)).tolist() == [16, 5]
+    assert work.peak(owners) == 11
+    assert work.peak(np.array([0, 0, 0])) == 8
+    assert work.fits(owners)
+    assert work.fits(np.array([0, 0, 0])), "9 tokens are 9"
+    tight = Work(work.weights, work.lengths, work.speeds, work.fixed, limits - [[1], [0]])
+    assert not tight.fits(np.array([0, 0, 0]))
+    assert tight.fits(np.array([1, 1, 0]))
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (1.0, 50.0, 1.0)])
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_every_rank_gets_the_samples_it_needs(speeds, least):
+    lengths = np.array([100, 9, 8, 7, 6, 5, 4, 3, 2])
+    work = Work(lengths.astype(float), lengths, np.array(speeds), np.zeros(3), least=least)
+    counts = np.bincount(longest_first(work), minlength=3)
+    assert counts.sum() == 9
+    assert counts.min() >= least
+
+
+def test_the_fullest_rank_gives_its_shortest_sample():
+    lengths = np.array([100, 5, 4, 3, 2])
+    work = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2), least=2)
+    assert longest_first(work).tolist() == [0, 1, 1, 1, 0]
+    assert longest_first(Work(work.weights, lengths, np.ones(2), np.zeros(2))).tolist() == [0, 1, 1, 1, 1]
+
+
+def test_what_all_rows_pay_alike_is_not_paid_twice_by_faster_ranks():
+    """A fixed price of 6 that all pay: the fast rank ends it sooner, and takes both."""
+    work = Work(np.array([3.0, 3]), np.array([3, 3]), np.array([1.0, 4.0]), np.full(2, 6.0), least=0)
+    assert longest_first(work).tolist() == [1, 0], "none stays without"
+    more = Work(np.array([3.0, 3, 3]), np.array([3, 3, 3]), np.array([1.0, 4.0]), np.full(2, 6.0))
+    assert longest_first(more).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "speeds", "owners"),
+    [([6, 5, 4, 3, 2], (1.0, 1.0), [0, 1, 1, 0, 0]), ([4, 4, 4], (1.0, 2.0), [1, 0, 1])],
+)
+def test_where_there_is_room_each_goes_to_the_rank_that_ends_it_first(lengths, speeds, owners):
+    tokens = np.array(lengths)
+    work = Work(tokens.astype(float), tokens, np.array(speeds), np.zeros(2), np.full((2, len(tokens)), 99))
+    found = within_limits(work)
+    assert found is not None
+    assert found.tolist() == owners
+
+
+def test_what_every_rank_pays_besides_decides_who_ends_first():
+    work = Work(np.full(4, 3.0), np.full(4, 3), np.array([1.0, 1.5]), np.full(2, 6.0))
+    assert longest_first(work).tolist() == [1, 1, 0, 1]
+    assert longest_first(Work(work.weights, work.lengths, work.speeds, np.zeros(2))).tolist() == [1, 0, 1, 0]
+
+
+@settings(max_examples=40)
+@given(SEEDS, st.integers(2, 3), st.integers(0, 3), st.integers(1, 2))
+def test_what_is_said_to_fit_fits(seed, ranks, more, least):
+    work = work_of(seed, ranks * least + more, ranks, capped=True, least=least)
+    found = within_limits(work)
+    if found is None:
+        return
+    assert work.fits(found)
+    assert np.bincount(found, minlength=ranks).min() >= least
+
+
+def test_where_the_fastest_end_leaves_a_sample_over_the_fullest_row_is_filled_first():
+    """6 and 4 fill a row of 10; to the rank that ends first, they would go apart, and 10 would find no room."""
+    lengths = np.array([6, 6, 4, 4, 4])
+    limits = np.full((2, 5), 12)
+    work = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2), limits)
+    found = within_limits(work)
+    assert found is not None
+    assert found.tolist() == [0, 0, 1, 1, 1]
+    assert within_limits(Work(work.weights, lengths, work.speeds, work.fixed, limits - 1)) is None
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.integers(2, 3), st.integers(0, 4), st.booleans(), st.integers(1, 2))
+def test_a_search_of_few_samples_is_exact(seed, ranks, more, capped, least):
+    work = work_of(seed, min(ranks * least + more, 7), ranks, capped, least)
+    if len(work.weights) < ranks * least:
+        return
+    best = min(map(work.peak, deals(work)), default=np.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dynbench.schedule.packed_deal.NODES", 10**6)
+        search = Search(work, np.inf, 0.0)
+        assert search.proven
+        if search.best is None:
+            assert best == np.inf
+            return
+        assert work.peak(search.best) == pytest.approx(best, rel=1e-9)
+        assert work.fits(search.best)
+        assert np.bincount(search.best, minlength=ranks).min() >= least
+        again = Search(work, best, 0.0)
+        assert (again.best, again.proven) == (None, True), "nothing is better than the best"
+        ended = Search(work, np.inf, best)
+        assert ended.proven and work.peak(ended.best) == pytest.approx(best, rel=1e-9)
+        met = Search(work, best, best)
+        assert (met.best, met.proven, met._nodes) == (None, True, 0), "at the bound nothing is searched"
+
+
+def test_a_search_looks_at_no_more_than_it_may(monkeypatch):
+    weights = np.array([46.0, 39, 27, 26, 16, 13, 10])
+    work = Work(weights, weights.astype(np.int64), np.ones(3), np.zeros(3))
+    whole = Search(work, np.inf, 0.0)
+    assert whole.proven
+    monkeypatch.setattr("dynbench.schedule.packed_deal.NODES", whole._nodes)
+    assert Search(work, np.inf, 0.0).proven
+    monkeypatch.setattr("dynbench.schedule.packed_deal.NODES", whole._nodes - 1)
+    assert not Search(work, np.inf, 0.0).proven
+
+
+def exchanges(owners: np.ndarray, slow: int, fast: int) -> Iterator[tuple[int, int | None, np.ndarray]]:
+    """Every sample of the slow rank for each of the fast one's or for none, with the owners afterwards."""
+    for mine in np.flatnonzero(owners == slow).tolist():
+        for theirs in [None, *np.flatnonzero(owners == fast).tolist()]:
+            trial = owners.copy()
+            trial[mine] = fast
+            if theirs is not None:
+                trial[theirs] = slow
+            yield mine, theirs, trial
+
+
+def best_exchange(work: Work, owners: np.ndarray, limited: bool) -> float:
+    """The lower peak of two ranks after the best exchange of a sample of the slow one for one of the other, or none."""
+    spent = work.spent(owners) / work.speeds
+    slow, fast = (0, 1) if spent[0] >= spent[1] else (1, 0)
+    best = work.peak(owners)
+    for _, _, trial in exchanges(owners, slow, fast):
+        if np.bincount(trial, minlength=2)[slow] < work.least or (limited and not work.fits(trial)):
+            continue
+        best = min(best, work.peak(trial))
+    return best
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.integers(2, 6), st.booleans(), st.booleans(), st.integers(1, 2))
+def test_each_exchange_of_two_equal_ranks_is_the_best_there_is(seed, half, capped, limited, least):
+    work = work_of(2 * seed, 2 * half, 2, capped, least)
+    owners = np.random.default_rng(seed).permutation(np.repeat([0, 1], half))
+    if capped and limited:
+        found = within_limits(work)
+        if found is None:
+            return
+        owners = found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_exchange, "TURNS", 1)
+        for _ in range(6):
+            best = best_exchange(work, owners, limited and capped)
+            following = exchanged(work, owners, 0.0, limited=limited)
+            assert work.peak(following) == pytest.approx(best)
+            assert np.bincount(following, minlength=2).min() >= least
+            owners = following
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.integers(2, 5), st.sampled_from([(1.0, 3.0), (2.0, 0.5), (0.25, 4.0)]))
+def test_unequal_ranks_exchange_what_brings_them_nearest_to_one_time(seed, half, speeds):
+    drawn = work_of(seed, 2 * half, 2)
+    work = Work(drawn.weights, drawn.lengths, np.array(speeds), drawn.fixed)
+    owners = np.random.default_rng(seed).permutation(np.repeat([0, 1], half))
+    spent = work.spent(owners)
+    slow, fast = (0, 1) if spent[0] / speeds[0] >= spent[1] / speeds[1] else (1, 0)
+    level = (spent[slow] * speeds[fast] - spent[fast] * speeds[slow]) / sum(speeds)
+    after = {}
+    for mine, theirs, trial in exchanges(owners, slow, fast):
+        off = abs(work.weights[mine] - (0 if theirs is None else work.weights[theirs]) - level)
+        after.setdefault(round(off, 9), set()).add(work.peak(trial))
+    nearest = {min(peak, work.peak(owners)) for peak in after[min(after)]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_exchange, "TURNS", 1)
+        found = work.peak(exchanged(work, owners, 0.0))
+    assert any(found == pytest.approx(peak) for peak in nearest)
+
+
+def test_exchanges_end_at_the_bound_and_where_no_pair_gains(monkeypatch):
+    turns: list[int] = []
+    real = packed_exchange._Table.exchange
+    monkeypatch.setattr(
+        packed_exchange._Table, "exchange", lambda table, shift: turns.append(shift) or real(table, shift)
+    )
+    lengths = np.array([6, 5, 4, 3])
+    even = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2))
+    owners = np.array([0, 1, 1, 0])
+    assert exchanged(even, owners, 9.0).tolist() == owners.tolist()
+    assert turns == [], "at the bound"
+    assert exchanged(even, owners, 9.0 / (1 + ENOUGH) * 0.999).tolist() == owners.tolist()
+    assert turns == [0], "no pair gains, and there is one pairing"
+    turns.clear()
+    exchanged(Work(np.ones(8), np.ones(8, dtype=int), np.ones(8), np.zeros(8)), np.arange(8), 0.0)
+    assert turns == [0, 1, 2, 3]
+    turns.clear()
+    alone = Work(lengths.astype(float), lengths, np.ones(1), np.zeros(1))
+    assert exchanged(alone, np.zeros(4, dtype=int), 0.0).tolist() == [0] * 4
+    assert turns == []
+
+
+def test_fewer_rounds_are_made_where_each_weighs_more(monkeypatch):
+    turns: list[int] = []
+    monkeypatch.setattr(packed_exchange._Table, "exchange", lambda table, shift: turns.append(shift) or True)
+    lengths = np.full(40, 3)
+    work = Work(lengths.astype(float), lengths, np.ones(4), np.zeros(4))
+    owners = np.resize(np.arange(4), 40)
+    exchanged(work, owners, 0.0)
+    assert len(turns) == 64
+    tried = 2 * 14**2  # two pairs, of 10 samples and 4 empty places each
+    for weighed, rounds in ((20 * tried, 20), (tried, 8)):
+        turns.clear()
+        monkeypatch.setattr(packed_exchange, "TRIED", weighed)
+        exchanged(work, owners, 0.0)
+        assert len(turns) == rounds
+
+
+def test_only_the_cheapest_samples_of_a_long_row_are_weighed():
+    lengths = np.sort(np.random.default_rng(0).integers(1, 60, 90))[::-1].copy()
+    work = Work(lengths.astype(float), lengths, np.ones(2), np.zeros(2))
+    owners = np.repeat([0, 1], 45)
+    table = packed_exchange._Table(work, owners, limited=False)
+    counts = np.array([45, 45])
+    columns = table._places(np.array([0, 1]), counts)
+    assert columns.tolist() == [list(range(30, 46))] * 2, "the last 15 and a place that is empty"
+    assert table.tried == 16**2
+    assert table.owners().tolist() == owners.tolist()
+    assert sort_longest_first(lengths).tolist() == list(range(90))
