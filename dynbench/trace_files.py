@@ -136,7 +136,7 @@ def _read_parquet(path: Path, column: str | None) -> IntArray:
 
     try:
         frame = pl.read_parquet(path, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # polars panics at some damage
         raise DataError(f"{path}: not a readable parquet file ({_first_line(error)})", "Check the file.") from error
     return _from_frame(frame, path, column)
 

@@ -232,7 +232,10 @@ def _compose(text: str) -> Node | None:
     if depth <= _FAST_DEPTH:
         with suppress(yaml.YAMLError, UnicodeEncodeError):
             return yaml.compose(text, _FastLoader)
-    return yaml.compose(text, _CoreLoader)
+    try:
+        return yaml.compose(text, _CoreLoader)
+    except (ValueError, OverflowError) as error:
+        raise yaml.YAMLError("an escape names a number that is no character") from error
 
 
 def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:

@@ -17,14 +17,18 @@ from bad_input import LAUNCHED, Answer, answer, copied, junk, number, settled, s
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from unit.analysis.conftest import Fake, build_run
+from unit.experiment.test_assignment import checked, precision
 
 from dynbench.bench.base import Row
-from dynbench.bench.record import add_rows, write_benchmark
+from dynbench.bench.record import add_rows, read_benchmark, write_benchmark
 from dynbench.cli.main import main
 from dynbench.config.describe import all_keys, allowed_words, field_of
 from dynbench.config.recipes import find_recipe
+from dynbench.experiment.assignment.evidence import CHECK, check_table
+from dynbench.experiment.assignment.suite import FILE, Stage, State
 from dynbench.plugins import BENCHMARKS
-from dynbench.plugins.benchmarks import CollectivesOptions
+from dynbench.plugins.benchmarks import CollectivesOptions, PrecisionOptions
+from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore
 from dynbench.trace_files import READERS, encode_trace
 
@@ -96,8 +100,19 @@ def runs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run.path / "tensorboard" / "events.out.tfevents.0").write_bytes(b"")
     bench = store.create("bench", "collectives", "c")
     write_benchmark(bench, "collectives", BENCHMARKS.find("collectives").load()(CollectivesOptions()))
-    add_rows(bench, [Row("all_reduce 1 MiB", (262144,), "float32", "cpu")])
+    case = read_benchmark(bench).cases()[0]
+    measured = {**case.columns, "time": 2.0, "busbw": 0.1, "#wrong": 0}
+    timed = Row(case.name, case.shape, case.dtype, "cpu", unit="ms", n=2, mean=2.0, p50=2.0, columns=measured)
+    add_rows(bench, [timed])
     bench.update(status="interrupted")
+    suite = store.create("bench", "assignment", "list")
+    sums = store.create("bench", "precision")
+    write_benchmark(sums, "precision", BENCHMARKS.find("precision").load()(PrecisionOptions()))
+    add_rows(sums, precision())
+    check = check_table(suite, checked())
+    stages = [Stage("precision", sums.id, True), Stage("collectives", bench.id), Stage(CHECK, suite.id, True)]
+    write_json(suite.path / FILE, State(False, stages, list(check.rows)))
+    suite.update(status="interrupted")
     assert main(["analyze", "a", "b", "-q", "--results", str(root)]) == 0
     store.give_name(store.resolve("@latest:analyze"), "both")
     return root
@@ -204,6 +219,9 @@ READING = (
     ("eval", "a"),
     ("compare", "--resume", "both"),
     ("bench", "--resume", "c"),
+    ("bench", "--resume", "list"),
+    ("report", "list"),
+    ("report", "list", "--lang", "zh", "--format", "html"),
     ("train", "--dry-run", "--set", "probe.run=a", *REAL),
 )
 

@@ -79,6 +79,21 @@ def config_of(text: str) -> Config:
         ("schedule: {cost_coefficients: [2.0, 0.0, 0.0]}", None, "schedule.cost_coefficients: [2.0, 0.0, 0.0] costs"),
         ("launch: {launcher: virtual, nnodes: 2, rdzv_endpoint: h:1}", None, "launch.nnodes: 2 nodes cannot share"),
         ("launch: {nnodes: 2}", None, "launch.rdzv_endpoint: null, but 2 nodes"),
+        (
+            "launch: {nnodes: 2, rdzv_endpoint: h:1}\nprobe: {run: auto}",
+            None,
+            "probe.run: auto, but each of several nodes would probe for itself",
+        ),
+        (
+            "train: {memory_parts: true}\nlaunch: {launcher: virtual}",
+            None,
+            "train.memory_parts: true, but one process plays all virtual ranks",
+        ),
+        (
+            "train: {memory_parts: true, warmup_steps: 0}",
+            None,
+            "train.memory_parts: true, but there is no warm-up to count in",
+        ),
         ("launch: {node_rank: 1}", None, "launch.node_rank: 1 is not below launch.nnodes 1"),
         ("launch: {launcher: torchrun, nproc: 2, world_size: 4}", None, "launch.world_size: 4 is not nproc x nnodes"),
         ("probe: {memory_limit: much}", None, "probe.memory_limit: 'much' is not a size"),

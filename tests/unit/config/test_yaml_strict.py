@@ -151,6 +151,14 @@ def test_characters_out_of_place_come_with_advice(text: str, advice: str) -> Non
     assert read_yaml(text, "f.yaml").problems[0].endswith(f"; {advice}")
 
 
+@pytest.mark.parametrize("code", ["10010000", "FFFFFFFF"])
+def test_numbers_that_are_no_characters_are_a_mistake(code: str) -> None:
+    (problem,) = read_yaml(f'a: "\\U{code}"', "f.yaml").problems
+    assert problem == "f.yaml:1: not valid YAML: an escape names a number that is no character"
+    with pytest.raises(ConfigError, match="is no character"):
+        parse_scalar(f'"\\U{code}"', "key")
+
+
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "- " * 5000 + "a", "a: " + "{b: " * 5000 + "}" * 5000])
 def test_nesting_without_end_is_a_mistake_and_ends_nothing(text: str) -> None:
     assert read_yaml(text, "f.yaml").problems == ["f.yaml:1: nested too deeply to be read"]
