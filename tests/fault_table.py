@@ -1,6 +1,6 @@
 """The table of faults: declared in `faults.yaml`, filled in from the tests that ran, written to `tests/README.md`.
 
-python tests/fault_table.py tests          the declared tests, a line each
+python tests/fault_table.py left FILE      the declared tests that are not green in what was kept so far, a line each
 python tests/fault_table.py write FILE     the page, from what `pytest --faults-to FILE` kept
 """
 
@@ -26,9 +26,10 @@ OPENING = """\
 # Faults that the tests plant
 
 What was seen when each fault of `tests/faults.yaml` was planted in the real program, written by `make faults` from the
-tests that ran. RUN is the run's folder, RESULTS the results folder. After every one of them no process was left, the
-rows that were written before it could be read, and the next command worked. `make test` runs a test of every fault,
-`make test-matrix` the others; those of `alone` run with the machine to themselves.
+tests that ran. RUN is the run's folder, RESULTS the results folder. After every one of them no process was left, of the
+command or of its ranks, the rows that were written before it could be read, and the next command worked; a message is
+one line, with a hint at what to do. `make test` runs a test of every fault, `make test-matrix` the others; those of
+`alone` run with the machine to themselves.
 
 | fault | command | what was seen | test | run by |
 |---|---|---|---|---|
@@ -122,20 +123,30 @@ NOT_YET = "not seen yet"
 RUN_BY = {"": "make test", "alone": "make test (alone)", "matrix": "make test-matrix"}
 
 
+def _kept(file: Path) -> dict[str, dict[str, str]]:
+    """How every test ended the last time."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {line["test"]: line for line in map(json.loads, lines)}
+
+
+def left(file: Path) -> list[str]:
+    """Declared tests that did not run yet, or failed when they last did."""
+    green = {test for test, line in _kept(file).items() if line["outcome"] != "failed"}
+    return [test for test in dict.fromkeys(test for _, _, test in rows()) if test not in green]
+
+
 def write(file: Path) -> str | None:
-    """Write the section; what is not green, in which case nothing is written."""
-    kept = {line["test"]: line for line in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
+    """Write the section, where what was skipped stays as it was, unless something failed: then that is returned."""
+    kept = _kept(file)
     if failed := [test for test, line in kept.items() if line["outcome"] == "failed"]:
         return "not green, so tests/README.md stays as it is: " + ", ".join(failed)
-    for line in kept.values():
-        if line["outcome"] == "skipped":
-            line[SEEN] = "skipped here"
-    write_section(SECTION, page(kept, section(SECTION)))
+    ran = {test: line for test, line in kept.items() if line["outcome"] != "skipped"}
+    write_section(SECTION, page(ran, section(SECTION)))
     return None
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "tests":
-        print("\n".join(dict.fromkeys(f"tests/{test}" for _, _, test in rows())))
+    if sys.argv[1] == "left":
+        print("".join(f"tests/{test}\n" for test in left(Path(sys.argv[2]))), end="")
     else:
         sys.exit(write(Path(sys.argv[2])))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dynbench.engine.rank.rank_process as rank_process
 from dynbench.engine.whereabouts import Whereabouts
@@ -16,6 +17,8 @@ from dynbench.signals import STOPPING
 
 ROOM = 40
 """Bytes that the next row of a rank finds on a disk that is full: less than a row."""
+RECORD = 6000
+"""Bytes that the record of a run finds room in, and no file of an analysis does."""
 
 
 def at(what: str, phase: str, *, rank: int = 0, step: int | None = None) -> str:
@@ -51,6 +54,36 @@ def plant_in_launcher(what: str, owner: object, name: str) -> None:
         return does(*args, **named)
 
     setattr(owner, name, fails)
+
+
+def data_that_change(file: str, old: str, new: str, launch: int) -> None:
+    """Let somebody replace a word in a data file before a comparison's launch of this number, counted from 0."""
+    import dynbench.experiment.launches as launches
+
+    runs, path, begun = launches.run_arms, Path(file), [0]
+
+    def changed(*arms: Any, **how: Any) -> Any:
+        if begun[0] == launch:
+            path.write_text(path.read_text().replace(old, new))
+        begun[0] += 1
+        return runs(*arms, **how)
+
+    launches.run_arms = changed
+
+
+def trial_process(signum: int, times: int) -> None:
+    """Send a signal to a probe's process of rank 1 whenever it is about to be asked for a trial, so many times."""
+    from dynbench.probe.children import Children
+
+    asks, left = Children.ask, [times]
+
+    def ask(self: Children, requests: Any, *, together: bool = False) -> Any:
+        if left[0] and requests[0].get("op") == "trial":
+            left[0] -= 1
+            os.kill(self.pids[1], signum)
+        return asks(self, requests, together=together)
+
+    Children.ask = ask
 
 
 def impatient_launcher() -> None:
@@ -107,6 +140,10 @@ def _killed(_: Whereabouts) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _launcher_killed(_: Whereabouts) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
 def _hangs(_: Whereabouts) -> None:
     time.sleep(10**6)
 
@@ -124,12 +161,17 @@ def _without_memory(_: Whereabouts) -> None:
 def _disk_full(here: Whereabouts) -> None:
     """No file of this process can grow beyond the rank's rows and a part of the next one (setrlimit(2))."""
     assert here._file is not None
-    rows = here._file.with_name(f"rank_{os.environ['RANK']}.csv")
+    of_rank, of_benchmark = (here._file.with_name(name) for name in (f"rank_{os.environ['RANK']}.csv", "rows.jsonl"))
+    rows = of_rank if of_rank.exists() else of_benchmark
     _limit_files(rows.stat().st_size + ROOM)
 
 
 def _no_room(_: Whereabouts) -> None:
     _limit_files(64)
+
+
+def _room_for_a_record(_: Whereabouts) -> None:
+    _limit_files(RECORD)
 
 
 def _limit_files(size: int) -> None:
@@ -138,11 +180,13 @@ def _limit_files(size: int) -> None:
 
 FAULTS: dict[str, Callable[[Whereabouts], None]] = {
     "killed": _killed,
+    "launcher killed": _launcher_killed,
     "hangs": _hangs,
     "stopped": _stopped,
     "without memory": _without_memory,
     "disk full": _disk_full,
     "no room": _no_room,
+    "room for a record": _room_for_a_record,
 }
 
 

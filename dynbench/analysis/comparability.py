@@ -12,6 +12,7 @@ from dynbench.analysis.questions.scaling import DEVICES
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.config.digest import differences as config_differences
 from dynbench.config.ranks import Ranks
+from dynbench.config.schema import Config
 from dynbench.runs.phrase import Phrase
 
 NOT_IDENTITY_OF_ARM = (*NOT_IDENTITY, "analysis")
@@ -48,6 +49,7 @@ NOT_COMPARED = (
 ranks, what restates or proves the configuration, and plug-ins, of which `all_differences` compares those that both have
 loaded. Every other fact is compared; one that differs is worth a warning."""
 
+_FINGERPRINT = "data.fingerprint"
 _DECISIONS = ("decisions.", "data.decisions.")
 _MEASURED = {"measured.torch_threads": "launch.threads"}
 """Decisions that say what became of a setting."""
@@ -56,7 +58,7 @@ _MEASURED = {"measured.torch_threads": "launch.threads"}
 def all_differences(a: MergedRun, b: MergedRun) -> Differences:
     """Everything in which two runs differ that is compared, or could forbid it: settings, ranks, and environment."""
     found = config_differences(a.facts.config, b.facts.config)
-    for key in (*ENVIRONMENT, "data.fingerprint", "data.model.digest"):
+    for key in (*ENVIRONMENT, _FINGERPRINT, "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
     for name, digest in _plugins(a).items():
         _add_if_different(found, f"env.plugins.{name}", digest, _plugins(b).get(name))
@@ -76,19 +78,30 @@ def _plugins(run: MergedRun) -> Mapping[str, object]:
 def environment_differences(a: MergedRun, b: MergedRun, question: Question = DEFAULT) -> Differences:
     """Facts of env.json that differ and could move a number, `NOT_COMPARED` left out.
 
-    A fact that only one run has differs too, as a variable that only one had set. The data of runs of different seeds
-    may be another subset, and is not compared. What was decided may differ where the arms may.
+    A fact that only one run has differs too, as a variable that only one had set. Of the data of runs of different
+    seeds the fingerprint alone is compared, and that only where no other samples follow from another seed. What was
+    decided may differ where the arms may.
     """
     left, right = dict(_leaves(a.facts.env)), dict(_leaves(b.facts.env))
     left_out = NOT_COMPARED if a.facts.seed == b.facts.seed else (*NOT_COMPARED, "data")
     may_differ = (*ALWAYS, *LEVERS.asks, *question.asks, *question.follows)
-    return {
+    found = {
         f"env.{key}": (left.get(key), right.get(key))
         for key in dict.fromkeys((*left, *right))
         if left.get(key) != right.get(key)
         and not within(key, left_out)
         and not (key.startswith(_DECISIONS) and _follows_from_the_arm(key, left, right, may_differ))
     }
+    if not any(_drawn_by_seed(run.facts.config) for run in (a, b)):
+        _add_if_different(
+            found, f"env.{_FINGERPRINT}", fact(a.facts.env, _FINGERPRINT), fact(b.facts.env, _FINGERPRINT)
+        )
+    return found
+
+
+def _drawn_by_seed(config: Config) -> bool:
+    """Whether another seed may give other samples: another subset, or what code of the user's own makes of it."""
+    return config.workload.subset is not None or config.workload.runs_own_code
 
 
 def _follows_from_the_arm(

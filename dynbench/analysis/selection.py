@@ -218,7 +218,12 @@ def _baseline(export: Export, candidates: Sequence[Run], arm: str | None) -> Bas
         raise UsageError(
             f"--against {name}: holds run {sorted(both)[0]}, which is to be compared with it", "Name other runs."
         )
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", export.path.stem).strip("-._")[:64] or "stored", runs
+    return label_of(export.path), runs
+
+
+def label_of(file: Path) -> str:
+    """What the arm of a file is called: the file's name, as far as a run may have it. An analysis has one file."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._")[:64] or "stored"
 
 
 def _arm(arm: str, arms: Mapping[str, Sequence[Run]] | None, where: str) -> Sequence[Run]:

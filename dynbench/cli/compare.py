@@ -79,10 +79,13 @@ def command(
     conditions = read_conditions(fail_on)
     store = settings.store()
     if resume is not None:
+        from dynbench.runs.store import RunStore
+
         _refuse_with_resume(
             (recipe, *arms, *over, save_recipe, *launches.values(), question, name, replace, dry_run), settings
         )
         comparison = _comparison(store, resume)
+        store = RunStore.of(comparison)
     else:
         from dynbench.cli.compare_plan import load, save, show_plan, tell_alike
 

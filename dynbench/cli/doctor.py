@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -35,7 +35,7 @@ def command(settings: Settings, recipe: str | None, strict: bool) -> None:
     if settings.overrides and recipe is None:
         raise click.UsageError("--set changes a recipe, and none is named.")
     facts, unknown = machine_facts()
-    found = {name: check(settings) for name, check in CHECKS.items()}
+    found = {name: _checked(check, settings) for name, check in CHECKS.items()}
     of_recipe: dict[str, Diagnosis] = {}
     if recipe is not None:
         from dynbench.cli.health_recipe import recipe_checks
@@ -65,6 +65,17 @@ def command(settings: Settings, recipe: str | None, strict: bool) -> None:
         raise ChecksFailed(f"checks that warn: {', '.join(warned)}", "The next steps are in the checks.", result=result)
     if settings.as_json:
         print_json(result)
+
+
+def _checked(check: Callable[[Settings], Diagnosis], settings: Settings) -> Diagnosis:
+    """What a check saw; what the system denies it is seen too, and ends no other check."""
+    from dynbench.cli.diagnosis import Diagnosis
+
+    try:
+        return check(settings)
+    except OSError as error:
+        seen = f"{error.filename or 'the system'}: {error.strerror or error}"
+        return Diagnosis(False, seen, "Give this user the right to read it, or name another place.")
 
 
 def _records(found: Mapping[str, Diagnosis]) -> list[dict[str, object]]:

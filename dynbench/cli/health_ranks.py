@@ -18,7 +18,8 @@ from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
 from dynbench.cli.options import Settings
 from dynbench.runs import provenance
 
-TRIED_PYTHON = (3, 11)
+TRIED_PYTHONS = ((3, 11), (3, 12), (3, 13))
+"""As the classifiers of pyproject.toml say; all tests run with the first."""
 MEETING_PORT = 29_500
 """Where ranks of several nodes meet unless another port is named."""
 LEAST_FILES = 1024
@@ -28,13 +29,10 @@ PATIENCE_S = 10.0
 
 def python(settings: Settings) -> Diagnosis:
     """The interpreter is one that dynbench is tried with."""
-    tried = ".".join(map(str, TRIED_PYTHON))
-    seen = f"{platform.python_version()} ({sys.executable}); tried with {tried}"
-    return judged(
-        sys.version_info[:2] == TRIED_PYTHON,
-        seen,
-        f"Where it fails, make a virtual environment of Python {tried}.",
-    )
+    first, *others, last = (".".join(map(str, version)) for version in TRIED_PYTHONS)
+    seen = f"{platform.python_version()} ({sys.executable}); tried with {', '.join((first, *others))} and {last}"
+    hint = f"Where it fails, make a virtual environment of Python {first}."
+    return judged(sys.version_info[:2] in TRIED_PYTHONS, seen, hint)
 
 
 def communication(settings: Settings) -> Diagnosis:

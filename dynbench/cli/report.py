@@ -86,10 +86,11 @@ def _of_assignment(settings: Settings, run: Run, lang: str, form: Format, output
     """
     from dynbench.experiment.assignment.suite import chapter_text
     from dynbench.runs.atomic import write_text
+    from dynbench.runs.store import RunStore
 
     if more:
         raise UsageError("--template and --solve are not for an assignment", "Leave them out.")
-    text = chapter_text(run, settings.store(), lang, form)
+    text = chapter_text(run, RunStore.of(run), lang, form, None if output is None else output.parent)
     if output is not None and str(output) == "-":
         if settings.as_json:
             raise UsageError("-o -: the report and --json both want stdout", "Leave one of them out.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,12 +84,11 @@ def serve(folders: Mapping[str, Path], host: str, port: int | None) -> str:
     Raises:
         UsageError: it is not installed, or cannot listen there.
     """
-    from dynbench.engine.rank.scalars import INSTALL
-
     try:
-        from tensorboard import program
+        program = import_module("tensorboard.program")  # as an attribute it would be imported when first used
     except ImportError as error:
-        raise UsageError(f"the package tensorboard cannot be imported: {error}", f"{INSTALL}.") from error
+        reason = f"the package tensorboard cannot be imported: {error}"
+        raise UsageError(reason, "pip install --upgrade tensorboard.") from error
     named = ",".join(f"{label}:{folder.resolve()}" for label, folder in folders.items())
     where = ("--host", host, *(() if port is None else ("--port", str(port))))
     board = program.TensorBoard()

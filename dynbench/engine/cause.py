@@ -37,8 +37,9 @@ def root_cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | Non
     """The error to report for a launch whose ranks ended badly.
 
     A rank's own record of a cause comes first, the earliest of several; then a rank for which another waited in vain;
-    then one that died without a word (those that torchrun terminated last); then that the nodes lost each other; what
-    ranks say about each other's end comes last.
+    then one that died without a word (those that torchrun terminated last, of others the one that came least far: who
+    waited for it may have been killed too); then that the nodes lost each other; what ranks say about each other's end
+    comes last.
 
     Args:
         run: the run that all nodes write into, or this node's part of it.
@@ -60,9 +61,10 @@ def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -
     waiting = [failure for failure in failures if failure.kind == "waited"]
     if waiting:
         return _hung(run, waiting, told)
-    silent = sorted(exit_codes.keys() - told, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, rank))
+    silent = exit_codes.keys() - told
     if silent:
-        return silent[0], _silent_death(run, silent[0], exit_codes[silent[0]])
+        first = min(silent, key=lambda rank: (exit_codes[rank] == -signal.SIGTERM, _progress(run, rank), rank))
+        return first, _silent_death(run, first, exit_codes[first])
     if lost is not None:
         return None, lost
     if failures:
@@ -115,12 +117,14 @@ def _hung(run: Run, waiting: Sequence[RankFailure], told: Collection[int]) -> tu
         hint = "The rank that it waited for runs on another node: that node's part of the run says more."
         return first.rank, WorkerFailed(f"{in_vain}; log: {log}", hint, rank=first.rank, log=log)
 
-    def progress(rank: int) -> tuple[tuple[int, int], bool]:
-        place = last_seen(run, rank)
-        return place.progress if place is not None else (-1, -1), rank in told
-
-    rank = min(late, key=progress)
+    rank = min(late, key=lambda rank: (_progress(run, rank), rank in told))
     log = log_file(run, rank)
     message = f"{rank_title(run, rank)} hung {last_seen(run, rank) or 'at its start'}: {in_vain}; log: {log}"
     hint = "Where it is slow and does not hang, raise launch.timeout_s (of a benchmark, --set timeout_s=SECONDS)."
     return rank, WorkerFailed(message, hint, rank=rank, log=log)
+
+
+def _progress(run: Run, rank: int) -> tuple[int, int]:
+    """How far a rank came; those that wait for one that is gone came further."""
+    place = last_seen(run, rank)
+    return place.progress if place is not None else (-1, -1)

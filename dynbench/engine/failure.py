@@ -123,8 +123,8 @@ def read_failures(run: Run) -> list[RankFailure]:
 
 
 def forget_failures(run: Run) -> None:
-    """Take away what the ranks wrote, before others are launched for the same run."""
-    for path in run.ranks_dir.glob("failure_*.json"):
+    """Take away what the ranks wrote and where they were, before others, perhaps fewer, are launched for the run."""
+    for path in (*run.ranks_dir.glob("failure_*.json"), *run.ranks_dir.glob("at_*")):
         path.unlink()
 
 

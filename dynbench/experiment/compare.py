@@ -19,7 +19,8 @@ from dynbench.config.image_rules import has_lengths
 from dynbench.config.launches import Launches
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
 from dynbench.config.schema import Config
-from dynbench.errors import DynbenchError, NothingFits, StorageError, UsageError
+from dynbench.engine.launching.run_launch import warnings_said_once
+from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, StorageError, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.offline_plans import plan_offline
 from dynbench.experiment.probing import probe_identity, splits, using_probe, wants_probe, with_probe
@@ -36,7 +37,7 @@ from dynbench.workloads.own_code import own_code_settings
 
 _log = logging.getLogger(__name__)
 _GO_ON = "Go on with:"
-_ANEW = "with other settings, start anew (--replace takes the name over)."
+_ANEW = "start anew (--replace takes the name over)."
 OnStage = Callable[[str], None]
 
 
@@ -142,9 +143,13 @@ def run_comparison(
         DynbenchError: a launch ended so; what is done is kept, and the hint says how to go on.
     """
     refuse_running(comparison)
-    recipe = load_recipe(comparison.path / RECIPE_FILE)
+    try:
+        recipe = load_recipe(comparison.path / RECIPE_FILE)
+    except ConfigError as error:
+        error.hint = error.hint or f"Restore the file, or {_ANEW}"
+        raise
     store = store.within(comparison)
-    with resumable(comparison):
+    with resumable(comparison), warnings_said_once():
         recipe = _probed(comparison, recipe, store)
         state = _without_removed(read_state(comparison.path), store)
         state = run_launches(comparison, state, recipe, store, on_progress)
@@ -232,8 +237,13 @@ def resumable(comparison: Run) -> Iterator[None]:
         with recorded(comparison):
             yield
     except DynbenchError as error:
-        advice = error.hint.partition(_GO_ON)[0].strip()
-        settings = isinstance(error, UsageError | NothingFits) and not isinstance(error, StorageError)
-        anew = f"; {_ANEW}" if settings else ""
-        error.hint = f"{advice} {_GO_ON} {resume_command(comparison)}{anew}".strip()
+        error.hint = f"{error.hint.partition(_GO_ON)[0].strip()} {_next_step(comparison, error)}".strip()
         raise
+
+
+def _next_step(comparison: Run, error: DynbenchError) -> str:
+    if isinstance(error, NotComparable):
+        return f"Its launches are done, and going on repeats none: {_ANEW}"
+    settings = isinstance(error, UsageError | NothingFits) and not isinstance(error, StorageError)
+    anew = f"; with other settings, {_ANEW}" if settings else ""
+    return f"{_GO_ON} {resume_command(comparison)}{anew}"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from dynbench.config.schema import Probe
 from dynbench.errors import NothingFits, WorkerFailed
-from dynbench.probe.children import Children, Reply
+from dynbench.probe.children import Children, Reply, gone_without_answer
 from dynbench.probe.search import CapacitySearch, monotone, with_margin
-from dynbench.runs.probe_record import CapacityRow, ProbeRecord, TrialRow
+from dynbench.runs.probe_record import CapacityRow, TrialRow
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,9 @@ def _search_length(
                 replies = children.ask([{"op": "trial", "n": n, "length": length} for n in asked])
                 if not _met(children, replies):
                     indeterminate += 1
-                    _give_up_after(tries, indeterminate, length, asked)
+                    _warn_of_try(indeterminate, tries, length, asked)
+                    if indeterminate >= tries:
+                        raise _unanswered(tries, length, asked, children)
                     break
                 indeterminate = 0
                 for rank, (search, n, reply) in enumerate(zip(searches, asked, replies, strict=True)):
@@ -113,35 +115,36 @@ def _met(children: Children, replies: Sequence[Reply | None]) -> bool:
     return all(reply is not None for reply in children.ask_all({"op": "meet"}, together=True))
 
 
-def _give_up_after(tries: int, indeterminate: int, length: int, asked: Sequence[int]) -> None:
+def _warn_of_try(number: int, tries: int, length: int, asked: Sequence[int]) -> None:
     log.warning(
         "probe: a trial process ended without an answer at %s x %d tokens (try %d of %d); starting again: "
         "if the system's memory killer did it, lower --memory-limit",
         _counts(asked),
         length,
-        indeterminate,
+        number,
         tries,
     )
-    if indeterminate >= tries:
-        raise WorkerFailed(
-            f"probe: trials of {_counts(asked)} samples of {length} tokens ended {tries} times without an answer",
-            "Lower --memory-limit or --memory-fraction, or look at the trial processes' logs in the run folder.",
-        )
+
+
+def _unanswered(tries: int, length: int, asked: Sequence[int], children: Children) -> WorkerFailed:
+    tried = f"{_counts(asked)} samples of {length} tokens"
+    what = f"RANK: trials of {tried} ended {tries} times without an answer"
+    return gone_without_answer(children, what, "Lower --memory-limit or --memory-fraction, or see the log.")
 
 
 def _counts(asked: Sequence[int]) -> str:
     return str(asked[0]) if len(set(asked)) == 1 else "/".join(map(str, asked))
 
 
-def refuse_if_nothing_fits(record: ProbeRecord) -> None:
+def refuse_if_nothing_fits(capacity: Sequence[CapacityRow]) -> None:
     """Not one sample fitting is an answer, but no run can use it.
 
     Raises:
         NothingFits: names the rank, the length, and the longest length that fits.
     """
-    for row in record.capacity:
+    for row in capacity:
         if row.max_batch == 0:
-            fitting = [other.length for other in record.capacity if other.rank == row.rank and other.max_batch]
+            fitting = [other.length for other in capacity if other.rank == row.rank and other.max_batch]
             shorter = f"{max(fitting)} tokens fit" if fitting else "no probed length fits"
             raise NothingFits(
                 f"probe: not one sample of {row.length} tokens fits on rank {row.rank}; {shorter}",

@@ -63,6 +63,8 @@ class Children:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._files: list[IO[bytes]] = []
         self._asked = ["get ready"] * world_size
+        self.gone: list[int] = []
+        """Ranks whose processes ended without an answer, in the order in which that was seen."""
         self.gradient_bytes = 0
         self._rendezvous = tempfile.TemporaryDirectory(prefix="dynbench-probe-")
 
@@ -89,7 +91,7 @@ class Children:
                 "threads": self._threads,
                 "rendezvous": f"file://{self._rendezvous.name}/store",
             }
-            errors = self._log(rank).open("ab")
+            errors = self.log_of(rank).open("ab")
             self._files.append(errors)
             with held_back():  # a process that nobody knows of yet would be left behind
                 child = subprocess.Popen(
@@ -106,9 +108,9 @@ class Children:
             if reply is None:
                 raise WorkerFailed(
                     f"probe: the trial process of rank {rank} ended before it was ready",
-                    f"See {self._log(rank)}",
+                    f"See {self.log_of(rank)}",
                     rank=rank,
-                    log=self._log(rank),
+                    log=self.log_of(rank),
                 )
             if not reply.get("ready"):
                 raise NothingFits(
@@ -168,8 +170,10 @@ class Children:
                         selector.unregister(key.fileobj)
                         line = pending.pop(rank)
                         replies[rank] = self._understood(rank, line) if line.endswith(b"\n") else None
-                        if together and replies[rank] is None:
-                            return replies
+                        if replies[rank] is None:
+                            self.gone.append(rank)
+                            if together:
+                                return replies
         if pending and all(replies[rank] is not None for rank in range(self.world_size) if rank not in pending):
             self._refuse_silent(sorted(pending))
         return replies
@@ -177,7 +181,7 @@ class Children:
     def _refuse_silent(self, ranks: Sequence[int]) -> NoReturn:
         """Name the ranks that hang; several may wait for one of them."""
         first, names = ranks[0], " and ".join(map(str, ranks))
-        log = self._log(first)
+        log = self.log_of(first)
         raise WorkerFailed(
             f"probe: rank {names} hung in {self._asked[first]!r}: no answer for {self.timeout_s:g} s "
             f"(launch.timeout_s); log: {log}",
@@ -194,11 +198,12 @@ class Children:
         """
         reply: Reply = json.loads(line)
         if "fault" in reply:
-            log = self._log(rank)
+            log = self.log_of(rank)
             raise WorkerFailed(f"probe: rank {rank}: {reply['fault']}; log: {log}", rank=rank, log=log)
         return reply
 
-    def _log(self, rank: int) -> Path:
+    def log_of(self, rank: int) -> Path:
+        """What the trial process of a rank prints."""
         return self._logs / f"probe_rank_{rank}.log"
 
     def close(self) -> None:
@@ -219,3 +224,16 @@ class Children:
             file.close()
         self._processes, self._files = [], []
         self._rendezvous.cleanup()
+
+
+def gone_without_answer(children: Children, what: str, hint: str) -> WorkerFailed:
+    """Of the first rank whose trial process ended, with its log.
+
+    Args:
+        children: those that were asked.
+        what: ended, or how; RANK in it is the rank's number.
+        hint: what to do.
+    """
+    rank = children.gone[0]
+    log = children.log_of(rank)
+    return WorkerFailed(f"probe: {what.replace('RANK', f'rank {rank}')}; log: {log}", hint, rank=rank, log=log)

@@ -98,10 +98,10 @@ def run_probe(
         warnings=warnings,
         **naming,
     )
-    with recorded(run):
+    with recorded(run, at_its_end=True):
         record = prober.probe(run, report)
         write_json(run.path / PROBE_FILE, record.model_dump())
-        refuse_if_nothing_fits(record)
+        refuse_if_nothing_fits(record.capacity)
     return run
 
 
@@ -158,11 +158,14 @@ class Prober:
         found = find_capacities(
             partial(self._children, run, tidy=True), lengths, self.processes, ceiling, settings, report
         )
+        points = grid(found.tables(self.processes), ceiling)
+        if not points:  # there is nothing to time
+            refuse_if_nothing_fits(found.rows)
         memory = fit_memory(found.trials)
         timings = time_grid(
             partial(self._children, run, limited=False),
             None if ranks.servers else partial(self._children, run, limited=False, splits=True),
-            grid(found.tables(self.processes), ceiling),
+            points,
             settings.repeats,
             seed,
             report,

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dynbench.errors import WorkerFailed
 from dynbench.probe.capacity import StartChildren
-from dynbench.probe.children import Reply
+from dynbench.probe.children import Children, Reply, gone_without_answer
 from dynbench.probe.fit import GridPoint, fit_measured, judge, split
 from dynbench.runs.probe_record import AllReduce, CostFit, TimingRow
 from dynbench.schedule.plan import FloatArray
@@ -81,11 +80,12 @@ def time_grid(
         for done, index in enumerate(np.random.default_rng(seed).permutation(len(points))):
             n, length = points[index]
             report(f"timing {n} samples x {length} tokens ({done + 1} of {len(points)})")
-            times = _answered(children.ask_all({"op": "time", "n": n, "length": length, "repeats": repeats}))
+            asked = {"op": "time", "n": n, "length": length, "repeats": repeats}
+            times = _answered(children, children.ask_all(asked))
             for rank, repeated in enumerate(times):
                 ms = statistics.median(repeated) * slowdown.get(rank, 1.0)
                 measured.append((rank, GridPoint(n, length, ms)))
-        reduced = _answered(children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True))
+        reduced = _answered(children, children.ask_all({"op": "reduce", "repeats": REDUCE_REPEATS}, together=True))
     further = _time_further(start_splits, points, share, report, slowdown)
     allreduce = AllReduce(megabytes=mb(children.gradient_bytes), ms=max(reduced), world_size=children.world_size)
     return Timings(measured, further, allreduce)
@@ -112,18 +112,14 @@ def _time_further(
         ended = "a trial process ended while steps of two were timed, the ranks' logs in the run folder's logs/ say why"
         log.warning(_UNPRICED, ended)
         return None
-    return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_answered(replies))]
+    return [ms * slowdown.get(rank, 1.0) for rank, ms in enumerate(_answered(fresh, replies))]
 
 
-def _answered(replies: Sequence[Reply | None]) -> list[Any]:
+def _answered(children: Children, replies: Sequence[Reply | None]) -> list[Any]:
     """The milliseconds that the ranks answered: a number of each, or one per repeat."""
-    for rank, reply in enumerate(replies):
-        if reply is None:
-            raise WorkerFailed(
-                f"probe: the trial process of rank {rank} ended while it was being timed",
-                "Look at its log in the run folder's logs/.",
-                rank=rank,
-            )
+    if any(reply is None for reply in replies):
+        what = "the trial process of RANK ended while it was being timed"
+        raise gone_without_answer(children, what, "See its log, and probe again.")
     return [reply["ms"] for reply in replies if reply is not None]
 
 

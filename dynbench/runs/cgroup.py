@@ -32,6 +32,12 @@ def memory_available_bytes(root: Path = ROOT) -> int | None:
     return min((max(0, limit - used) for limit, used in _memory(root)), default=None)
 
 
+def memory_kills(root: Path = ROOT) -> int:
+    """Processes that the kernel has killed for memory since it began, of any group; 0 where it does not tell."""
+    lines = _text(root / "proc/vmstat").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"]), 0)
+
+
 def cpu_quota(root: Path = ROOT) -> float | None:
     """Cores' worth of CPU time that this process's groups allow; None when there is no limit."""
     quotas = [limit / period for limit, period in (*_cpu_v2(root), *_cpu_v1(root)) if limit > 0 and period > 0]

@@ -38,7 +38,7 @@ from dynbench.errors import (
 )
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
-from dynbench.runs.run import Run
+from dynbench.runs.run import Run, refuse_owned
 from dynbench.runs.run_record import Failure
 from dynbench.runs.status import Status
 from dynbench.runs.store import Naming, RunStore
@@ -115,28 +115,42 @@ def refuse_running(run: Run) -> None:
     Raises:
         UsageError: one does, or did on another host, of which nothing can be known here.
     """
-    if run.status is Status.RUNNING:
-        record = run.record()
-        raise UsageError(
-            f"{run.label}: is running in process {record.pid} on {record.host}",
-            "Wait until it ends. If that host is gone, start it anew.",
-        )
+    refuse_owned(run.record())
 
 
 @contextmanager
-def recorded(run: Run) -> Iterator[Recording]:
+def recorded(run: Run, *, at_its_end: bool = False) -> Iterator[Recording]:
     """This process works on the run, and its record says how that ended.
 
+    Args:
+        run: what is worked on.
+        at_its_end: its results are written when it ends; a signal before that leaves none, as is said then.
+
     Raises:
+        UsageError: another process works on it.
         DynbenchError: what ended it, with the run's folder where it names no other; a signal is an `Interrupted`, a
             full disk a `StorageError`, and what is no error of the user's a `BugError` with that as its cause.
     """
     recording = Recording(run)
-    with handled(terminate, where_unhandled=True), _bad_end_recorded(recording):
-        run.update(status=Status.RUNNING)
+    with handled(terminate, where_unhandled=True), _told_if_lost(at_its_end), _bad_end_recorded(recording):
+        try:
+            run.update(status=Status.RUNNING)
+        except UsageError:  # another process has begun meanwhile, and records how it ends
+            recording.ours = False
+            raise
         yield recording
         with handled(signal.SIG_IGN):
             _record(recording, status=Status.COMPLETED, exit_code=EXIT_OK, failure=None)
+
+
+@contextmanager
+def _told_if_lost(at_its_end: bool) -> Iterator[None]:
+    try:
+        yield
+    except Interrupted as stopped:
+        if at_its_end:
+            stopped.hint = stopped.hint or "What it had found is not kept: started again, it begins anew."
+        raise
 
 
 @contextmanager

@@ -121,6 +121,7 @@ class Run:
         Raises:
             OSError: the disk is full, or the folder cannot be written.
             RecordError: `run.json` cannot be read.
+            UsageError: it is to be set running, and another process works on it.
             ValueError: a change of status that cannot happen, or a value of the wrong type.
             TypeError: a field that a record does not have.
         """
@@ -131,6 +132,8 @@ class Run:
                 check_transition(current_status(old), status)
                 changes = {**_following(status), **changes}
                 if status is Status.RUNNING:
+                    if not _is_ours(old):
+                        refuse_owned(old)
                     reserve(self.path)
                 else:
                     release(self.path)
@@ -190,6 +193,23 @@ def current_status(record: RunRecord) -> Status:
     if not record.status.is_over and is_gone(record.host, record.pid, record.pid_start):
         return Status.LOST
     return record.status
+
+
+def refuse_owned(record: RunRecord) -> None:
+    """Leave a run alone that a process works on.
+
+    Raises:
+        UsageError: one does, or did on another host, of which nothing can be known here.
+    """
+    if current_status(record) is Status.RUNNING:
+        raise UsageError(
+            f"{record.name or record.id}: is running in process {record.pid} on {record.host}",
+            "Wait until it ends. If that host is gone, start it anew.",
+        )
+
+
+def _is_ours(record: RunRecord) -> bool:
+    return (record.host, record.pid, record.pid_start) == (host_name(), os.getpid(), start_mark(os.getpid()))
 
 
 def duration_s(record: RunRecord) -> float | None:

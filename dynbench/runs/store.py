@@ -63,6 +63,11 @@ class RunStore:
     root: Path
     group: str | None = None
 
+    @classmethod
+    def of(cls, run: Run) -> RunStore:
+        """The registry that a run lies in, which is another than the command's where the run is named by a path."""
+        return cls(run.path.parent)
+
     def within(self, comparison: Run) -> RunStore:
         """The same registry; what is made through it belongs to a comparison."""
         return replace(self, group=comparison.id)

@@ -43,8 +43,18 @@ SETS = {
     ],
 }
 ENDLESS = ["--set", "train.steps=100000"]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+"""What a user who launches the ranks puts before a command."""
 TWO_ARMS = "description: two\narms:\n  - {name: static}\n  - {name: partition, set: {schedule.mode: dynamic}}\n"
+AT_ONCE_S = 30
+"""How long what a command has waited for may still be seen on a busy machine: what forks for it ends after it."""
+ORPHANED_S = 180
+"""How long ranks may take to notice that their launcher was killed: while they import, they do not look."""
 Saw = Callable[[str], None]
+TEXTS = "sentence\tlabel\n" + "".join(
+    f"a film number{each % 7} of kind{each % 11}\t{each % 2}\n" for each in range(150)
+)
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "of", *(f"number{n}" for n in range(7)))
 
 
 @dataclass
@@ -66,22 +76,24 @@ class Command:
         self.stdout = self.stderr = ""
         self.process: subprocess.Popen[str] | None = None
 
-    def begin(self, *arguments: str, first: str = "", real: bool = False) -> subprocess.Popen[str]:
+    def begin(
+        self, *arguments: str, first: str = "", real: bool = False, bare: bool = False, under: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
         """Start it: forked from a program that has imported everything, or as a user does.
 
         Args:
             arguments: of `dynbench`; tiny settings are added.
             first: statements that a forked one runs first.
             real: as a user does.
+            bare: no settings are added.
+            under: words before the command, as of torchrun.
         """
-        words = [arguments[0], *SETS.get(arguments[0], SETS["train"]), *arguments[1:]]
+        settings = [] if bare else SETS.get(arguments[0], SETS["train"])
+        python, *words = command(arguments[0], *settings, *arguments[1:], settings=())
+        line = [python, *under, *words]
         more: dict[str, Any] = {"env": environment(self.store.root), "cwd": self.work, "text": True}
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
-        if real:
-            self.process = subprocess.Popen(command(words[0], *words[1:], settings=()), **more)
-        else:
-            line = command(words[0], *words[1:], settings=())
-            self.process = ForkedPopen(line, forks=True, first=first, **more)
+        self.process = subprocess.Popen(line, **more) if real else ForkedPopen(line, forks=True, first=first, **more)
         return self.process
 
     def end(self) -> Command:
@@ -89,16 +101,16 @@ class Command:
         assert self.process is not None
         self.stdout, self.stderr = self.process.communicate(timeout=300)
         self.code = self.process.returncode
-        self.nothing_left()
+        self.nothing_left(ORPHANED_S if self.code == -signal.SIGKILL else AT_ONCE_S)
         return self
 
-    def nothing_left(self, seconds: float = 60) -> None:
-        """Nor after a while, where the command itself could not wait for what it had started."""
+    def nothing_left(self, seconds: float) -> None:
+        """Neither of its process group nor of those of its ranks, which torchrun gives groups of their own."""
         wait_until(lambda: not in_folder(self.work) and not _group(self.process), "all processes to end", seconds)
 
-    def ran(self, *arguments: str, first: str = "", real: bool = False) -> Command:
-        """From its start to its end."""
-        self.begin(*arguments, first=first, real=real)
+    def ran(self, *arguments: str, first: str = "", bare: bool = False, under: Sequence[str] = ()) -> Command:
+        """From its start to its end, forked."""
+        self.begin(*arguments, first=first, bare=bare, under=under)
         return self.end()
 
     @property
@@ -116,10 +128,14 @@ class Command:
         """What `--json` says."""
         return dict(json.loads(self.stdout)["error"])
 
-    def wait_for_rows(self, count: int = 4, ranks: Sequence[int] = (0, 1)) -> Run:
-        """Until every rank of the last run has written some."""
-        wait_until(lambda: bool(self.runs) and all(_lines(self.run, rank) > count for rank in ranks), "the first rows")
-        return self.run
+    def wait_for_rows(self, count: int = 4, ranks: int = 2) -> list[int]:
+        """Until every rank of the last run has written more than so many lines; how many rows each has."""
+
+        def lines() -> list[int]:
+            return [_lines(self.run, rank) for rank in range(ranks)]
+
+        wait_until(lambda: bool(self.runs) and min(lines()) > count, "the first rows")
+        return [number - 1 for number in lines()]
 
 
 def _lines(run: Run, rank: int) -> int:
@@ -141,39 +157,58 @@ def _group(process: subprocess.Popen[str] | None) -> bool:
 
 
 def check(
-    ended: Command, code: int, status: Status, *says: str, rows: int | None = None, rank: int | None = None
+    ended: Command,
+    code: int,
+    status: Status,
+    *says: str,
+    rows: int | Sequence[int] | None = None,
+    rank: int | None = None,
 ) -> RunRecord:
-    """Everything that has to hold after a fault, but for what is left running, which `Command.end` looks at.
+    """Everything that has to hold after a fault of `train`, but for what is left running, which `Command.end` looks at.
 
     Args:
         ended: the command.
         code: how it exited.
         status: of its last run.
         says: what stands in its message.
-        rows: of each rank, fewest; None where no step came to its end.
-        rank: the one that the record blames.
+        rows: fewest of each rank, those that it had written before the fault; None where no step came to its end.
+        rank: the one whose log the message and the record name.
     """
-    assert ended.code == code, ended.stderr
-    record = ended.run.record()
-    assert ended.run.status is status
-    assert "Traceback" not in ended.stderr
-    if code > 0:
-        assert record.exit_code == code
-        assert ended.error["exit_code"] == code
-        for each in says:
-            assert each in ended.error["message"], ended.error
-        assert "\n" not in ended.error["message"]
-    if rank is not None:
-        assert f"rank_{rank}.log" in ended.error["message"]
-        assert (ended.run.logs_dir / f"rank_{rank}.log").is_file()
+    record = settled(ended, ended.run, code, status, *says, rank=rank)
     if rows is not None:
-        files = find_rank_files(ended.run.ranks_dir)
-        for each, path in files.items():
-            read = read_rank_file(each, path)
-            assert read.rows is not None and read.rows.height >= rows and read.torn_lines <= 1
-        assert len(files) == 2
+        rows_kept(ended.run, rows)
         analyzed(ended)
     return record
+
+
+def settled(ended: Command, run: Run, code: int, status: Status, *says: str, rank: int | None = None) -> RunRecord:
+    """What has to hold of any command: exit code, status, record and message, and that the next one knows the run."""
+    assert ended.code == code, ended.stderr
+    record = run.record()
+    assert run.status is status
+    assert "Traceback" not in ended.stderr, ended.stderr
+    if code > 0:
+        message = ended.error["message"]
+        assert record.exit_code == code == ended.error["exit_code"]
+        assert "\n" not in message and ended.error["hint"], ended.error
+        for each in says:
+            assert each in message, ended.error
+        if rank is not None:
+            log = Path(message.rpartition("; log: ")[2])
+            assert log.name.endswith(f"rank_{rank}.log") and log.is_file(), message
+    answer, said = answered(ended.store.root, "runs", "show", run.id)
+    assert answer == 0 and said["run"]["status"] == status, said
+    return record
+
+
+def rows_kept(run: Run, fewest: int | Sequence[int]) -> None:
+    """Every rank's rows can be read, at least so many, and at most one line of them is torn."""
+    files = find_rank_files(run.ranks_dir)
+    assert sorted(files) == list(range(int(run.config().launch.nproc)))
+    for rank, path in files.items():
+        read = read_rank_file(rank, path)
+        least = fewest if isinstance(fewest, int) else fewest[rank]
+        assert read.rows is not None and read.rows.height >= least and read.torn_lines <= 1, (rank, read)
 
 
 def analyzed(ended: Command, *more: str) -> dict[str, Any]:
@@ -208,3 +243,10 @@ def how_it_ended(code: int, run: Run, message: str = "") -> str:
         message = message.replace(each, "RUN")
     ended = signal.Signals(-code).name if code < 0 else f"exit {code}"
     return f"{ended}, {run.status}" + (f": {message}" if message else "")
+
+
+def own_texts(data: Path, vocabulary: Path) -> tuple[str, ...]:
+    """Options that train on texts of one's own."""
+    data.write_text(TEXTS)
+    vocabulary.write_text("\n".join((*WORDS, *(f"kind{n}" for n in range(11)))) + "\n")
+    return ("--dataset", "tsv", "--data-path", str(data), "--tokenizer", str(vocabulary))

@@ -8,13 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiproc.faults import Saw, how_it_ended
-from multiproc.launches import TINY, fork, wait_until
+from multiproc.faults import Command, Saw, how_it_ended, rows_kept, settled
+from multiproc.launches import wait_until
 from pixel import UNRENDERED
 
 from dynbench.experiment.state import read_state
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
@@ -31,26 +30,27 @@ launches: {count: 2, mode: apart}
 def test_terminated_and_resumed(tmp_path: Path, saw: Saw) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
-    sets = [word for setting in TINY for word in ("--set", setting)]
-    store = RunStore(tmp_path / "results")
+    command = Command(tmp_path)
+    store = command.store
 
-    stopped = fork(store.root, "compare", str(recipe), "--name", "demo", *sets, first=UNRENDERED)
+    process = command.begin("compare", str(recipe), "--name", "demo", "--json", first=UNRENDERED)
     wait_until(lambda: len(store.list()) == 3 and store.list()[2].rank_file(0).exists(), "the second launch")
-    stopped.send_signal(signal.SIGTERM)
-    _, stderr = stopped.communicate(timeout=300)
+    process.send_signal(signal.SIGTERM)
+    stopped = command.end()
 
-    assert stopped.returncode == 143, stderr
-    assert "dynbench compare --resume demo" in stderr
     comparison = store.resolve("demo")
-    assert comparison.status is Status.INTERRUPTED
-    saw(f"{how_it_ended(143, comparison)}; resumed to its end")
+    settled(stopped, comparison, 143, Status.INTERRUPTED, "stopped by SIGTERM")
+    assert "dynbench compare --resume demo" in stopped.error["hint"]
     first = read_state(comparison.path).launches[0]
-    assert first.done
+    assert first.done and first.run is not None
+    rows_kept(store.resolve(first.run), 8)
+    told = how_it_ended(143, comparison, stopped.error["message"])
 
-    resumed = fork(store.root, "compare", "--resume", "demo", "--json", first=UNRENDERED)
-    stdout, stderr = resumed.communicate(timeout=300)
+    resumed = command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
 
-    assert resumed.returncode == 0, stderr
+    settled(resumed, comparison, 0, Status.COMPLETED)
+    saw(f"{told}; resumed to its end")
+    stdout, stderr = resumed.stdout, resumed.stderr
     assert "launch 1/4" not in stderr
     result = json.loads(stdout)
     assert (result["command"], result["recipe"], result["run"]["status"]) == ("compare", "tiny", "completed")

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, TWO_ARMS, Command, Saw, answered, check, worded
+from multiproc.faults import (
+    ENDLESS,
+    TWO_ARMS,
+    Command,
+    Saw,
+    analyzed,
+    answered,
+    check,
+    how_it_ended,
+    rows_kept,
+    settled,
+    worded,
+)
+from pixel import UNRENDERED
 from planted import at
 
 from dynbench.analysis.rankfiles import read_rank_file
@@ -18,7 +32,12 @@ from dynbench.runs.status import Status
 pytestmark = pytest.mark.multiproc
 
 FILLS = at("disk full", "plan", rank=1, step=4)
+FILLS_BENCH = at("disk full", "measuring all_reduce 0.75 MiB float32 gloo x2")
 SUMMARISES = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('no room', t, '_finished')"
+JUDGES = (
+    f"{UNRENDERED}; import planted, dynbench.experiment.compare as c; "
+    "planted.plant_in_launcher('room for a record', c, '_analyze')"
+)
 ARGUMENTS = {
     "train": ("train",),
     "probe": ("probe",),
@@ -38,14 +57,54 @@ def test_the_disk_fills_while_rows_are_written(tmp_path: Path, saw: Saw) -> None
 @pytest.mark.matrix
 def test_the_disk_fills_under_a_comparison(tmp_path: Path, saw: Saw) -> None:
     """No arm is to blame: they stay together when the comparison goes on."""
-    recipe = tmp_path / "two.yaml"
-    recipe.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
-    ended = Command(tmp_path).ran("compare", str(recipe), "--name", "demo", "--json", first=FILLS)
-    assert (ended.code, ended.runs[0].status) == (2, Status.FAILED), ended.stderr
-    assert "rank_1.csv: File too large" in ended.error["message"]
+    ended = Command(tmp_path).ran("compare", _recipe(tmp_path), "--name", "demo", "--json", first=FILLS)
+    comparison, *arms = ended.runs
+    settled(ended, comparison, 2, Status.FAILED, "rank_1.csv: File too large", rank=1)
     assert "dynbench compare --resume demo" in ended.error["hint"] and "start anew" not in ended.error["hint"]
-    assert read_state(ended.runs[0].path).groups == (("static", "partition"),)
-    saw(worded(ended))
+    assert read_state(comparison.path).groups == (("static", "partition"),)
+    for arm in arms:
+        rows_kept(arm, 3)
+        assert answered(ended.store.root, "analyze", arm.id)[0] == 0
+    saw(how_it_ended(2, comparison, ended.error["message"]))
+
+
+@pytest.mark.matrix
+def test_the_disk_fills_under_a_benchmark(tmp_path: Path, saw: Saw) -> None:
+    command = Command(tmp_path)
+    sizes = ("--no-figures", "--set", "sizes_mib=0.25,0.5,0.75")
+    ended = command.ran("bench", "collectives", "--json", *sizes, first=FILLS_BENCH)
+    settled(ended, ended.run, 2, Status.FAILED, "rank 0: ", "rows.jsonl: File too large", rank=0)
+    kept, told = json.loads(ended.stdout)["rows"], worded(ended)
+    assert len(kept) == 2 and f"dynbench bench --resume {ended.run.id}" in ended.error["hint"]
+    command.ran("bench", "--resume", ended.run.id, "--json", "--no-figures", bare=True)
+    settled(command, command.run, 0, Status.COMPLETED)
+    resumed = json.loads(command.stdout)["rows"]
+    assert resumed[:2] == kept and len(resumed) == 3
+    saw(f"{told}; resumed to its end")
+
+
+@pytest.mark.matrix
+def test_the_disk_fills_while_a_comparison_is_judged(tmp_path: Path, saw: Saw) -> None:
+    command = Command(tmp_path)
+    ended = command.ran("compare", _recipe(tmp_path), "--name", "demo", "--json", first=JUDGES)
+    comparison, *arms = ended.runs
+    settled(ended, comparison, 2, Status.FAILED, "File too large")
+    assert "dynbench compare --resume demo" in ended.error["hint"]
+    for arm in arms:
+        assert arm.status is Status.COMPLETED
+        rows_kept(arm, 8)
+    told = how_it_ended(2, comparison, ended.error["message"])
+    command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
+    settled(command, comparison, 0, Status.COMPLETED)
+    trained = [run for run in command.runs if run.record().command == "train"]
+    assert len(trained) == len(arms), "no launch is repeated"
+    saw(f"{told}; resumed to its end, without a launch")
+
+
+def _recipe(folder: Path) -> str:
+    file = folder / "two.yaml"
+    file.write_text(TWO_ARMS + "launches: 2\n", encoding="utf-8")
+    return str(file)
 
 
 def test_the_disk_fills_while_summaries_are_written(tmp_path: Path, saw: Saw) -> None:
@@ -89,15 +148,13 @@ def test_a_small_disk(small_disk: Path, saw: Saw) -> None:
     """Really full: rows and summaries find no room, the end is written in the room kept for it."""
     command = Command(small_disk)
     command.begin("train", "--json", *ENDLESS)
-    command.wait_for_rows(8)
-    with (small_disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
+    written = command.wait_for_rows(8)
+    with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
         while True:
             filler.write(bytes(4096))
-            filler.flush()
     ended = command.end()
-    assert (ended.code, ended.run.status) == (2, Status.FAILED), ended.stderr
-    assert "No space left on device" in ended.error["message"] and "Free some space" in ended.error["hint"]
     (small_disk / "filler").unlink()
-    code, found = answered(ended.store.root, "analyze", ended.run.id)
-    assert code == 0 and found["runs"][0]["summary"]["steps"] >= 6
+    check(ended, 2, Status.FAILED, "No space left on device", rows=written)
+    assert "Free some space" in ended.error["hint"]
+    assert analyzed(ended)["runs"][0]["summary"]["steps"] >= 6
     saw(worded(ended))

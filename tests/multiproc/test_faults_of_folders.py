@@ -6,23 +6,22 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from damaged import DAMAGES, refused
 from forked import ForkedPopen
-from multiproc.faults import NAME, TWO_ARMS, Command, Saw, analyzed, answered, check, how_it_ended, worded
+from multiproc.faults import NAME, TEXTS, Command, Saw, analyzed, answered, check, how_it_ended, own_texts, worded
+from probes import make_probe
 
+from dynbench.runs.probe_record import PROBE_FILE
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
 
 BACK = "import planted; planted.clock_that_steps_back()"
-UNDRAWN = (
-    "import matplotlib.figure as f, pathlib, pixel; "
-    "f.Figure.savefig = lambda self, path, **_: pathlib.Path(path).write_bytes(pixel.png())"
-)
 
 
 @pytest.fixture(scope="module")
@@ -53,37 +52,6 @@ def test_a_run_moved_to_another_machine(whole: Command, tmp_path: Path, saw: Saw
     saw(f"exit 0, {moved.status}: the same numbers, files and figures in its new place")
 
 
-def _empty(content: bytes) -> bytes:
-    return b""
-
-
-def _half(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def _garbage(content: bytes) -> bytes:
-    return b"\x00\xff{[" + bytes(reversed(content))
-
-
-def _twice(content: bytes) -> bytes:
-    return content + content
-
-
-def _later(content: bytes) -> bytes:
-    """As a version would write it that knows other keys and columns."""
-    first, newline, rest = content.partition(b"\n")
-    if first.startswith(b"{"):
-        return b'{"schema_version": 999,' + content.lstrip()[1:]
-    return b"of_later" + first[4:] + newline + rest
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": _empty,
-    "truncated": _half,
-    "corrupted": _garbage,
-    "duplicated": _twice,
-    "foreign": _later,
-}
 FILES = ("run.json", "config.yaml", "env.json", "ranks/rank_1.csv", "ranks/columns.json", "summary.json", "eval.csv")
 IN_EVERY_RUN = {
     ("run.json", "truncated"),
@@ -116,9 +84,53 @@ def test_a_damaged_file_of_a_run(whole: Command, tmp_path: Path, saw: Saw, file:
         assert code in (0, 2), said
         if code:
             assert words[:2] != ("runs", "ls")
-            assert "\n" not in said["error"]["message"] and said["error"]["hint"]
+            refused(said, path)
         seen.append(f"{words[0]} {code}")
     assert {each: each.read_bytes() for each in run.ranks_dir.iterdir()} == kept
+    saw(", ".join(seen))
+
+
+@pytest.mark.matrix
+def test_a_damaged_probe(tmp_path: Path, saw: Saw) -> None:
+    words = ("train", "--dry-run", "--mode", "dynamic", "--nproc", "2", "--device", "cpu", "--probe", "probed")
+    seen = []
+    for name, damage in {"whole": lambda content: content, **DAMAGES}.items():
+        store = RunStore(tmp_path / name)
+        path = make_probe(store).path / PROBE_FILE
+        path.write_bytes(damage(path.read_bytes()))
+        code, said = answered(store.root, *words)
+        assert code == (0 if name == "whole" else 2), said
+        if code:
+            refused(said, path)
+            seen.append(f"{name}: exit {code}")
+    saw(f"{', '.join(seen)}, before anything is launched")
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """A benchmark to its end."""
+    return Command(tmp_path_factory.mktemp("benched")).ran("bench", "collectives", "--json", "--no-figures")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("file", ["bench.json", "ranks/rows.jsonl"])
+def test_a_damaged_file_of_a_benchmark(benched: Command, tmp_path: Path, saw: Saw, file: str) -> None:
+    """Gone on with as far as it can be read: rows that are lost are measured again."""
+    seen = []
+    for name, damage in DAMAGES.items():
+        (tmp_path / name).mkdir()
+        command = Command(tmp_path / name)
+        shutil.copytree(benched.store.root, command.store.root)
+        path = command.run.path / file
+        path.write_bytes(damage(path.read_bytes()))
+        ended = command.ran("bench", "--resume", command.run.id, "--json", "--no-figures", bare=True)
+        assert ended.code in (0, 2) and "Traceback" not in ended.stderr, ended.stderr
+        said = json.loads(ended.stdout)
+        if ended.code:
+            refused(said, path)
+        else:
+            assert {row["case"] for row in said["rows"]} == {row["case"] for row in json.loads(benched.stdout)["rows"]}
+        seen.append(f"{name}: exit {ended.code}")
     saw(", ".join(seen))
 
 
@@ -161,20 +173,11 @@ def test_fifty_at_once_make_fifty_runs(tmp_path: Path, saw: Saw) -> None:
     saw("exit 0, created: 50 ids, 50 names, 50 records")
 
 
-TEXTS = "sentence\tlabel\n" + "".join(
-    f"a film number{each % 7} of kind{each % 11}\t{each % 2}\n" for each in range(150)
-)
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "of", *(f"number{n}" for n in range(7)))
-
-
 def test_a_cache_of_two_writers_and_data_that_change(tmp_path: Path, saw: Saw, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs that tokenise one file at once have one cache; a third one of another file is told from them."""
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
-    data, vocabulary = tmp_path / "texts.tsv", tmp_path / "vocab.txt"
-    data.write_text(TEXTS)
-    vocabulary.write_text("\n".join((*WORDS, *(f"kind{n}" for n in range(11)))) + "\n")
-    words = ("train", "--json", "--no-figures", "--dataset", "tsv", "--data-path", str(data))
-    words += ("--tokenizer", str(vocabulary))
+    data = tmp_path / "texts.tsv"
+    words = ("train", "--json", "--no-figures", *own_texts(data, tmp_path / "vocab.txt"))
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
@@ -194,47 +197,3 @@ def test_a_cache_of_two_writers_and_data_that_change(tmp_path: Path, saw: Saw, m
     code, said = answered(one.store.root, "analyze", first.id, one.run.id)
     assert code == 5 and "data.fingerprint" in said["error"]["message"], said
     saw(how_it_ended(5, one.run, said["error"]["message"]).replace(first.id, "RUN"))
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Command]:
-    """Two comparisons at once in one results folder."""
-    folder = tmp_path_factory.mktemp("compared")
-    recipe = folder / "two.yaml"
-    recipe.write_text(TWO_ARMS + "launches: {count: 1, mode: interleaved}\n", encoding="utf-8")
-    found = []
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        found.append(Command(folder / name))
-    found[1].store = found[0].store
-    for command in found:
-        command.begin("compare", str(recipe), "--name", command.folder.name, "--json", first=UNDRAWN)
-    for command in found:
-        command.end()
-    return found[0], found[1]
-
-
-def test_two_comparisons_at_once(compared: tuple[Command, Command], saw: Saw) -> None:
-    assert [command.code for command in compared] == [0, 0], compared[0].stderr + compared[1].stderr
-    said = [json.loads(command.stdout) for command in compared]
-    ids = [{run for arm in each["arms"] for run in arm["runs"]} for each in said]
-    assert len(ids[0]) == len(ids[1]) == 2 and not ids[0] & ids[1]
-    store = compared[0].store
-    for each, own in zip(said, ids, strict=True):
-        comparison = store.resolve(each["run"]["name"])
-        assert comparison.status is Status.COMPLETED
-        assert {run.record().group for run in map(store.resolve, own)} == {comparison.id}
-        assert all(Path(report).is_file() for report in each["reports"])
-    saw("exit 0, completed: both, each of its own runs")
-
-
-def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path, saw: Saw) -> None:
-    root = tmp_path / "elsewhere"
-    shutil.copytree(compared[0].store.root, root)
-    code, said = answered(root, "report", "one")
-    assert code == 0, said
-    texts = [
-        path.read_text(encoding="utf-8") for path in (root / compared[0].store.resolve("one").id).glob("report*.md")
-    ]
-    assert texts and not any(str(compared[0].store.root) in text for text in texts)
-    saw("exit 0, completed: reported in its new place")

@@ -8,8 +8,22 @@ import time
 from pathlib import Path
 
 import pytest
-from multiproc.faults import ENDLESS, TWO_ARMS, Command, Saw, answered, check, worded
+from multiproc.faults import (
+    ENDLESS,
+    TORCHRUN,
+    TWO_ARMS,
+    Command,
+    Saw,
+    analyzed,
+    answered,
+    check,
+    how_it_ended,
+    rows_kept,
+    settled,
+    worded,
+)
 from multiproc.launches import wait_until
+from pixel import UNRENDERED
 from planted import at, in_folder
 
 from dynbench.engine.whereabouts import MEETING, PREPARING, last_seen
@@ -19,32 +33,64 @@ from dynbench.runs.status import Status
 pytestmark = pytest.mark.multiproc
 
 PHASES = {
-    "start": (at("killed", MEETING), "while meeting the other ranks", None),
-    "data": (at("killed", PREPARING), "while preparing its data", None),
-    "plan": (at("killed", "plan", step=0), "in plan of step 0", None),
-    "first step": (at("killed", "forward", step=0), "in forward of step 0", None),
-    "mid-run": (at("killed", "backward", step=4), "in backward of step 4", 3),
+    "start": (MEETING, None, "while meeting the other ranks", None),
+    "data": (PREPARING, None, "while preparing its data", None),
+    "plan": ("plan", 0, "in plan of step 0", None),
+    "first step": ("forward", 0, "in forward of step 0", None),
+    "mid-run": ("backward", 4, "in backward of step 4", 3),
 }
+"""Phase and step, as `at` takes them, how a message says it, and the rows of a rank that lie before it."""
+KILLED_IN_MAKE_TEST = [("start", 0), ("first step", 0), ("mid-run", 0)]
 MERGE = "import planted, dynbench.experiment.training as t; planted.plant_in_launcher('killed', t, '_finished')"
 IMPATIENT = "import planted; planted.impatient_launcher(); "
 CASE = "measuring all_reduce 0.5 MiB float32 gloo x2"
+CASE_SAID = f"while {CASE}"
 TIMEOUT_S = 8
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_rank_0_is_killed(tmp_path: Path, saw: Saw, phase: str) -> None:
-    first, said, rows = PHASES[phase]
-    ended = Command(tmp_path).ran("train", "--json", first=IMPATIENT + first)
-    record = check(ended, 3, Status.FAILED, f"rank 0 was killed by SIGKILL {said}", rows=rows, rank=0)
-    assert record.failure is not None and record.failure.log == "logs/rank_0.log"
+@pytest.mark.parametrize(
+    ("phase", "rank"),
+    [
+        pytest.param(phase, rank, marks=() if (phase, rank) in KILLED_IN_MAKE_TEST else pytest.mark.matrix)
+        for phase in PHASES
+        for rank in (0, 1)
+    ],
+)
+def test_a_rank_is_killed(tmp_path: Path, saw: Saw, phase: str, rank: int) -> None:
+    name, step, said, rows = PHASES[phase]
+    planted = at("killed", name, rank=rank, step=step)
+    ended = Command(tmp_path).ran("train", "--json", first=IMPATIENT + planted)
+    killed = f"rank {rank} was killed by SIGKILL {said}"
+    record = check(ended, 3, Status.FAILED, killed, rows=rows, rank=rank)
+    assert record.failure is not None and record.failure.log == f"logs/rank_{rank}.log"
     saw(worded(ended))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_launcher_is_killed(tmp_path: Path, saw: Saw, phase: str) -> None:
+    """By rank 0, so that it is known where the ranks are."""
+    name, step, said, rows = PHASES[phase]
+    ended = Command(tmp_path).ran("train", "--json", first=at("launcher killed", name, step=step))
+    check(ended, -signal.SIGKILL, Status.LOST, rows=rows)
+    saw(f"{worded(ended)}: rank 0 was {said}")
 
 
 def test_the_launcher_is_killed_while_it_merges(tmp_path: Path, saw: Saw) -> None:
     ended = Command(tmp_path).ran("train", "--json", first=MERGE)
-    check(ended, -9, Status.COMPLETED, rows=8)
+    check(ended, -signal.SIGKILL, Status.COMPLETED, rows=8)
     assert not list(ended.run.ranks_dir.glob("at_*")), "every rank came to its end"
     saw(worded(ended))
+
+
+@pytest.mark.matrix
+def test_rank_0_is_killed_while_it_merges(tmp_path: Path, saw: Saw) -> None:
+    """Where the user launched the ranks: rank 0 does there what else the launcher does."""
+    ended = Command(tmp_path).ran("train", "--json", first=MERGE, under=TORCHRUN)
+    assert (ended.code, ended.run.status) == (1, Status.COMPLETED), ended.stderr
+    rows_kept(ended.run, 8)
+    analyzed(ended)
+    saw(f"exit 1, of torchrun, {ended.run.status}")
 
 
 def test_ranks_that_hear_no_signal(tmp_path: Path, saw: Saw) -> None:
@@ -88,17 +134,24 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path, saw: Saw) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["killed", "hangs", "without memory"])
 def test_a_rank_of_a_benchmark(tmp_path: Path, saw: Saw, fault: str) -> None:
-    """The case that was measured before is kept; one that finds no memory is a row that says so."""
-    words = ("bench", "collectives", "--json", "--set", f"timeout_s={TIMEOUT_S}")
-    ended = Command(tmp_path).ran(*words, first=IMPATIENT + at(fault, CASE, rank=1))
-    statuses = [row["status"] for row in json.loads(ended.stdout)["rows"]]
+    """The case that was measured before is kept, and not measured again; without memory, a row says so."""
+    command = Command(tmp_path)
+    words = ("bench", "collectives", "--json", "--no-figures", "--set", f"timeout_s={TIMEOUT_S}")
+    ended = command.ran(*words, first=IMPATIENT + at(fault, CASE, rank=1))
+    kept, told = json.loads(ended.stdout)["rows"], worded(ended)
     if fault == "without memory":
-        assert (ended.code, ended.run.status, statuses) == (0, Status.COMPLETED, ["ok", "oom"]), ended.stderr
-    else:
-        said = "was killed by SIGKILL" if fault == "killed" else "hung"
-        assert (ended.code, ended.run.status, statuses) == (3, Status.FAILED, ["ok"]), ended.stderr
-        assert f"rank 1 {said} while {CASE}" in ended.error["message"] and "rank_1.log" in ended.error["message"]
-    saw(worded(ended))
+        settled(ended, ended.run, 0, Status.COMPLETED)
+        assert [row["status"] for row in kept] == ["ok", "oom"] and "can't allocate memory" in kept[1]["reason"]
+        saw(f"{told}: the row says {kept[1]['reason'].partition('; log: ')[0]}")
+        return
+    said = "was killed by SIGKILL" if fault == "killed" else "hung"
+    settled(ended, ended.run, 3, Status.FAILED, f"rank 1 {said} {CASE_SAID}", rank=1)
+    assert [row["status"] for row in kept] == ["ok"]
+    assert f"dynbench bench --resume {ended.run.id}" in ended.error["hint"]
+    resumed = json.loads(command.ran("bench", "--resume", ended.run.id, "--json", "--no-figures", bare=True).stdout)
+    settled(command, command.run, 0, Status.COMPLETED)
+    assert resumed["rows"][:1] == kept and [row["status"] for row in resumed["rows"]] == ["ok", "ok"]
+    saw(f"{told}; resumed to its end")
 
 
 @pytest.mark.matrix
@@ -112,14 +165,20 @@ def test_a_rank_of_a_comparison(tmp_path: Path, saw: Saw, fault: str) -> None:
         first=IMPATIENT + at(fault, "forward", rank=1, step=4),
     )  # fmt: skip
     said = {"killed": "rank 1 was killed by SIGKILL in forward of step 4", "hangs": "rank 1 hung in forward of step 4"}
-    assert ended.code == (4 if fault == "without memory" else 3), ended.stderr
-    assert said.get(fault, "can't allocate memory") in ended.error["message"]
+    code, status = (4, Status.OOM) if fault == "without memory" else (3, Status.FAILED)
+    comparison, *arms = ended.runs
+    settled(ended, comparison, code, status, "arm ", said.get(fault, "can't allocate memory"), rank=1)
     assert "dynbench compare --resume demo" in ended.error["hint"]
-    comparison = ended.runs[0]
-    assert comparison.status is (Status.OOM if fault == "without memory" else Status.FAILED)
-    code, listed = answered(ended.store.root, "runs", "ls")
-    assert code == 0 and len(listed["runs"]) == 3
-    saw(worded(ended))
+    assert sorted(arm.status for arm in arms) == sorted([status, Status.INTERRUPTED])
+    for arm in arms:
+        rows_kept(arm, 3)
+        assert answered(ended.store.root, "analyze", arm.id)[0] == 0
+    told = how_it_ended(code, comparison, ended.error["message"])
+    if fault == "killed":
+        command.ran("compare", "--resume", "demo", "--json", bare=True, first=UNRENDERED)
+        settled(command, comparison, 0, Status.COMPLETED)
+        told += "; resumed to its end"
+    saw(told)
 
 
 WORKING = {
@@ -129,9 +188,9 @@ WORKING = {
 }
 
 
-def _at_work(run: Run) -> bool:
+def _measures(run: Run) -> bool:
     place = last_seen(run, 1)
-    return place is not None and (place.step is not None or place.phase.startswith("measuring"))
+    return place is not None and place.phase.startswith("measuring")
 
 
 @pytest.mark.matrix
@@ -144,8 +203,9 @@ def test_the_launcher_is_told_to_stop(tmp_path: Path, saw: Saw, name: str, how: 
     signum = signal.Signals[how.partition(" ")[0]]
     wait_until(lambda: [run.status for run in command.runs[:1]] == [Status.RUNNING], "the run to begin")
     wait_until(lambda: len(in_folder(command.work)) >= 4, "its processes")
-    if name != "probe":
-        wait_until(lambda: any(map(_at_work, command.runs)), "a rank at its work")
+    if name == "bench":
+        wait_until(lambda: _measures(command.run), "a rank at its work")
+    written = command.wait_for_rows() if name == "compare" else None
     process.send_signal(signum)
     if how.endswith("twice"):
         time.sleep(0.01)  # two signals that are pending at once are one
@@ -153,10 +213,13 @@ def test_the_launcher_is_told_to_stop(tmp_path: Path, saw: Saw, name: str, how: 
     ended = command.end()
     first = ended.runs[0]
     if signum is signal.SIGKILL:
-        assert ended.code == -signum and first.status is Status.LOST
+        settled(ended, first, -signum, Status.LOST)
+        message = ""
     else:
-        assert (ended.code, first.status) == (128 + signum, Status.INTERRUPTED), ended.stderr
-        assert ended.error["kind"] == "interrupted" and "Traceback" not in ended.stderr
-    code, listed = answered(ended.store.root, "runs", "ls")
-    assert code == 0 and len(listed["runs"]) == len(ended.runs)
-    saw(worded(ended))
+        settled(ended, first, 128 + signum, Status.INTERRUPTED)
+        assert ended.error["kind"] == "interrupted"
+        message = ended.error["message"]
+    if written is not None:
+        rows_kept(ended.run, written)
+        analyzed(ended)
+    saw(how_it_ended(ended.code, first, message))

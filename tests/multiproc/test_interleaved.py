@@ -142,6 +142,7 @@ def test_one_arm_out_of_memory_is_told_from_the_others(tmp_path: Path, saw: Saw)
     assert "error: arm greedy: rank 1:" in stderr and "--resume demo" in stderr
     comparison, ddp, greedy = store.list()
     assert (ddp.status, greedy.status) == (Status.INTERRUPTED, Status.OOM)
+    assert rank_pids(WORKER_MODULE, ddp) == []
     assert rows_of(ddp).height >= 6 and rows_of(greedy).height >= 6
     assert (tmp_path / "drained1").read_text().split() == ["1", "2", "3"], "once a turn, within its step"
     state = read_state(comparison.path)

@@ -109,9 +109,7 @@ class KilledAtSecondTrial(Children):
         return super().ask(requests, together=together)
 
 
-def test_a_killed_trial_process_does_not_change_the_answer(
-    run: Run, found: ProbedCapacities, saw: Callable[[str], None]
-) -> None:
+def test_a_killed_trial_process_does_not_change_the_answer(run: Run, found: ProbedCapacities) -> None:
     KilledAtSecondTrial.asked = 0
     spec = children(run)._spec
 
@@ -120,33 +118,30 @@ def test_a_killed_trial_process_does_not_change_the_answer(
 
     again = search(start, [256])
     assert KilledAtSecondTrial.asked > 2
-    saw("tried again: the same capacities as without")
     expected = [row for row in found.rows if row.length == 256]
     for before, after in zip(expected, again.rows, strict=True):
         assert (after.rank, after.length) == (before.rank, before.length)
-        assert after.tested_ok == pytest.approx(before.tested_ok, rel=0.06)
+        assert after.tested_ok == pytest.approx(before.tested_ok, rel=0.06, abs=1), "as near as the search itself goes"
 
 
-def test_a_process_that_always_dies_is_an_error_not_an_answer(run: Run, saw: Callable[[str], None]) -> None:
+def test_a_process_that_always_dies_is_an_error_not_an_answer(run: Run) -> None:
     class AlwaysKilled(Children):
         def ask(self, requests: Sequence[Mapping[str, object]], *, together: bool = False) -> list[Reply | None]:
             os.kill(self.pids[1], signal.SIGKILL)
             return super().ask(requests, together=together)
 
     spec = children(run)._spec
-    with pytest.raises(WorkerFailed, match="without an answer") as caught:
+    with pytest.raises(WorkerFailed, match=r"rank 1: trials of .* without an answer"):
         search(lambda: AlwaysKilled(spec, RANKS, 1, run.logs_dir, timeout_s=120, tidy=True), [256], tries=2)
-    saw(f"exit {caught.value.exit_code}: {caught.value.message}")
 
 
-def test_a_process_that_hangs_is_named(run: Run, saw: Callable[[str], None]) -> None:
+def test_a_process_that_hangs_is_named(run: Run) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 hung in 'trial'") as caught, children(run) as group:
         os.kill(group.pids[1], signal.SIGSTOP)
         group.timeout_s, pids = 10, group.pids
         group.ask_all({"op": "trial", "n": 1, "length": 64})
     assert "probe_rank_1.log" in caught.value.message and "launch.timeout_s" in caught.value.hint
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    saw(f"exit {caught.value.exit_code}: {caught.value.message.replace(str(run.path), 'RUN')}")
 
 
 def test_no_trial_process_outlives_its_group(run: Run) -> None:
@@ -156,10 +151,9 @@ def test_no_trial_process_outlives_its_group(run: Run) -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_limit_below_the_model_is_said(run: Run, saw: Callable[[str], None]) -> None:
-    with pytest.raises(NothingFits, match="model and its optimizer") as caught, children(run, limit_mb=300):
+def test_a_limit_below_the_model_is_said(run: Run) -> None:
+    with pytest.raises(NothingFits, match="model and its optimizer"), children(run, limit_mb=300):
         pass
-    saw(f"exit {caught.value.exit_code}: {caught.value.message.partition(': the process')[0]}")
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +202,10 @@ def test_a_whole_probe_is_kept_and_makes_sense(record: ProbeRecord) -> None:
 
 
 def test_one_sample_that_does_not_fit_names_the_length_that_does(record: ProbeRecord) -> None:
-    refuse_if_nothing_fits(record)
+    refuse_if_nothing_fits(record.capacity)
     rows = [row.model_copy(update={"max_batch": 0}) if row.length == 256 else row for row in record.capacity]
     with pytest.raises(NothingFits, match="256 tokens fits on rank 0; 128 tokens fit"):
-        refuse_if_nothing_fits(record.model_copy(update={"capacity": rows}))
+        refuse_if_nothing_fits(rows)
 
 
 def test_lengths_beyond_the_model_are_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -8,18 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from multiproc.faults import Saw, how_it_ended
-from multiproc.launches import TINY, start, wait_until
+from multiproc.faults import ENDLESS, Command, Saw, check, worded
 
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
-from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc
-
-SERVED = (*(each for each in TINY if "nproc" not in each), "launch.nproc=3", "train.steps=100000")
 
 
 def _pid_of(run: Run, rank: int) -> int:
@@ -29,11 +25,6 @@ def _pid_of(run: Run, rank: int) -> int:
     raise AssertionError(f"no process runs rank {rank}")
 
 
-def _lines(run: Run, rank: int) -> int:
-    file = run.rank_file(rank)
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
 @pytest.mark.parametrize(
     ("sync", "rank", "title"),
     [("ps", 0, "rank 0 (server)"), pytest.param("ps_flat", 2, "rank 2 (worker 2)", marks=pytest.mark.matrix)],
@@ -41,21 +32,17 @@ def _lines(run: Run, rank: int) -> int:
 def test_a_killed_server_or_worker_is_named_and_nobody_is_left(
     tmp_path: Path, saw: Saw, sync: str, rank: int, title: str
 ) -> None:
-    process = start(tmp_path, "train", "--json", settings=(*SERVED, f"sync.name={sync}"))
-    store = RunStore(tmp_path)
-    wait_until(lambda: len(store.list()) == 1, "the run folder")
-    (run,) = store.list()
-    wait_until(lambda: all(_lines(run, each) > 4 for each in range(3)), "the first rows")
-    os.kill(_pid_of(run, rank), signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 3, stderr
-    error = json.loads(stdout)["error"]
-    assert error["kind"] == "worker" and f"{title} was killed by SIGKILL" in error["message"]
-    assert rank_pids(WORKER_MODULE, run) == []
-    assert (run.status, run.record().exit_code) == (Status.FAILED, 3)
-    summary = json.loads((run.path / "summary.json").read_text())
+    begun = Command(tmp_path)
+    given = ("--set", "launch.nproc=3", "--set", f"sync.name={sync}")
+    begun.begin("train", "--json", *ENDLESS, *given, real=True)
+    written = begun.wait_for_rows(4, ranks=3)
+    os.kill(_pid_of(begun.run, rank), signal.SIGKILL)
+    ended = begun.end()
+    check(ended, 3, Status.FAILED, f"{title} was killed by SIGKILL", rows=written, rank=rank)
+    assert ended.error["kind"] == "worker"
+    summary = json.loads((ended.run.path / "summary.json").read_text())
     assert summary["partial"] is True and summary["workers"] == 2
     assert set(summary["timed_ms"]["workers"]) >= {"push_ms", "pull_ms"}
-    log = (run.logs_dir / "rank_1.log").read_text()
+    log = (ended.run.logs_dir / "rank_1.log").read_text()
     assert "rank 1 (worker 1) INFO" in log
-    saw(how_it_ended(3, run, error["message"]))
+    saw(worded(ended))

@@ -14,6 +14,7 @@ from dynbench.analysis.pairing import Pair
 from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
 from dynbench.analysis.predecessor import effects
 from dynbench.analysis.questions import DEFAULT
+from dynbench.analysis.questions.base import within
 from dynbench.analysis.speedup import log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.stats import coefficient_of_variation
 from dynbench.analysis.two_stage import CONTRADICTION, later_spread
@@ -65,10 +66,14 @@ def environment(evidence: Evidence) -> Iterator[Seen]:
     told: set[str] = set()
     question = evidence.comparisons[0].question if evidence.comparisons else DEFAULT
     for one, other in _couples(evidence):
-        differing = describe(environment_differences(one, other, question))
+        found = environment_differences(one, other, question)
+        differing = describe(found)
         if differing and differing not in told:
             told.add(differing)
-            yield Seen("warn", {"first": one.label, "second": other.label, "differences": differing}, "differs")
+            data = "env.data.fingerprint" in found and all(within(key, ("env.data",)) for key in found)
+            case = "data" if data else "differs"
+            values = {"first": one.label, "second": other.label, "differences": differing}
+            yield Seen("warn", values, {"seen": "differs", "limit": case, "hint": case})
     for run in evidence.runs:
         if not run.facts.env:
             yield Seen("warn", {"run": run.label}, "unknown")

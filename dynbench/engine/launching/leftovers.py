@@ -38,7 +38,7 @@ def _is_rank(folder: Path, module: str, run: Run) -> bool:
         words = (folder / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return module.encode() in words and str(run.path).encode() in words
+    return module.encode() in words and os.fsencode(run.path) in words
 
 
 def _signal(pid: int, signum: signal.Signals) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -30,6 +30,7 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled
 from dynbench.workloads.inputs import check_batch, check_inputs
+from dynbench.workloads.own_runs import remember_run
 
 _log = logging.getLogger(__name__)
 WORKER_MODULE = "dynbench.engine.rank.worker"
@@ -174,6 +175,24 @@ def _settle(recordings: Sequence[Recording]) -> None:
         _log.warning("%s", warning)
 
 
+@contextmanager
+def warnings_said_once() -> Iterator[None]:
+    """While launches of one command follow each other: what an earlier one has warned of is not said again."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        new = text not in said
+        said.add(text)
+        return new
+
+    _log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        _log.removeFilter(is_new)
+
+
 def _blame(failure: DynbenchError, name: str, recordings: Sequence[Recording], arm: int) -> None:
     """Let the arm that was on have ended the launch, and the others be interrupted by it."""
     failure.message = f"arm {name}: {failure.message}"
@@ -209,7 +228,7 @@ def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **n
     config = resolved.config
     if config.launch.node_rank > 0:
         naming["name"] = None
-    return new_run(
+    run = new_run(
         store,
         "train",
         config.plan_name,
@@ -219,3 +238,5 @@ def create_run(resolved: Resolved, store: RunStore, warnings: Sequence[str], **n
         warnings=warnings,
         **naming,
     )
+    remember_run(run.id, config.workload)
+    return run

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from dynbench.config.ranks import Ranks
 from dynbench.config.schema import Launch
 from dynbench.engine.whereabouts import Whereabouts
-from dynbench.signals import handle
+from dynbench.signals import handle, handled
 
 _PR_SET_PDEATHSIG = 1
 
@@ -77,7 +77,8 @@ def process_group(context: RankContext, settings: Launch) -> Iterator[None]:
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     backend = "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+    with handled(signal.SIG_DFL):  # torch waits in here for a launcher that may be gone, and hears no Python handler
+        dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
     try:
         yield
     except BaseException:

@@ -22,6 +22,7 @@ from dynbench.runs.json_text import load_json
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.language_model import language_model
+from dynbench.workloads.own_runs import is_remembered
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 
@@ -50,15 +51,17 @@ class Saved:
 
         Raises:
             ConfigError: settings that cannot work.
-            UsageError: a run of code of its own, which is run for nobody who does not name it.
+            UsageError: a run of code of its own that was not made here, and whose code is not named either.
         """
         known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
         if self.base is not None:
             trained = load_config(self.base, trains=False).workload
             named = {text.partition("=")[0].strip() for text in overrides} | {*(flags or {})}
-            if trained.is_own and "workload.name" not in named:
+            known_code = "workload.name" in named or is_remembered(self.base.parent.name, trained)
+            if trained.is_own and not known_code:
                 raise UsageError(
-                    f"{self.base}: workload.name: {trained.name!r} is code, which is not run because a run names it",
+                    f"{self.base}: workload.name: {trained.name!r} is code, which is not run because a run names it: "
+                    "the run was not made here",
                     "Look at it, and name it: --set workload.name=PLACE.",
                 )
             known = {"workload.tokenizer": _tokenizer_of(trained), "workload.cache_dir": None}
@@ -147,7 +150,7 @@ def _check_classes(config: Config, facts: Mapping[str, object]) -> None:
         DataError: they are of another number, so that its head would be replaced, or of other names where both have
             some.
     """
-    if not WORKLOADS.find(config.workload.name).classes:
+    if config.workload.is_own or not WORKLOADS.find(config.workload.name).classes:
         return
     known, classes = _architecture(Path(config.workload.model)).get("id2label"), facts.get("num_labels")
     if not isinstance(known, Mapping):

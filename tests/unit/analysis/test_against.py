@@ -10,11 +10,13 @@ import pytest
 from probes import make_probe
 
 from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.selection import label_of
 from dynbench.config.schema import Analysis
 from dynbench.experiment.reporting import FORMATS
 from dynbench.report import LANGUAGES
 from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.export import EXPORT_FILE
+from dynbench.runs.names import is_name
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -320,3 +322,19 @@ def test_a_comparison_whose_runs_are_gone_says_what_is_left_to_do(cli, store, co
     for arguments in (("analyze", "cmp"), ("runs", "export", "cmp", "-o", name)):
         code, _, err = cli(*arguments)
         assert (code, "dynbench report" in err, "is not here" in err) == (2, True, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("base.zip", "base"),
+        ("last week (1).zip", "last-week-1"),
+        ("..-.v1.2_rc.zip", "v1.2_rc"),
+        ("基线.zip", "stored"),
+        ("基线 b.zip", "b"),
+        ("\x1b[31mred.zip", "31mred"),
+        (f"{'x' * 99}.zip", "x" * 64),
+    ],
+)
+def test_a_file_of_any_name_has_a_label_that_runs_may_have(name: str, label: str) -> None:
+    assert label_of(Path("folder") / name) == label and is_name(label)

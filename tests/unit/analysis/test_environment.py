@@ -87,8 +87,9 @@ def remove(place, key):
     del place[key]
 
 
-def run_with(env, label="run", seed=0, **fields):
-    facts = SimpleNamespace(env=env, seed=seed)
+def run_with(env, label="run", seed=0, subset=None, **fields):
+    config = SimpleNamespace(workload=SimpleNamespace(subset=subset, runs_own_code=False))
+    facts = SimpleNamespace(env=env, seed=seed, config=config)
     return SimpleNamespace(label=label, facts=facts, partial=False, **fields)
 
 
@@ -179,10 +180,18 @@ def test_a_decision_that_was_set_by_hand_in_one_run_is_in_its_configuration(env)
 
 def test_data_follows_from_the_seed_between_launches_but_not_within_a_pair(env):
     other = changed(env, ("data", "fingerprint"), flip)
-    base, candidate = run_with(other, "b1", seed=1), run_with(env, "c1", seed=1)
+    base, candidate = run_with(other, "b1", seed=1, subset=9), run_with(env, "c1", seed=1, subset=9)
     assert findings([run_with(env), base]) == []
     (found,) = findings([run_with(env), base], [run_with(env), candidate], pairs=[(base, candidate)])
     assert "b1 and c1: env.data.fingerprint" in found.seen
+
+
+def test_data_that_were_changed_between_launches_are_seen_where_all_are_trained_on(env):
+    """Of a seed each: nothing else tells that the second pair trained on another file."""
+    other = changed(changed(env, ("data", "fingerprint"), flip), ("data", "model", "source"), flip)
+    (found,) = findings([run_with(env, "a0"), run_with(other, "a1", seed=1)])
+    assert found.seen == f"a0 and a1: env.data.fingerprint (f and {other['data']['fingerprint']})"
+    assert found.limit == "the same data in all launches" and "compare anew" in found.hint
 
 
 def test_launches_that_differ_alike_are_told_once_and_others_each(env):

@@ -11,6 +11,7 @@ import pytest
 from dynbench.cli.compare_progress import compare_display
 from dynbench.cli.main import main
 from dynbench.config.schema import Config
+from dynbench.errors import UsageError
 from dynbench.experiment import launches
 from dynbench.experiment.launches import CompareProgress
 from dynbench.experiment.state import LaunchState
@@ -125,6 +126,22 @@ def test_resuming_what_is_no_comparison_says_what_to_resume(
     store.create("compare", "x", name="left")
     assert main(resume) == 2
     assert f"--resume left --results {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_comparison_named_by_its_path_goes_on_among_its_own_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dynbench.runs.run import Run
+    from dynbench.runs.store import RunStore
+
+    def begun(comparison: Run, store: RunStore, settings: object) -> None:
+        raise UsageError(f"{comparison.id} in {store.root}")
+
+    monkeypatch.setattr("dynbench.cli.compare._run", begun)
+    run = RunStore(tmp_path / "there").create("compare", "x")
+
+    assert main(["compare", "--resume", str(run.path), "--results", str(tmp_path / "here")]) == 2
+    assert f"{run.id} in {tmp_path / 'there'}\n" in capsys.readouterr().err
 
 
 def test_without_a_terminal_every_launch_and_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_strict_turns_warnings_into_exit_6(capsys: pytest.CaptureFixture[str], m
     assert err == "error: checks that warn: poor\nhint: The next steps are in the checks.\n"
     monkeypatch.setattr(health, "CHECKS", {"fine": lambda s: Diagnosis(True, "seen")})
     assert main(["doctor", "--strict"]) == 0
+
+
+def test_what_the_system_denies_a_check_ends_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: Settings) -> Diagnosis:
+        raise PermissionError(errno.EACCES, "Permission denied", "/root/hub")
+
+    monkeypatch.setattr(health, "CHECKS", {"hub cache": denied, "fine": lambda s: Diagnosis(True, "seen")})
+    assert main(["doctor", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["checks"]
+    assert (first["id"], first["ok"], first["seen"]) == ("hub cache", False, "/root/hub: Permission denied")
+    assert first["hint"] and second["ok"]
 
 
 def test_results_that_cannot_be_written(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import sys
+import tomllib
 from collections import namedtuple
 from pathlib import Path
 
@@ -25,9 +26,18 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_an_interpreter_that_nobody_tried_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     version = namedtuple("version", "major minor micro")
-    for found, fine in (((3, 11, 0), True), ((3, 13, 9), False), ((3, 10, 1), False), ((3, 99, 0), False)):
+    for found, fine in (((3, 11, 0), True), ((3, 13, 9), True), ((3, 10, 1), False), ((3, 99, 0), False)):
         monkeypatch.setattr(sys, "version_info", version(*found))
         assert health_ranks.python(settings).ok is fine
+    assert health_ranks.python(settings).seen.endswith("; tried with 3.11, 3.12 and 3.13")
+
+
+def test_the_interpreters_are_those_that_the_package_declares() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    declared = [int(line.removeprefix(prefix)) for line in project["classifiers"] if line.startswith(prefix)]
+    assert [(3, minor) for minor in declared] == list(health_ranks.TRIED_PYTHONS)
+    assert project["requires-python"] == f">=3.{declared[0]}"
 
 
 def test_two_ranks_meet(settings: Settings) -> None:

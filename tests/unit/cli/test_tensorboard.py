@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -118,12 +119,27 @@ def test_a_signal_that_asks_to_stop_is_no_ctrl_c(
     assert main(["tensorboard"]) == 143
 
 
-def test_without_the_package_it_is_one_line(store: RunStore, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+class _Lazy:
+    """As the package gives its modules: imported when first used."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(import_module("tensorboard.program"), name)
+
+
+@pytest.mark.parametrize("missing", ["the package", "what it needs"])
+def test_without_the_package_or_what_it_needs_it_is_one_line(
+    store: RunStore, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     trained(store, "a")
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    package = ModuleType("tensorboard")
+    vars(package).update(__path__=[str(tmp_path)], program=_Lazy())
+    (tmp_path / "program.py").write_text("import a_module_of_old\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "tensorboard", None if missing == "the package" else package)
     assert main(["tensorboard"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert "the package tensorboard cannot be imported" in error and hint == "hint: pip install tensorboard."
+    assert error.startswith("error: the package tensorboard cannot be imported: ")
+    assert ("a_module_of_old" in error) is (missing == "what it needs")
+    assert hint == "hint: pip install --upgrade tensorboard."
 
 
 @pytest.mark.parametrize("installed", [True, False])

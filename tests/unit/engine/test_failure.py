@@ -270,6 +270,14 @@ def test_a_killed_rank_is_told_with_what_it_was_at(run: Run) -> None:
     assert "rank 1 was killed by SIGKILL in backward of step 3; log:" in root_cause(run, {1: -9}).message
 
 
+def test_of_ranks_that_were_killed_the_one_that_came_least_far_is_named(run: Run) -> None:
+    """The other was killed by torchrun, as it still waited for it."""
+    seen_at(run, 0, SYNC)
+    seen_at(run, 1, BACKWARD)
+    assert root_cause(run, {0: -9, 1: -9}).message.startswith("rank 1 was killed by SIGKILL in backward of step 3")
+    assert root_cause(run, {0: -9, 1: -signal.SIGTERM}).message.startswith("rank 0 was killed by SIGKILL in sync")
+
+
 def test_a_cause_comes_before_whoever_waited(run: Run) -> None:
     seen_at(run, 1, BACKWARD)
     record_failure(run, 0, raised(WAITED))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from dynbench.cli.main import COMMANDS, main
 from dynbench.config.dump import dump_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
+from dynbench.engine.launching import run_launch
 from dynbench.errors import (
     BugError,
     DataError,
@@ -36,7 +38,7 @@ from dynbench.errors import (
     WorkerFailed,
 )
 from dynbench.experiment import launches
-from dynbench.experiment.compare import run_comparison, start_comparison
+from dynbench.experiment.compare import resumable, run_comparison, start_comparison
 from dynbench.experiment.launches import Clock, CompareProgress
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.state import read_state
@@ -207,6 +209,13 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
     assert failed.run not in outcome.state.arms["partition"]
 
 
+def test_launches_that_cannot_be_compared_are_not_gone_on_with(store: RunStore, recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(NotComparable) as caught, resumable(start_comparison(recipe(), store, name="demo")):
+        raise NotComparable("they differ in data.fingerprint", "Train both.")
+    said = "Train both. Its launches are done, and going on repeats none: start anew (--replace takes the name over)."
+    assert caught.value.hint == said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [DataError, NothingFits])
 def test_a_mistake_found_at_a_launch_says_how_to_go_on_and_how_to_start_anew(
@@ -274,6 +283,25 @@ def test_a_bug_leaves_no_comparison_running(
     assert comparison.status is Status.FAILED
     assert failure is not None
     assert failure.message == "ZeroDivisionError: division by zero"
+
+
+def test_what_every_launch_warns_of_is_said_once(
+    store: RunStore,
+    training: FakeTraining,
+    recipe: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warning(*given: Any, **named: Any) -> object:
+        run_launch._log.warning("%s", "lengths are cut")
+        return training(*given, **named)
+
+    monkeypatch.setattr(launches, "run_arms", warning)
+    training.fail_at = 2
+    with pytest.raises(WorkerFailed):
+        run_comparison(start_comparison(recipe(), store), store)
+    assert len(training.calls) == 3 and not run_launch._log.filters
+    assert [record.getMessage() for record in caplog.records].count("lengths are cut") == 1
 
 
 @pytest.mark.slow

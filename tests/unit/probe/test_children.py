@@ -5,16 +5,24 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynbench.config.schema import Probe
 from dynbench.errors import Terminated, WorkerFailed
+from dynbench.probe.capacity import find_capacities
 from dynbench.probe.children import Children
 from dynbench.signals import handled, terminate
 
-SAYS = {"is silent": "import time; time.sleep(1000)", "ends": "pass"}
+SAYS = {
+    "answers": """while input(): print('{"fits": true, "peak_mem_mb": 1}', flush=True)""",
+    "is silent": "import time; time.sleep(1000)",
+    "ends": "pass",
+}
 pytestmark = pytest.mark.slow
 
 
@@ -43,9 +51,25 @@ def test_who_waits_for_one_that_ended_is_not(tmp_path: Path) -> None:
     children = group(tmp_path, "ends", "is silent")
     children._processes[0].wait()
     try:
-        assert children.ask_all({"op": "trial"}) == [None, None]
+        assert children.ask_all({"op": "trial"}) == [None, None] and children.gone == [0]
     finally:
         children.close()
+
+
+def test_who_ends_in_every_trial_is_named_with_its_log(tmp_path: Path) -> None:
+    @contextmanager
+    def start() -> Iterator[Children]:
+        children = group(tmp_path, "answers", "ends")
+        try:
+            children._processes[1].wait()
+            yield children
+        finally:
+            children.close()
+
+    with pytest.raises(WorkerFailed, match="rank 1: trials of 1 samples of 8 tokens ended 2 times") as caught:
+        find_capacities(start, [8], 2, 4, Probe(trials=2), lambda _: None)
+    log = tmp_path / "probe_rank_1.log"
+    assert (caught.value.rank, caught.value.log) == (1, log) and str(log) in caught.value.message
 
 
 def test_a_signal_while_a_process_is_started_leaves_none_behind(

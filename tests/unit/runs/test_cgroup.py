@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynbench.probe.limits import RESERVE, default_cpu_limit_bytes
-from dynbench.runs.cgroup import cpu_quota, memory_available_bytes, memory_limit_bytes
+from dynbench.runs.cgroup import cpu_quota, memory_available_bytes, memory_kills, memory_limit_bytes
 from dynbench.runs.provenance import memory_mb
 
 MB = 1_000_000
@@ -157,3 +157,8 @@ CPU = {
 @pytest.mark.parametrize(("files", "quota"), CPU.values(), ids=CPU)
 def test_cpu_time_of_the_container(tmp_path: Path, files: Mapping[str, object], quota: float | None) -> None:
     assert cpu_quota(plant(tmp_path, files)) == quota
+
+
+def test_processes_that_the_kernel_killed_for_memory(tmp_path: Path) -> None:
+    assert memory_kills(tmp_path) == 0
+    assert memory_kills(plant(tmp_path, {"proc/vmstat": "pgfault 12\noom_kill 3\noom_kill_other 9"})) == 3

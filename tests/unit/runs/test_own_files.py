@@ -18,6 +18,8 @@ from dynbench.runs.names import is_part
 from dynbench.runs.own_files import check_own_files
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
+from dynbench.workloads.own_code import own_code_settings
+from dynbench.workloads.own_runs import FILE, remember_run
 
 PLANTED: dict[str, Callable[[Path], object]] = {
     "a link to a file outside": lambda run: (run / "env.json").symlink_to(run.parent.parent / "precious"),
@@ -166,6 +168,38 @@ def test_code_that_a_run_names_is_not_run_to_read_it(
         main([*words])
         assert not (tmp_path / "pwned").exists(), words
     assert "is not run because a run names it" in capsys.readouterr().err
+
+
+def test_code_of_a_run_that_the_user_made_here_is_run_to_evaluate_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DYNBENCH_RESULTS", str(run.path.parent))
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    code = tmp_path / "own_here.py"
+    code.write_text("raise RuntimeError('it was run')\nclass Own(dict): pass\n")
+    config = load_config(None, ["workload.name=own_here.py:Own", "train.steps=1"])
+    pinned = config.workload.model_copy(update=own_code_settings(config.workload))
+    run.config_file.write_text(dump_config(config.model_copy(update={"workload": pinned})))
+    (run.path / "model" / "last").mkdir(parents=True)
+    (run.path / "model" / "last" / "config.json").write_text("{}")
+    run.env_file.write_text("{}")
+
+    def evaluated() -> str:
+        assert main(["eval", "mine"]) in (2, 3)
+        return capsys.readouterr().err
+
+    remember_run("another-run", pinned)
+    assert "is not run because a run names it: the run was not made here" in evaluated()
+    remember_run(run.id, pinned)
+    assert "it was run" in evaluated()
+    code.write_text("raise RuntimeError('another was run')\nclass Own(dict): pass\n")
+    assert "it has changed since" in evaluated()
+    changed = pinned.model_copy(update=own_code_settings(config.workload))
+    run.config_file.write_text(dump_config(config.model_copy(update={"workload": changed})))
+    assert "the run was not made here" in evaluated()
+    (tmp_path / "cache" / FILE).write_bytes(b"\xff")
+    assert "the run was not made here" in evaluated()
 
 
 def test_where_a_run_kept_its_data_nothing_is_written(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ from dynbench.errors import (
     WorkerFailed,
 )
 from dynbench.runs import recorder
-from dynbench.runs.recorder import made, named, new_run, recorded
+from dynbench.runs.owner import start_mark
+from dynbench.runs.recorder import made, named, new_run, recorded, refuse_running
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -59,6 +61,16 @@ def test_the_record_says_how_it_ended(
     record = run.record()
     assert record.failure is not None
     assert (record.status, record.exit_code, record.failure.kind) == (status, exit_code, kind)
+
+
+def test_a_signal_before_results_are_written_says_so(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    hints = []
+    for error in (Terminated(signal.SIGTERM), Interrupted("stopped", "Go on.", signum=15), UsageError("no")):
+        with pytest.raises(DynbenchError) as caught, recorded(store.create("probe", "probe"), at_its_end=True):
+            raise error
+        hints.append(caught.value.hint)
+    assert "begins anew" in hints[0] and hints[1:] == ["Go on.", ""]
 
 
 def test_what_ran_to_its_end_is_completed(tmp_path: Path) -> None:
@@ -109,6 +121,16 @@ def test_the_end_of_another_nodes_run_is_left_to_it(tmp_path: Path) -> None:
         recording.run, recording.ours = theirs, False
         raise WorkerFailed("a rank there")
     assert theirs.status is Status.CREATED and caught.value.run_path == theirs.path
+
+
+def test_a_run_that_another_process_began_is_left_to_it(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("bench", "flash")
+    run.update(status=Status.RUNNING)
+    run.update(pid=(parent := os.getppid()), pid_start=start_mark(parent))
+    before = run.record()
+    with pytest.raises(UsageError, match=f"is running in process {parent}"), recorded(run):
+        raise AssertionError("it began")
+    assert run.record() == before
 
 
 def test_the_innermost_run_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -192,3 +214,37 @@ def test_what_comes_after_the_end_names_the_run(tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as caught, named(run):
         raise KeyboardInterrupt
     assert caught.value.run_path == run.path and run.status is Status.COMPLETED
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("compare", "compare", name="both")
+    refuse_running(run)
+    run.update(status=Status.RUNNING, host="elsewhere", pid=77)
+    with pytest.raises(UsageError) as caught:
+        refuse_running(run)
+    assert caught.value.message == "both: is running in process 77 on elsewhere"
+    assert caught.value.hint == "Wait until it ends. If that host is gone, start it anew."
+    run.update(status=Status.FAILED)
+    refuse_running(run)
+
+
+def test_what_another_arm_ended_is_interrupted_and_says_by_which(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("train", "static")
+    with pytest.raises(WorkerFailed), recorded(run) as recording:
+        recording.ended_by = "arm b failed"
+        raise WorkerFailed("rank 1 died", rank=1)
+    record = run.record()
+    assert (record.status, record.exit_code) == (Status.INTERRUPTED, 3)
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.message, record.failure.rank) == ("interrupted", "arm b failed", None)
+
+
+@pytest.mark.parametrize(("place", "kept"), [("logs/rank_1.err", "logs/rank_1.err"), ("../elsewhere.err", None)])
+def test_a_log_is_named_within_the_folder_only(tmp_path: Path, place: str, kept: str | None) -> None:
+    run = RunStore(tmp_path).create("train", "static")
+    log = (run.path / place).resolve()
+    with pytest.raises(WorkerFailed), recorded(run):
+        raise WorkerFailed("rank 1 died", rank=1, log=log)
+    failure = run.record().failure
+    assert failure is not None
+    assert (failure.rank, failure.log) == (1, kept)

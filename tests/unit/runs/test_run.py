@@ -158,3 +158,40 @@ def test_places(run: Run) -> None:
     assert run.label == "a"
     run.update(name=None)
     assert run.label == run.id
+
+
+def test_a_clock_that_was_set_back_gives_no_duration(run: Run) -> None:
+    moment = "2026-01-02T03:04:0{}.000000+00:00"
+    edit(run, status="completed", started=moment.format(5), ended=moment.format(7))
+    assert duration_s(run.record()) == 2
+    edit(run, ended=moment.format(5))
+    assert duration_s(run.record()) == 0
+    edit(run, ended=moment.format(4))
+    assert duration_s(run.record()) is None
+    edit(run, ended=None)
+    assert duration_s(run.record()) is None
+
+
+def test_a_configuration_that_is_no_file_is_not_opened(run: Run) -> None:
+    os.mkfifo(run.config_file)
+    with pytest.raises(RecordError) as caught:
+        run.config()
+    assert (caught.value.message, caught.value.hint) == (f"{run.config_file}: it is no file", "Restore it from a copy.")
+
+
+@pytest.mark.parametrize(
+    ("env", "hint"),
+    [
+        ('{"plugins": {"mine.py": "00ff"}}', "name mine.py in DYNBENCH_PLUGINS"),
+        ('{"plugins": null}', "another version of dynbench"),
+        ("torn", "another version of dynbench"),
+        (None, "another version of dynbench"),
+    ],
+)
+def test_plugins_that_are_not_loaded_are_named(run: Run, env: str | None, hint: str) -> None:
+    run.config_file.write_text("schedule: {policy: mine}\n")
+    if env is not None:
+        run.env_file.write_text(env)
+    with pytest.raises(RecordError, match="mine") as caught:
+        run.config()
+    assert hint in caught.value.hint

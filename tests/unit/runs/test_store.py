@@ -332,3 +332,41 @@ def test_a_command_to_copy_names_the_registry_unless_it_is_the_default(monkeypat
     assert results_option(Path("my runs")) == " --results 'my runs'"
     monkeypatch.setenv("DYNBENCH_RESULTS", "my runs")
     assert results_option(Path("my runs")) == ""
+
+
+def test_a_name_that_was_taken_meanwhile_is_not_given(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = finished(store), finished(store)
+    store.give_name(first, "best")
+    assert (first.name, caplog.text) == ("best", "")
+    store.give_name(second, "best")
+    assert (first.name, second.name) == ("best", None)
+    assert f"{second.id}: is not named best, which is run {first.id}" in caplog.text
+
+
+def test_a_name_is_passed_on_if_there_still_is_one(store: RunStore) -> None:
+    older, newer = finished(store, name="best"), finished(store)
+    store.pass_name(older, newer)
+    assert (older.name, newer.name) == (None, "best")
+    store.pass_name(older, newer)
+    assert (older.name, newer.name) == (None, "best")
+
+
+def test_what_cannot_be_removed_is_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rmtree(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    run = finished(store)
+    monkeypatch.setattr(store_module.shutil, "rmtree", rmtree)
+    with pytest.raises(UsageError) as caught:
+        store.remove(run)
+    assert caught.value.message == f"{run.path}: cannot be removed: Permission denied"
+    assert caught.value.hint == "Check who owns it, and that nothing holds it."
+    assert run.path.is_dir()
+
+
+def test_a_word_that_no_run_has_names_those_that_have_one(store: RunStore) -> None:
+    assert "no runs there yet" in refused(store, "@latest:static").hint
+    finished(store, "static")
+    error = refused(store, "@latest:dynamic")
+    assert error.message == f"run '@latest:dynamic': no such run in {store.root}."
+    assert error.hint == "There are: static, train."

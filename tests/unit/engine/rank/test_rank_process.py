@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from dynbench.config.schema import Launch
 from dynbench.engine.rank.rank_process import RankContext, gpu_index, process_group
+from dynbench.signals import handled
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 
@@ -56,6 +57,17 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_in_nccl(
     with process_group(context, Launch()):
         pass
     assert closed[-1:] == [device]
+
+
+def test_a_rank_that_waits_for_the_others_in_torch_is_ended_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler in Python would be heard when torch gives up: of a launcher that was killed, after the time-out."""
+    heard = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: heard.append(signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    context = RankContext(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
+    with handled(signal.SIG_IGN), process_group(context, Launch()):
+        heard.append(signal.getsignal(signal.SIGTERM))
+    assert heard == [signal.SIG_DFL, signal.SIG_IGN]
 
 
 @pytest.mark.slow

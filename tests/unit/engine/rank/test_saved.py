@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+from own import imports_forgotten, write_own
 
 from dynbench.cli.main import main
 from dynbench.config.change import changed
@@ -25,6 +26,8 @@ from dynbench.engine.rank.saved import Saved, Writer, _check_classes, evaluate_s
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
+from dynbench.workloads.own_code import own_code_settings
+from dynbench.workloads.own_runs import remember_run
 from dynbench.workloads.registry import Saves, build_workload
 
 CPU = torch.device("cpu")
@@ -337,3 +340,21 @@ def test_the_best_model_is_that_of_the_best_accuracy_where_one_is_counted(
     for step, (loss, accuracy) in enumerate(found):
         keeper.after(step, Local(), {"loss": loss, "accuracy": accuracy})
     assert kept_at[-1] == best
+
+
+def test_a_workload_of_the_users_own_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_own(tmp_path)
+    run = RunStore(tmp_path / "results").create("train", "static", "mine")
+    config = load_config(None, ["workload.name=mine.py:Mine", "workload.max_length=24", "train.eval_samples=8"])
+    pinned = config.workload.model_copy(update=own_code_settings(config.workload))
+    run.config_file.write_text(dump_config(config.model_copy(update={"workload": pinned})))
+    (run.path / "model" / "last").mkdir(parents=True)
+    (run.path / "model" / "last" / "config.json").write_text("{}")
+    remember_run(run.id, pinned)
+    with imports_forgotten(monkeypatch):
+        assert main(["eval", "mine", "--results", str(tmp_path / "results"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 8 and found["loss"] > 0

@@ -1,0 +1,115 @@
+"""Comparisons that share a folder, are moved or damaged, and whose data change between launches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from damaged import DAMAGES, refused
+from multiproc.faults import (
+    TWO_ARMS,
+    Command,
+    Saw,
+    answered,
+    how_it_ended,
+    own_texts,
+    rows_kept,
+    settled,
+    worded,
+)
+from pixel import UNRENDERED
+
+from dynbench.runs.status import Status
+from dynbench.runs.store import RunStore
+
+pytestmark = pytest.mark.multiproc
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Command]:
+    """Two comparisons at once in one results folder."""
+    folder = tmp_path_factory.mktemp("compared")
+    recipe = folder / "two.yaml"
+    recipe.write_text(TWO_ARMS + "launches: {count: 1, mode: interleaved}\n", encoding="utf-8")
+    found = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        found.append(Command(folder / name))
+    found[1].store = found[0].store
+    for command in found:
+        command.begin("compare", str(recipe), "--name", command.folder.name, "--json", first=UNRENDERED)
+    for command in found:
+        command.end()
+    return found[0], found[1]
+
+
+def test_two_comparisons_at_once(compared: tuple[Command, Command], saw: Saw) -> None:
+    assert [command.code for command in compared] == [0, 0], compared[0].stderr + compared[1].stderr
+    said = [json.loads(command.stdout) for command in compared]
+    ids = [{run for arm in each["arms"] for run in arm["runs"]} for each in said]
+    assert len(ids[0]) == len(ids[1]) == 2 and not ids[0] & ids[1]
+    store = compared[0].store
+    for each, own in zip(said, ids, strict=True):
+        comparison = store.resolve(each["run"]["name"])
+        assert comparison.status is Status.COMPLETED
+        assert {run.record().group for run in map(store.resolve, own)} == {comparison.id}
+        assert all(Path(report).is_file() for report in each["reports"])
+    saw("exit 0, completed: both, each of its own runs")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("file", ["compare.json", "recipe.yaml"])
+def test_a_damaged_file_of_a_comparison(compared: tuple[Command, Command], tmp_path: Path, saw: Saw, file: str) -> None:
+    """Gone on with, it is refused before anything is launched."""
+    seen = []
+    for name, damage in DAMAGES.items():
+        store = RunStore(tmp_path / name)
+        shutil.copytree(compared[0].store.root, store.root)
+        path = store.resolve("one").path / file
+        path.write_bytes(damage(path.read_bytes()))
+        runs = len(store.list())
+        code, said = answered(store.root, "compare", "--resume", "one")
+        assert code == 2 and len(store.list()) == runs, said
+        refused(said, path)
+        seen.append(f"{name}: exit {code}")
+    saw(f"{', '.join(seen)}, before anything is launched")
+
+
+def test_a_moved_comparison(compared: tuple[Command, Command], tmp_path: Path, saw: Saw) -> None:
+    root = tmp_path / "elsewhere"
+    shutil.copytree(compared[0].store.root, root)
+    code, said = answered(root, "report", "one")
+    assert code == 0, said
+    texts = [
+        path.read_text(encoding="utf-8") for path in (root / compared[0].store.resolve("one").id).glob("report*.md")
+    ]
+    assert texts and not any(str(compared[0].store.root) in text for text in texts)
+    saw("exit 0, completed: reported in its new place")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", ["apart", "interleaved"])
+def test_data_that_change_in_a_comparison(tmp_path: Path, saw: Saw, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Launched apart, a pair had other data each; interleaved, the pairs of one launch had others than the next."""
+    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    data, recipe = tmp_path / "texts.tsv", tmp_path / "two.yaml"
+    recipe.write_text(TWO_ARMS + f"launches: {{count: 2, mode: {mode}}}\n", encoding="utf-8")
+    changes = f"; import planted; planted.data_that_change({str(data)!r}, 'kind3', 'kind4 kind5', 1)"
+    command = Command(tmp_path)
+    words = ("compare", str(recipe), "--name", "demo", "--json", *own_texts(data, tmp_path / "vocab.txt"))
+    ended = command.ran(*words, "--set", "workload.subset=null", first=UNRENDERED + changes)
+    comparison, *launched = ended.runs
+    for run in launched:
+        assert run.status is Status.COMPLETED
+        rows_kept(run, 8)
+    if mode == "apart":
+        settled(ended, comparison, 5, Status.FAILED, "data.fingerprint")
+        assert "start anew" in ended.error["hint"] and "--resume" not in ended.error["hint"]
+        saw(how_it_ended(5, comparison, ended.error["message"]))
+        return
+    settled(ended, comparison, 0, Status.COMPLETED)
+    (found,) = [each for each in json.loads(ended.stdout)["checks"] if "data.fingerprint" in each["seen"]]
+    assert found["severity"] == "warn"
+    saw(f"{worded(ended)}, with a finding: env.data.fingerprint differs between launches")
