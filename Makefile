@@ -12,7 +12,7 @@ COVERED := schedule analysis config runs compress
 SOAK_MINUTES ?= 30
 MUTANTS ?=
 
-.PHONY: help install install-test install-more quickstart test test-at-once test-quick test-matrix test-gpu faults bench-self trust \
+.PHONY: help install install-test install-more quickstart test test-at-once test-quick test-matrix test-gpu faults faults-left bench-self trust \
 	scale soak coverage mutation wheel-test nightly lint clean
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test-quick   what a change needs first, in two minutes on 2 cores: no launches, nothing slow"
 	@echo "make test-matrix  every strategy, schedule and layout through the command, and a rank of each killed"
 	@echo "make faults       every fault that the tests plant, and the table of what was seen, tests/README.md"
+	@echo "make faults-left  where some of these failed: them once more, and the table"
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
@@ -29,7 +30,8 @@ help:
 	@echo "make coverage     lines and branches that tests/unit runs; fails below 90 % of $(COVERED)"
 	@echo "make mutation     mutants of the scheduler and of the statistics: hours; MUTANTS='dynbench.analysis.stats*' for some"
 	@echo "make wheel-test   the wheel in an empty environment: commands and the quickstart"
-	@echo "make nightly      twenty thousand cases of bad input that nobody has seen, and all that takes long, but mutation: some hours"
+	@echo "make nightly      every fault, twenty thousand cases of bad input that nobody has seen, and all that takes long,"
+	@echo "                  but mutation: some hours"
 	@echo "make install      .venv with dynbench in it"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
@@ -84,10 +86,13 @@ test-quick: install-test
 test-matrix: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests
 
-# Those of `alone` compare no times here, so that nothing keeps them from running one after the other.
 faults: install-test
 	@mkdir -p $(dir $(FAULTS)) && rm -f $(FAULTS)
-	$(BIN)/python tests/fault_table.py tests | tr '\n' '\0' | OMP_NUM_THREADS=1 xargs -0 $(PYTEST) -q --faults-to $(FAULTS)
+	@$(MAKE) --no-print-directory faults-left
+
+# Where some failed, these once more. Those of `alone` compare no times here: they may run one after the other.
+faults-left: install-test
+	$(BIN)/python tests/fault_table.py left $(FAULTS) | tr '\n' '\0' | OMP_NUM_THREADS=1 xargs -0 -r $(PYTEST) -q --faults-to $(FAULTS)
 	$(BIN)/python tests/fault_table.py write $(FAULTS)
 
 test-gpu: install-test
@@ -113,16 +118,17 @@ coverage: install-more
 		$(BIN)/coverage report --include "dynbench/$$part/*" --fail-under 90 > /dev/null || failed="$$failed $$part"; \
 	done; test -z "$$failed" || { echo "below 90 %:$$failed"; exit 1; }
 
-# Goes on where it was stopped; what is left is read with .venv/bin/mutmut results, and in tests/mutation/survivors.md.
+# First with the quick tests, then what they leave with all; it goes on where it was stopped. What no test kills is read
+# with .venv/bin/mutmut results, and why in tests/mutation/survivors.md.
 mutation: install-more
-	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(MUTANTS)
-	$(BIN)/mutmut results
+	set -f; OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/forks.py --left $(or $(MUTANTS),dynbench.*)
+	set -f; OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/forks.py --left --slow $(or $(MUTANTS),dynbench.*)
 
 wheel-test:
 	$(PYTHON) tests/wheel/installed.py
 
 # Two at a time, as nothing here compares times; what is found is drawn again first the next time.
-nightly: test-matrix scale soak coverage wheel-test
+nightly: faults test-matrix scale soak coverage wheel-test
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search DYNBENCH_BAD_INPUT=20000 $(PYTEST) --numprocesses 2 tests/unit/cli/test_bad_input_fuzzed.py
 
 bench-self: install-test

@@ -115,7 +115,7 @@ def main() -> None:
         if not given.no_quickstart:
             found = json.loads(run(python.with_name("dynbench"), "compare", "mine.yaml", "--json", folder=tried))
             print({item["candidate"]: (item["verdict"], item["speedup"]) for item in found["comparisons"]})
-            if not all(Path(report).is_file() for report in found["reports"]):
+            if not found["reports"] or not all((tried / report).is_file() for report in found["reports"]):
                 sys.exit("the quickstart made no report")
         if given.unit:
             run(*pip, "install", "--no-compile", "pytest<9.2", "pytest-xdist", "hypothesis", "accelerate", folder=here)
