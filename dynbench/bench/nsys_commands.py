@@ -72,10 +72,12 @@ def run_nsys(script: Path) -> bool:
 def _kill_with_children(pid: int) -> None:
     """Kill a child of this process, and all that it has started.
 
-    They stay in the rank's process group, so that whoever stops the rank stops them too.
+    They stay in the rank's process group, so that whoever stops the rank stops them too. It is halted first, so that it
+    starts no more.
     """
     children: list[str] = []
     with suppress(OSError):  # it may end meanwhile
+        os.kill(pid, signal.SIGSTOP)
         for task in Path(f"/proc/{pid}/task").iterdir():
             children += (task / "children").read_text(encoding="ascii").split()
     with suppress(ProcessLookupError):
