@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dynbench.config.schema import Probe
 from dynbench.errors import NothingFits, WorkerFailed
-from dynbench.probe.children import Children, Reply, gone_without_answer
+from dynbench.probe.children import Children, Reply
 from dynbench.probe.search import CapacitySearch, monotone, with_margin
 from dynbench.runs.probe_record import CapacityRow, TrialRow
 
@@ -128,8 +128,8 @@ def _warn_of_try(number: int, tries: int, length: int, asked: Sequence[int]) -> 
 
 def _unanswered(tries: int, length: int, asked: Sequence[int], children: Children) -> WorkerFailed:
     tried = f"{_counts(asked)} samples of {length} tokens"
-    what = f"RANK: trials of {tried} ended {tries} times without an answer"
-    return gone_without_answer(children, what, "Lower --memory-limit or --memory-fraction, or see the log.")
+    what = f"trials of {tried} ended {tries} times without an answer"
+    return children.gone_without_answer(what, "Lower --memory-limit or --memory-fraction, or see the log.")
 
 
 def _counts(asked: Sequence[int]) -> str:

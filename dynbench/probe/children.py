@@ -106,12 +106,7 @@ class Children:
     def _expect_ready(self) -> None:
         for rank, reply in enumerate(self._collect()):
             if reply is None:
-                raise WorkerFailed(
-                    f"probe: the trial process of rank {rank} ended before it was ready",
-                    f"See {self.log_of(rank)}",
-                    rank=rank,
-                    log=self.log_of(rank),
-                )
+                raise self._failed(rank, "its trial process ended before it was ready", "See its log.")
             if not reply.get("ready"):
                 raise NothingFits(
                     f"probe: rank {rank}: {reply.get('message')}", "Raise the memory limit or take a smaller model."
@@ -198,9 +193,21 @@ class Children:
         """
         reply: Reply = json.loads(line)
         if "fault" in reply:
-            log = self.log_of(rank)
-            raise WorkerFailed(f"probe: rank {rank}: {reply['fault']}; log: {log}", rank=rank, log=log)
+            raise self._failed(rank, str(reply["fault"]))
         return reply
+
+    def gone_without_answer(self, what: str, hint: str) -> WorkerFailed:
+        """Of the first rank whose trial process ended, with its log.
+
+        Args:
+            what: ended, or how.
+            hint: what to do.
+        """
+        return self._failed(self.gone[0], what, hint)
+
+    def _failed(self, rank: int, what: str, hint: str = "") -> WorkerFailed:
+        log = self.log_of(rank)
+        return WorkerFailed(f"probe: rank {rank}: {what}; log: {log}", hint, rank=rank, log=log)
 
     def log_of(self, rank: int) -> Path:
         """What the trial process of a rank prints."""
@@ -224,16 +231,3 @@ class Children:
             file.close()
         self._processes, self._files = [], []
         self._rendezvous.cleanup()
-
-
-def gone_without_answer(children: Children, what: str, hint: str) -> WorkerFailed:
-    """Of the first rank whose trial process ended, with its log.
-
-    Args:
-        children: those that were asked.
-        what: ended, or how; RANK in it is the rank's number.
-        hint: what to do.
-    """
-    rank = children.gone[0]
-    log = children.log_of(rank)
-    return WorkerFailed(f"probe: {what.replace('RANK', f'rank {rank}')}; log: {log}", hint, rank=rank, log=log)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dynbench.probe.capacity import StartChildren
-from dynbench.probe.children import Children, Reply, gone_without_answer
+from dynbench.probe.children import Children, Reply
 from dynbench.probe.fit import GridPoint, fit_measured, judge, split
 from dynbench.runs.probe_record import AllReduce, CostFit, TimingRow
 from dynbench.schedule.plan import FloatArray
@@ -118,8 +118,8 @@ def _time_further(
 def _answered(children: Children, replies: Sequence[Reply | None]) -> list[Any]:
     """The milliseconds that the ranks answered: a number of each, or one per repeat."""
     if any(reply is None for reply in replies):
-        what = "the trial process of RANK ended while it was being timed"
-        raise gone_without_answer(children, what, "See its log, and probe again.")
+        what = "its trial process ended while it was being timed"
+        raise children.gone_without_answer(what, "See its log, and probe again.")
     return [reply["ms"] for reply in replies if reply is not None]
 
 
