@@ -33,13 +33,17 @@ def _fraction(value: object) -> object:
         return value
 
 
+MOST_LAUNCHES = 10_000
+"""More than any comparison needs, and few enough that an order of them can be laid out."""
+
+LaunchCount = Annotated[int, Field(gt=0, le=MOST_LAUNCHES)]
 Percent = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_fraction)]
 
 
 class Launches(Section):
     """How often arms are launched, and how they meet."""
 
-    count: PositiveInt = 2
+    count: LaunchCount = 2
     """Launches per arm; even where arms are launched apart, so that the order is fair. Not read with `half_width`."""
     mode: Literal["auto", "interleaved", "apart"] = "auto"
     """`interleaved`: one launch holds all arms, which take turns; `apart`: each arm has launches of its own, in ABBA
@@ -49,9 +53,9 @@ class Launches(Section):
     half_width: Percent | None = None
     """As many launches as the widest interval against the baseline needs to be this narrow: half its width as a part
     of the speed-up, like 0.03 or 3%; null launches `count` times."""
-    first: Annotated[int, Field(ge=2)] = 8
+    first: Annotated[int, Field(ge=2, le=MOST_LAUNCHES)] = 8
     """With `half_width`, launches of the first stage, whose spread decides how many follow."""
-    max_launches: PositiveInt | None = None
+    max_launches: LaunchCount | None = None
     """With `half_width`, most launches per arm, the first stage among them."""
     max_time_s: PositiveFloat | None = None
     """With `half_width`, no launch begins that would end later than this many seconds after the first began, by the
