@@ -11,7 +11,7 @@ from dynbench.config.load import load_config
 from dynbench.config.schema import Config, Launch, Schedule, Train, Workload
 from dynbench.config.yaml_strict import parse_yaml
 
-texts = st.text(st.characters(codec="utf-8"), min_size=1)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 tricky = st.sampled_from(["1e-4", "no", "012", "3:30", "null", "~", "", "true", " x ", "#", "a: b", "[1", "@latest"])
 configs = st.builds(
     Config,
@@ -24,7 +24,7 @@ configs = st.builds(
     ),
     schedule=st.builds(
         Schedule,
-        capacity=st.none() | st.integers(1, 10**12) | st.lists(st.integers(1, 99), max_size=4).map(tuple) | tricky,
+        capacity=st.none() | st.integers(1, 2**31 - 1) | st.lists(st.integers(1, 99), max_size=4).map(tuple) | tricky,
         buffer=st.just("auto") | st.integers(64, 10**6),
     ),
     train=st.builds(Train, learning_rate=st.floats(min_value=1e-300, allow_nan=False, allow_infinity=False)),
