@@ -77,7 +77,7 @@ def _scanned(path: Path) -> tuple[pl.LazyFrame, list[str]]:
     try:
         scanned = pl.scan_parquet(path, glob=False)
         return scanned, scanned.collect_schema().names()
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise DataError(f"{path}: {first_line(error)}; {EXPECTED}") from error
 
 
@@ -89,7 +89,7 @@ def _batches(path: Path, scanned: pl.LazyFrame, columns: Sequence[str]) -> Itera
     while True:
         try:
             batch = scanned.select(columns).slice(begin, ROWS).collect()
-        except pl.exceptions.PolarsError as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise DataError(f"{path}: row {begin + 1}: {first_line(error)}; {EXPECTED}") from error
         if not len(batch):
             return

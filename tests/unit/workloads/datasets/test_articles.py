@@ -197,6 +197,17 @@ def test_what_is_no_parquet_is_said(tmp_path, content) -> None:
     assert "expected a Parquet file" in message(tmp_path / "file", content, "parquet").message
 
 
+@pytest.mark.parametrize("where", ["collect_schema", "collect"])
+def test_damage_that_polars_panics_at_is_no_parquet(tmp_path, monkeypatch, where) -> None:
+    def panics(*_, **__):
+        raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
+
+    path = tmp_path / "file"
+    pl.DataFrame({"text": ["a"]}).write_parquet(path)
+    monkeypatch.setattr(pl.LazyFrame, where, panics)
+    assert "expected a Parquet file" in message(path, path.read_bytes(), "parquet").message
+
+
 def test_parquet_with_classes_is_read_with_its_labels(tmp_path) -> None:
     path = tmp_path / "file"
     pl.DataFrame({"sentence": ["a", "b", "c"], "label": ["neg", "pos", "neg"]}).write_parquet(path)
