@@ -60,12 +60,12 @@ def test_what_the_system_denies_a_check_ends_no_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(_: Settings) -> Diagnosis:
-        raise PermissionError(errno.EACCES, "Permission denied", "/root/hub")
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
 
     monkeypatch.setattr(health, "CHECKS", {"hub cache": denied, "fine": lambda s: Diagnosis(True, "seen")})
     assert main(["doctor", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["checks"]
-    assert (first["id"], first["ok"], first["seen"]) == ("hub cache", False, "/root/hub: Permission denied")
+    assert (first["id"], first["ok"], first["seen"]) == ("hub cache", False, "/srv/hub: Permission denied")
     assert first["hint"] and second["ok"]
 
 
