@@ -47,14 +47,15 @@ def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
     every = [config for recipe in recipes for config in recipe.arms.values()]
     launches = sum(recipe.launches.planned for recipe in recipes)
     seen = f"{file}: {_counted(len(recipes), 'comparison')}, {_counted(len(arms), 'arm')}, {launches} launches of each"
+    weights = _weights(every)
     return {
         "recipe": Diagnosis(True, seen),
         "files": _files(every),
         "layout": _layout(every),
-        "weights": _weights(every),
+        "weights": weights,
         "packages": _packages(every),
         "ranks": _ranks(recipes, settings),
-        "start": _start(recipes, settings),
+        "start": _start(recipes, settings, weights),
         "time": _time(recipes, settings, file),
     }
 
@@ -190,8 +191,8 @@ def _ranks(recipes: Sequence[Recipe], settings: Settings) -> Diagnosis:
     return Diagnosis(True, ", ".join(counts))
 
 
-def _start(recipes: Sequence[Recipe], settings: Settings) -> Diagnosis:
-    """A launch would begin: arms can be compared and planned, and the batches taken from the data."""
+def _start(recipes: Sequence[Recipe], settings: Settings, weights: Diagnosis) -> Diagnosis:
+    """A launch would begin: arms can be compared and planned, the batches taken from the data, what is loaded is had."""
     from dynbench.experiment.startable import check_startable
 
     questions: dict[str, None] = {}
@@ -200,7 +201,10 @@ def _start(recipes: Sequence[Recipe], settings: Settings) -> Diagnosis:
             questions[check_startable(recipe, settings.store()).question.name] = None
         except DynbenchError as error:
             return _failed(error, "dynbench compare RECIPE --dry-run says the same.")
-    return Diagnosis(True, f"can begin; asks: {', '.join(questions)}")
+    asks = f"asks: {', '.join(questions)}"
+    if not weights.ok:
+        return Diagnosis(False, f"would end where the ranks load what is not here (weights); {asks}", weights.hint)
+    return Diagnosis(True, f"can begin; {asks}")
 
 
 def _time(recipes: Sequence[Recipe], settings: Settings, file: Path) -> Diagnosis:

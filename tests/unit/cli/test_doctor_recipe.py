@@ -134,9 +134,9 @@ def test_a_gpu_that_is_not_there(capsys: Output) -> None:
 def test_weights_and_data_that_only_the_hub_has(capsys: Output, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: None)
-    found = checks(capsys, "dataset: sst2, weights: pretrained, model: some/model")["weights"]
-    assert not found["ok"]
-    assert found["seen"] == (
+    every = checks(capsys, "dataset: sst2, weights: pretrained, model: some/model")
+    assert failing(every) == ["weights", "start"]
+    assert every["weights"]["seen"] == (
         "some/model, nyu-mll/glue: neither a folder nor in the hub's cache, and HF_HUB_OFFLINE forbids the network"
     )
     monkeypatch.setattr("dynbench.workloads.hub.cached_revision", lambda *_: "abc")
