@@ -192,7 +192,7 @@ def _ranks(recipes: Sequence[Recipe], settings: Settings) -> Diagnosis:
 
 
 def _start(recipes: Sequence[Recipe], settings: Settings, weights: Diagnosis) -> Diagnosis:
-    """A launch would begin: arms can be compared and planned, the batches taken from the data, what is loaded is had."""
+    """A launch would begin: arms can be compared and planned, batches taken, and what they load is to be had."""
     from dynbench.experiment.startable import check_startable
 
     questions: dict[str, None] = {}
