@@ -1,8 +1,9 @@
 """mutmut's mutants, each in a fork of one pytest that has collected its tests already.
 
 mutmut starts pytest anew for each mutant, which takes longer than most tests do. Here the tests are collected once and
-run once, to learn which functions each of them calls; a mutant is then a fork, in which the tests of its function run,
-the quickest first, until one fails. Verdicts are kept where `mutmut results` and `mutmut show` look for them.
+run once, each in a fork, to learn which functions each of them calls; a mutant is then a fork, in which the tests of
+its function run, the quickest first, until one fails. Verdicts are kept where `mutmut results` and `mutmut show` look
+for them.
 
 python tests/mutation/forks.py 'dynbench.schedule.partition*' --tests tests/unit/schedule/test_partition.py
 python tests/mutation/forks.py 'dynbench.schedule.*' --left --slow
@@ -20,9 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from fnmatch import fnmatch
+from functools import partial
 from math import ceil
 from pathlib import Path
 from time import process_time
+from typing import IO
 
 import pytest
 from hypothesis import Phase, settings
@@ -87,28 +90,30 @@ class Mutants:
         return not self._left or verdict in (None, SURVIVED, NO_TESTS)
 
     def _learn(self, items: Sequence[pytest.Item]) -> tuple[Mapping[str, list[int]], list[float]]:
-        """Tests that call each function, and what each test takes, seconds; in a fork, which keeps caches empty."""
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        """Tests that call each function, and what each test takes, seconds.
 
-            def run() -> None:
-                set_mutant_under_test("stats")
-                called: dict[str, list[int]] = {}
-                took_s = []
-                for index, item in enumerate(items):
-                    begin = process_time()
-                    self._run(item)
-                    took_s.append(process_time() - begin)
-                    for function in mutmut.state()._stats:
-                        called.setdefault(function, []).append(index)
-                    mutmut.state()._stats.clear()
-                json.dump((called, took_s), file)
-                file.flush()
-
-            if _forked(run):
-                raise pytest.UsageError("tests fail without any mutant: run them with pytest")
-            file.seek(0)
-            called, took_s = json.load(file)
+        Each is tried in a fork of its own, as with a mutant: what an earlier one has imported or kept would be missing
+        there, and a test that takes longer for it would pass for one that never ends.
+        """
+        called: dict[str, list[int]] = {}
+        took_s: list[float] = []
+        for index, item in enumerate(items):
+            with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+                if _forked(partial(self._learn_one, item, file)):
+                    raise pytest.UsageError(f"{item.nodeid} fails without any mutant: run it with pytest")
+                file.seek(0)
+                functions, seconds = json.load(file)
+            took_s.append(seconds)
+            for function in functions:
+                called.setdefault(function, []).append(index)
         return called, took_s
+
+    def _learn_one(self, item: pytest.Item, file: IO[str]) -> None:
+        set_mutant_under_test("stats")
+        begin = process_time()
+        self._run(item)
+        json.dump((sorted(mutmut.state()._stats), process_time() - begin), file)
+        file.flush()
 
     def _tests(self, called_by: Sequence[int], took_s: Sequence[float]) -> list[int]:
         """Of the tests of a function the quickest, up to the limit, and at least one."""

@@ -156,9 +156,11 @@ def test_any_configuration_file(
     for key, value in values:
         section, _, name = key.partition(".")
         try:
-            sections.setdefault(section, {})[name] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            sections.setdefault(section, {})[name] = value
+            read = yaml.safe_load(value)
+            yaml.safe_dump({section: {name: read}})
+        except (yaml.YAMLError, ValueError, RecursionError):
+            read = value
+        sections.setdefault(section, {})[name] = read
     content = yaml.safe_dump(sections).encode(errors="surrogatepass")
     (place / "own.yaml").write_bytes(data.draw(spoilt(content)))
     clean(answer([*words, "-c", "own.yaml"], place / "results"))
