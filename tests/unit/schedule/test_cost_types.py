@@ -24,6 +24,14 @@ def problem(**changes) -> Problem:
     return replace(Problem(lengths, workers=3, global_batch=18, seed=2), **changes)
 
 
+def slowest_of(policy: str, planned: Problem, judge: CostModel) -> list[float]:
+    """What the slowest rank's share costs a judge, step by step."""
+    return [
+        max(sum(float(judge.cost(len(ids), planned.lengths[ids].max())) for ids in share) for share in plan.shares)
+        for plan in islice(make_policy(policy, planned).plans(), STEPS)
+    ]
+
+
 def test_every_plan_is_judged_by_every_yardstick():
     base = problem()
     found = {(line.policy, line.cost_type, line.judge): line for line in
@@ -31,14 +39,7 @@ def test_every_plan_is_judged_by_every_yardstick():
 
     assert len(found) == 2 * 3 * 2
     for (policy, cost_type, judge), line in found.items():
-        plans = islice(make_policy(policy, replace(base, cost=COSTS[cost_type])).plans(), STEPS)
-        slowest = [
-            max(
-                sum(float(COSTS[judge].cost(len(ids), base.lengths[ids].max())) for ids in share)
-                for share in plan.shares
-            )
-            for plan in plans
-        ]
+        slowest = slowest_of(policy, replace(base, cost=COSTS[cost_type]), COSTS[judge])
         assert line.mean == pytest.approx(np.mean(slowest))
         assert line.p95 == pytest.approx(np.percentile(slowest, 95))
     for judge in ("tokens", "measured"):  # who minimises the yardstick itself is not beaten on the same samples
@@ -56,3 +57,21 @@ def test_what_cannot_be_planned_is_left_out():
     tight = problem(capacity=Capacity.uniform(1))
 
     assert list(compare_cost_types(tight, ("prefix", "partition"), COSTS, STEPS)) == []
+
+
+def test_every_rank_runs_one_micro_batch_and_every_step_is_planned_alone_whatever_the_problem_asks():
+    asked = problem(micro_batches=2, window=3)
+
+    for line in compare_cost_types(asked, ("static", "partition", "window"), COSTS, STEPS):
+        alone = problem(cost=COSTS[line.cost_type], micro_batches=1, window=1)
+        assert line.mean == pytest.approx(np.mean(slowest_of(line.policy, alone, COSTS[line.judge]))), line
+
+
+def test_what_one_cost_cannot_plan_the_others_are_planned_with():
+    # Padded to a multiple of 256, which only the first cost asks for, no sample is within the capacities.
+    costs = {"tokens": CostModel("tokens", pad_to_multiple_of=256), "measured": COSTS["measured"]}
+    tight = problem(capacity=Capacity.table([[(128, 12)]]))
+
+    lines = list(compare_cost_types(tight, ("partition", "window"), costs, STEPS))
+
+    assert {(line.policy, line.cost_type) for line in lines} == {("partition", "measured"), ("window", "measured")}
