@@ -94,6 +94,11 @@ class Attention(OnOneDevice):
             assert isinstance(ratios, dict)
             last = list(ratios)[-len(self.passes) :]
             lines += [f"{key}: {shown}: {_listed(ratios[key])}" for key in last]
+        lines += [
+            f"{row.case}: wrong, {wrong:,} values are NaN or infinite; its times mean nothing"
+            for row in rows
+            if (wrong := row.columns.get("not_finite"))
+        ]
         for way in self.options.ways:
             row = next((row for row in rows if row.columns["way"] == way and row.status == "oom"), None)
             if row is not None:

@@ -88,6 +88,7 @@ def measure_pass(case: Case, options: AttentionOptions, device: torch.device, ti
         return Measured(times, columns)
     result = forward()
     found = (*((result,) if each != "backward" else ()), *(backward(result) if each != "forward" else ()))
+    columns["not_finite"] = sum(int((~one.isfinite()).sum()) for one in found)
     return Measured(times, columns, _error(each, found, (query, key, value), gradient, causal))
 
 
@@ -166,12 +167,16 @@ def _tiles(way: str, batch: int, device: torch.device) -> str:
 
 
 def _error(each: str, found: Gradients, states: Gradients, gradient: Tensor, causal: bool) -> float:
-    """Largest difference from the same in float64, of the first row of the batch: result, gradients, or all of them."""
+    """Largest difference from the same in float64, of the first row of the batch: result, gradients, or all of them.
+
+    NaN where any of them is.
+    """
     exact = [state[:1].detach().double().requires_grad_() for state in states]
     result = plain_attention(exact[0], exact[1], exact[2], causal)
     gradients = torch.autograd.grad(result, exact, gradient[:1].double()) if each != "forward" else ()
     known = (*((result,) if each != "backward" else ()), *gradients)
-    return max(float((one[:1] - other).detach().abs().max()) for one, other in zip(found, known, strict=True))
+    furthest = [(one[:1] - other).detach().abs().max() for one, other in zip(found, known, strict=True)]
+    return float(torch.stack(furthest).max())
 
 
 def with_memory(

@@ -101,10 +101,11 @@ def backward(rows: Sequence[Row]) -> list[Said]:
 def _right(rows: Sequence[Row], passes: tuple[str, ...]) -> list[Said]:
     said = []
     for way in ("flash_torch", "flash_triton"):
-        found = [row for row in where(rows, way=way, **{"pass": passes}) if row.reference_error is not None]
+        timed = where(rows, way=way, **{"pass": passes})
+        found = [row for row in timed if row.reference_error is not None or column(row, "not_finite")]
         for dtype in dict.fromkeys(row.dtype for row in found):
             same = where(found, dtype=dtype)
-            error = max(row.reference_error or 0 for row in same)
+            error = max(math.inf if column(row, "not_finite") else row.reference_error or 0 for row in same)
             tiles = list(dict.fromkeys(str(column(row, "tiles")) for row in same if column(row, "tiles")))
             key = f"flash.{'right' if error <= TOLERANCE[dtype] else 'wrong'}{'' if tiles else '_untiled'}"
             judged = ["judged.result" if passes == ("forward",) else "judged.gradients"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -126,6 +127,29 @@ def test_a_wrong_gradient_is_seen_where_the_result_is_right(monkeypatch: pytest.
     assert errors["forward"] < 1e-5 and min(errors["backward"], errors["both"]) > 1e-2
 
 
+def test_what_is_no_number_is_told_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoGradientOfKeys(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+            ctx.shape = query.shape
+            return attention_passes.plain_attention(query, key, value, is_causal)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            return torch.zeros(ctx.shape), torch.full(ctx.shape, torch.nan), torch.zeros(ctx.shape), None
+
+    monkeypatch.setitem(attention_passes.OURS, "flash_torch", NoGradientOfKeys)
+    flash = Flash(AttentionOptions(**OURS))
+    found = rows(flash)
+    by_pass = {row.columns["pass"]: row for row in found}
+    assert by_pass["forward"].columns["not_finite"] == 0 and by_pass["forward"].reference_error < 1e-5
+    for each in ("backward", "both"):
+        assert by_pass[each].columns["not_finite"] == math.prod(by_pass[each].shape)
+        assert math.isnan(by_pass[each].reference_error)
+    wrong = [line for line in flash.said(found) if "NaN or infinite" in line]
+    assert len(wrong) == 2 and all("its times mean nothing" in line for line in wrong)
+
+
 def test_flash_is_timed_by_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float]] = []
 
@@ -144,6 +168,16 @@ def test_flash_is_timed_by_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch)
     assert all(row.reference_error is not None and row.reference_error < 1e-5 for row in timed)
     own = rows(Attention(AttentionOptions(**OURS)))
     assert [(row.columns["timer"], row.n, row.p50) for row in own] == [("own", 3, 0.5)] * 2
+
+
+def test_as_many_iterations_as_asked_for_where_emptying_the_cache_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def do_bench(run: Callable[[], object], warmup: float, rep: float, return_mode: str) -> list[float]:
+        return [0.5] * max(1, int(rep / 2.0))  # 0.5 ms of work and 1.5 ms of emptying
+
+    monkeypatch.setattr(attention_timer, "triton_timer", lambda device: do_bench)
+    monkeypatch.setattr(attention_timer, "_timed", lambda run, count, device, prepare=None: np.full(count, 0.5))
+    timed = rows(Flash(AttentionOptions(**{**OURS, "iterations": 20})))
+    assert all(20 <= row.n <= 21 for row in timed)
 
 
 def test_what_is_compiled_runs_backward_once_after_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,13 @@ def model(*, cold: float = 9.0, half: float = 0.5, compiled: float = 0.8, sd: fl
 
 
 def attention(
-    *, power: float = 2.0, tiled: float = 0.5, flash_ms: float = 1.0, compiled_ms: float = 3.0, error: float = 1e-7
+    *,
+    power: float = 2.0,
+    tiled: float = 0.5,
+    flash_ms: float = 1.0,
+    compiled_ms: float = 3.0,
+    error: float | None = 1e-7,
+    not_finite: int = 0,
 ) -> list[Row]:
     found = []
     for length in (256, 1024):
@@ -97,6 +103,7 @@ def attention(
                     "saved_mb": saved,
                     "peak_mb": 7.0,
                     "tiles": "64 x 64" if way[0] == "f" else "",
+                    "not_finite": not_finite if length == 1024 else 0,
                 }
                 found.append(row(f"{way} {each} {length}", ms, reference_error=error, **about))
     return found
@@ -296,6 +303,8 @@ CASES: list[tuple[str, dict[str, Sequence[Row]], str, dict[str, Sequence[Row]], 
     ("2.2b", {}, "compiled.faster", {"transformer": model(compiled=1.5)}, "compiled.slower"),
     ("2.2b", {}, "compiled.faster", {"transformer": model(compiled=0.9, sd=0.1)}, "compiled.both"),
     ("3.1", {}, "flash.right", {"flash": attention(error=1e-3)}, "flash.wrong"),
+    ("3.1", {}, "flash.right", {"flash": attention(not_finite=7)}, "flash.wrong"),
+    ("3.2", {}, "flash.right", {"flash": attention(error=None, not_finite=7)}, "flash.wrong"),
     ("3.1", {}, "flash.keeps", {"flash": attention(tiled=99)}, "flash.keeps_much"),
     ("3.3", {}, "flash.times.faster", {"flash": attention(flash_ms=9)}, "flash.times.slower"),
     ("3.3", {}, "flash.times.faster", {"flash": attention(flash_ms=3.99)}, "flash.times.both"),
