@@ -58,11 +58,13 @@ def run_nsys(script: Path) -> bool:
     with log.open("w", encoding="utf-8") as file:
         profiling = subprocess.Popen(["sh", str(script)], stdout=file, stderr=subprocess.STDOUT)
         code: int | None = None
-        with suppress(subprocess.TimeoutExpired):
-            code = profiling.wait(LIMIT_S)
-        if code is None:
-            _kill_with_children(profiling.pid)
-            profiling.wait()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = profiling.wait(LIMIT_S)
+        finally:  # also where a signal ends this rank
+            if code is None:
+                _kill_with_children(profiling.pid)
+                profiling.wait()
     if code != 0:
         ended = f"exit code {code}" if code is not None else f"{LIMIT_S} s were over"
         logger.warning("nsys: %s ended with %s: see %s; torch's profiler has answered", script.name, ended, log)

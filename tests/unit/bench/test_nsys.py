@@ -183,19 +183,21 @@ def test_nsys_is_run_where_it_is(
 
 
 class OverOnceItRuns(subprocess.Popen[bytes]):
-    """Its time is over as soon as a file is there."""
+    """It is over as soon as a file is there: its time, or the rank, which a signal ends."""
 
     pid_file = Path()
+    ends: BaseException = subprocess.TimeoutExpired("nsys", 600)
 
     def wait(self, timeout: float | None = None) -> int:
         while timeout is not None:
             if self.pid_file.exists():
-                raise subprocess.TimeoutExpired("nsys", timeout)
+                raise self.ends
         return super().wait()
 
 
-def test_nothing_of_nsys_is_left_when_its_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("ends", [subprocess.TimeoutExpired("nsys", 600), SystemExit(143)], ids=["time", "SIGTERM"])
+def test_nothing_of_nsys_is_left_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: BaseException
 ) -> None:
     fake, pid = tmp_path / "bin" / "nsys", tmp_path / "pid"
     fake.parent.mkdir()
@@ -204,9 +206,14 @@ def test_nothing_of_nsys_is_left_when_its_time_is_over(
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(subprocess, "Popen", OverOnceItRuns)
     monkeypatch.setattr(OverOnceItRuns, "pid_file", pid)
+    monkeypatch.setattr(OverOnceItRuns, "ends", ends)
     script = tmp_path / "x.sh"
     script.write_text("set -e\nnsys profile\n")
-    assert not run_nsys(script) and "600 s were over" in caplog.text
+    if isinstance(ends, SystemExit):
+        with pytest.raises(SystemExit):
+            run_nsys(script)
+    else:
+        assert not run_nsys(script) and "600 s were over" in caplog.text
     until = time.monotonic() + 30
     while start_mark(int(pid.read_text())) is not None:  # of SIGKILL it ends in its own time
         assert time.monotonic() < until
