@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from dynbench.analysis.figures import draw_figures
@@ -18,7 +19,7 @@ from dynbench.bench.options import read_options
 from dynbench.config.load import load_config, load_mapping
 from dynbench.config.recipes import Recipe, find_recipe, resolve_cells
 from dynbench.engine.launching.resolve import resolve, this_machine
-from dynbench.errors import DynbenchError, Interrupted, StorageError, UsageError
+from dynbench.errors import DynbenchError, Interrupted, RecordError, StorageError, UsageError
 from dynbench.experiment.assignment.chapter import Answer, Pictures, answers, render
 from dynbench.experiment.assignment.evidence import CHECK, Table, bench_table, check_table, comparison_table
 from dynbench.experiment.assignment.questions import CHECKED
@@ -223,17 +224,32 @@ def _short(name: str) -> Recipe:
 
 
 def tables_of(run: Run, store: RunStore) -> list[Table]:
-    """What the stages measured, those that did not end among them; a run that was removed or not analyzed has none."""
+    """What the stages measured, those that did not end among them; a run that was removed or not analyzed has none.
+
+    One that cannot be read has none either, with a warning.
+    """
     state, found = read_state(run), []
     for stage in state.stages:
         own = _begun(stage, store)
-        if stage.name == CHECK:
-            found.append(Table(CHECK, run.id, state.checked))
-        elif own is not None and stage.name not in RECIPES:
-            found.append(bench_table(own))
-        elif own is not None and stage.done and own.status is Status.COMPLETED:
-            found.append(replace(comparison_table(read_subject(store, own)), source=stage.name))
+        try:
+            if stage.name == CHECK:
+                found.append(Table(CHECK, run.id, state.checked))
+            elif own is not None and stage.name not in RECIPES:
+                found.append(bench_table(own))
+            elif own is not None and stage.done and own.status is Status.COMPLETED:
+                found.append(replace(comparison_table(read_subject(store, own)), source=stage.name))
+        except RecordError as error:
+            _warn_once(
+                f"{stage.name}: {error.message}; taken for not measured. To measure it anew: dynbench runs rm "
+                f"{stage.run}, then dynbench bench --resume {run.label}"
+            )
     return found
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Every form of a document reads the stages again."""
+    _log.warning(text)
 
 
 def answers_of(run: Run, store: RunStore) -> list[Answer]:

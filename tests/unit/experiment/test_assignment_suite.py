@@ -134,6 +134,28 @@ def test_a_stage_leads_nowhere_else(
     assert precious.read_text() == ""
 
 
+def test_a_stage_that_cannot_be_read_costs_its_own_answers_alone(
+    store: RunStore,
+    planted: dict[int, BaseException],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert main(["bench", "assignment", "--name", "a"]) == 3
+    run = store.resolve("a")
+    rows = next(store.root / str(stage.run) for stage in suite.read_state(run).stages) / "ranks" / "rows.jsonl"
+    rows.write_text("{no row\n" + rows.read_text())
+    (run.path / "report.en.md").unlink()
+    capsys.readouterr()
+    assert main(["bench", "--resume", "a", "--json"]) == 3
+    said = capsys.readouterr()
+    found = states(said.out)
+    assert found["1.3"] != "answered" and found["5.1"] == "answered"
+    assert "3,517.58 GB" in (run.path / "report.en.md").read_text()
+    assert main(["report", "a", "-o", "-"]) == 0
+    warned = [line for line in caplog.messages if "taken for not measured" in line]
+    assert len(warned) == 1 and "rows.jsonl" in warned[0] and "runs rm" in warned[0]
+
+
 def test_another_process_is_at_it(
     store: RunStore, planted: dict[int, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
