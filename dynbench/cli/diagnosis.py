@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -23,6 +24,15 @@ class Diagnosis:
 def judged(ok: bool, seen: str, hint: str) -> Diagnosis:
     """With the next step where there is one to take."""
     return Diagnosis(ok, seen, "" if ok else hint)
+
+
+def guarded(check: Callable[[], Diagnosis]) -> Diagnosis:
+    """What a check saw; what the system denies it is seen too, and ends no other check."""
+    try:
+        return check()
+    except OSError as error:
+        seen = f"{error.filename or 'the system'}: {error.strerror or error}"
+        return Diagnosis(False, seen, "Give this user the right to read it, or name another place.")
 
 
 WITHOUT_TORCH = Diagnosis(False, "unknown without torch", "Install it: pip install torch.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -29,13 +30,14 @@ Examples:
 @common_options
 def command(settings: Settings, recipe: str | None, strict: bool) -> None:
     """What this machine has, and what would go wrong; with a RECIPE, a file or the name of a shipped one, there too."""
+    from dynbench.cli.diagnosis import guarded
     from dynbench.cli.health import CHECKS
     from dynbench.runs.provenance import machine_facts
 
     if settings.overrides and recipe is None:
         raise click.UsageError("--set changes a recipe, and none is named.")
     facts, unknown = machine_facts()
-    found = {name: _checked(check, settings) for name, check in CHECKS.items()}
+    found = {name: guarded(partial(check, settings)) for name, check in CHECKS.items()}
     of_recipe: dict[str, Diagnosis] = {}
     if recipe is not None:
         from dynbench.cli.health_recipe import recipe_checks
@@ -65,17 +67,6 @@ def command(settings: Settings, recipe: str | None, strict: bool) -> None:
         raise ChecksFailed(f"checks that warn: {', '.join(warned)}", "The next steps are in the checks.", result=result)
     if settings.as_json:
         print_json(result)
-
-
-def _checked(check: Callable[[Settings], Diagnosis], settings: Settings) -> Diagnosis:
-    """What a check saw; what the system denies it is seen too, and ends no other check."""
-    from dynbench.cli.diagnosis import Diagnosis
-
-    try:
-        return check(settings)
-    except OSError as error:
-        seen = f"{error.filename or 'the system'}: {error.strerror or error}"
-        return Diagnosis(False, seen, "Give this user the right to read it, or name another place.")
 
 
 def _records(found: Mapping[str, Diagnosis]) -> list[dict[str, object]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynbench.cli.diagnosis import Diagnosis, judged
+from dynbench.cli.diagnosis import Diagnosis, guarded, judged
 from dynbench.cli.health_time import known_time, told_time
 from dynbench.cli.options import Settings
 from dynbench.config.load import load_mapping
@@ -47,17 +47,25 @@ def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
     every = [config for recipe in recipes for config in recipe.arms.values()]
     launches = sum(recipe.launches.planned for recipe in recipes)
     seen = f"{file}: {_counted(len(recipes), 'comparison')}, {_counted(len(arms), 'arm')}, {launches} launches of each"
-    weights = _weights(every)
+    weights = _tried(lambda: _weights(every))
     return {
         "recipe": Diagnosis(True, seen),
-        "files": _files(every),
-        "layout": _layout(every),
+        "files": _tried(lambda: _files(every)),
+        "layout": _tried(lambda: _layout(every)),
         "weights": weights,
         "packages": _packages(every),
-        "ranks": _ranks(recipes, settings),
-        "start": _start(recipes, settings, weights),
-        "time": _time(recipes, settings, file),
+        "ranks": _tried(lambda: _ranks(recipes, settings)),
+        "start": _tried(lambda: _start(recipes, settings, weights)),
+        "time": _tried(lambda: _time(recipes, settings, file)),
     }
+
+
+def _tried(check: Callable[[], Diagnosis]) -> Diagnosis:
+    """As `guarded`; what cannot be used as a path, which `files` names, is seen by whoever meets it."""
+    try:
+        return guarded(check)
+    except (RuntimeError, ValueError) as error:
+        return Diagnosis(False, str(error), "Mend what `files` names.")
 
 
 def _files(configs: Sequence[Config]) -> Diagnosis:

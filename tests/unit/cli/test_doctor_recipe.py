@@ -150,6 +150,12 @@ def test_weights_and_data_that_only_the_hub_has(capsys: Output, monkeypatch: pyt
     assert "will be fetched from" in str(checks(capsys, "weights: pretrained, model: some/model")["weights"]["seen"])
 
 
+@pytest.mark.parametrize("model", ["m" * 300, "~nobody-of-this-name/model"])
+def test_weights_that_cannot_be_looked_at_end_no_other_check(capsys: Output, model: str) -> None:
+    found = checks(capsys, f"dataset: embedded, weights: pretrained, model: {model}")
+    assert {"files", "weights"} <= set(failing(found)) and list(found)[-1] == "time"
+
+
 def test_a_recipe_with_mistakes_says_them_all(capsys: Output) -> None:
     found = checks(capsys, workload="datset: embedded", train="stepz: 3")
     assert list(found) == ["recipe"] and not found["recipe"]["ok"]
