@@ -12,7 +12,7 @@ from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.questions import find_question
 from dynbench.analysis.speedup import log_ratios
 from dynbench.analysis.two_stage import Plan, plan_launches
-from dynbench.config.launches import Launches
+from dynbench.config.launches import MOST_LAUNCHES, Launches
 from dynbench.config.recipes import Recipe
 from dynbench.experiment.state import CompareState
 from dynbench.runs.run import duration_s
@@ -71,7 +71,7 @@ def plan_second_stage(state: CompareState, recipe: Recipe, store: RunStore) -> S
         [[logs[seed] for seed in common] for logs in by_seed],
         asked.half_width,
         settings.confidence,
-        most_launches=asked.max_launches,
+        most_launches=asked.max_launches or MOST_LAUNCHES,
         most_s=asked.max_time_s,
         launch_s=block_s,
     )
@@ -85,7 +85,7 @@ def plan_second_stage(state: CompareState, recipe: Recipe, store: RunStore) -> S
 
 def _allows(asked: Launches, launches: int, block_s: float) -> bool:
     """Whether the limits allow so many launches."""
-    in_number = asked.max_launches is None or launches <= asked.max_launches
+    in_number = launches <= (asked.max_launches or MOST_LAUNCHES)
     return in_number and (asked.max_time_s is None or launches * block_s <= asked.max_time_s)
 
 
@@ -109,5 +109,6 @@ def _warning(plan: Plan, launches: int, half_width: float) -> str | None:
     reached = math.expm1(math.log1p(plan.half_width) * math.sqrt(plan.launches / launches))
     return (
         f"launches.half_width: ±{half_width:.1%} needs {plan.needed} launches, the limit allows {launches}, which "
-        f"give about ±{reached:.1%}; raise launches.max_launches or max_time_s (--max-launches, --max-time)"
+        f"give about ±{reached:.1%}; raise launches.max_launches, to {MOST_LAUNCHES} at most, or max_time_s "
+        "(--max-launches, --max-time)"
     )
