@@ -232,10 +232,14 @@ def _compose(text: str) -> Node | None:
     if depth <= _FAST_DEPTH:
         with suppress(yaml.YAMLError, UnicodeEncodeError):
             return yaml.compose(text, _FastLoader)
+    loader = _CoreLoader(text)
     try:
-        return yaml.compose(text, _CoreLoader)
+        return loader.get_single_node()
     except (ValueError, OverflowError) as error:
-        raise yaml.YAMLError("an escape names a number that is no character") from error
+        problem = "an escape names a number that is no character"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark()) from error
+    finally:
+        loader.dispose()
 
 
 def parse_yaml(text: str, source: str) -> tuple[Mapping, Positions]:

@@ -153,8 +153,8 @@ def test_characters_out_of_place_come_with_advice(text: str, advice: str) -> Non
 
 @pytest.mark.parametrize("code", ["10010000", "FFFFFFFF"])
 def test_numbers_that_are_no_characters_are_a_mistake(code: str) -> None:
-    (problem,) = read_yaml(f'a: "\\U{code}"', "f.yaml").problems
-    assert problem == "f.yaml:1: not valid YAML: an escape names a number that is no character"
+    (problem,) = read_yaml(f'x: 1\na: "\\U{code}"\nb: 2', "f.yaml").problems
+    assert problem == "f.yaml:2: not valid YAML: an escape names a number that is no character"
     with pytest.raises(ConfigError, match="is no character"):
         parse_scalar(f'"\\U{code}"', "key")
 
