@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dynbench.schedule import prefix_variance
+from dynbench.errors import UsageError
+from dynbench.schedule import prefix_enumerate, prefix_variance
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.prefix import Prefix, require_room
-from dynbench.schedule.prefix_enumerate import costs_of, room_of
+from dynbench.schedule.prefix_enumerate import check_enumerable, costs_of, room_of
 from dynbench.schedule.prefix_heuristics import HEURISTICS, equal_counts, gap, longest_first
 from dynbench.schedule.prefix_solvers import least_threshold, solve_counts
 from dynbench.schedule.streams import RankStream, automatic_buffer, buffer_size, candidate_costs
@@ -27,6 +30,7 @@ def test_equal_counts_give_the_rest_to_the_first_ranks_and_what_has_no_room_to_t
     little = np.where(np.array([[1, 0, 0], [1, 1, 1], [1, 1, 1]], dtype=bool), ROWS, np.inf)
     assert equal_counts(little, 6).tolist() == [1, 3, 2]
     assert equal_counts(little, 7).tolist() == [1, 3, 3]
+    assert equal_counts(np.ones((3, 6)), 8).tolist() == [3, 3, 2], "also where there is room for more"
 
 
 def test_longest_first_fills_ranks_up_to_the_mean_cost_of_equal_counts():
@@ -35,6 +39,27 @@ def test_longest_first_fills_ranks_up_to_the_mean_cost_of_equal_counts():
     # What is left goes to the second, which is full, and then to the third.
     assert longest_first(ROWS, 7).tolist() == [1, 3, 3]
     assert longest_first(ROWS, 3).tolist() == [1, 1, 1]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 4, 5, 40]), st.integers(1, 7), st.data())
+def test_longest_first_is_its_rule_sample_by_sample(seed, ranks, buffer, data):
+    rng = np.random.default_rng(seed)
+    # Small whole numbers: first samples are often equal, of which the lower rank is first, and a cost that just
+    # reaches the target counts.
+    costs = rng.integers(0, 3, (ranks, buffer)).cumsum(axis=1) + 1.0
+    limits = rng.integers(1, buffer + 1, ranks)
+    batch = data.draw(st.integers(ranks, int(limits.sum())))
+    costs[np.arange(buffer) >= limits[:, None]] = np.inf
+    target = np.mean([costs[rank, n - 1] for rank, n in enumerate(equal_counts(costs, batch))])
+    longest = sorted(range(ranks), key=lambda rank: -costs[rank, 0])
+    counts = [1] * ranks
+    for rank in longest:
+        while sum(counts) < batch and counts[rank] < limits[rank] and costs[rank, counts[rank]] <= target:
+            counts[rank] += 1
+    for rank in reversed(longest):
+        counts[rank] += min(batch - sum(counts), limits[rank] - counts[rank])
+    assert longest_first(costs, batch).tolist() == counts
 
 
 def test_a_gap_is_in_units_of_the_exact_maximum():
@@ -54,6 +79,28 @@ def test_the_least_threshold_is_that_of_the_batch_or_of_a_first_sample():
     assert least_threshold(ROWS, 6) == 10
     assert least_threshold(ROWS, 7) == 15
     assert least_threshold(ROWS, 9) == 30
+
+
+def test_any_number_of_many_costs_is_taken_up_to_the_least_threshold():
+    # So many that a selection leaves all but the one asked for unsorted.
+    costs = np.random.default_rng(4).exponential(size=(20, 30))
+    costs[:, 0] = 0
+    costs = costs.cumsum(axis=1)
+    rising = np.sort(costs, axis=None)
+    for batch in range(20, 601):
+        assert least_threshold(costs, batch) == rising[batch - 1]
+        counts = solve_counts(costs, batch, "greedy").counts
+        assert counts.sum() == batch
+        assert costs[np.arange(20), counts - 1].max() == rising[batch - 1]
+
+
+def test_exactly_as_many_plans_as_the_limit_are_tried(monkeypatch):
+    # Seven samples over three ranks of at most three: 331, 322 and their other orders.
+    monkeypatch.setattr(prefix_enumerate, "REFERENCE_LIMIT", 6)
+    check_enumerable(np.array([3, 3, 3]), 7)
+    monkeypatch.setattr(prefix_enumerate, "REFERENCE_LIMIT", 5)
+    with pytest.raises(UsageError, match="more than 5 plans"):
+        check_enumerable(np.array([3, 3, 3]), 7)
 
 
 @pytest.mark.parametrize("limit", ["ENUMERATION_LIMIT", None])
