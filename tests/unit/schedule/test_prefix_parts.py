@@ -18,6 +18,28 @@ from dynbench.schedule.prefix_solvers import least_threshold, solve_counts
 from dynbench.schedule.streams import RankStream, automatic_buffer, buffer_size, candidate_costs
 
 ROWS = np.array([[10.0, 20, 30], [1, 2, 3], [5, 10, 15]])
+UNEVEN = np.array(
+    [
+        [1.0, 26, 26, 26, 26, 30],
+        [65, 69, 69, 69, 69, 69],
+        [1, 1, 1, 1, 1, 1],
+        [1, 2, 18, 34, 35, 84],
+        [10, 11, 11, 11, 11, 11],
+        [1, 1, 1, 1, 1, 50],
+        [1, 65, 65, 81, 81, 81],
+        [1, 1, 5, 5, 5, 54],
+    ]
+)
+"""Of 27 samples the counts that vary least are found only where several parts of the hull are searched to the end."""
+TAILS = np.array(
+    [
+        [36.0, 37, 2062, 2126, 2526],
+        [2916, 2925, 3006, 3022, 3278],
+        [49, 245, 261, 277, 446],
+        [651, 667, 1567, 1571, 1607],
+        [25, 281, 450, 475, 491],
+    ]
+)
 
 
 def problem_of(lengths, workers=2, batch=4, **changes) -> Problem:
@@ -120,6 +142,29 @@ def test_exact_counts_are_those_of_enumeration(monkeypatch, limit):
         assert found.var() == pytest.approx(best.var(), abs=1e-9 * best.max() ** 2)
 
 
+@pytest.mark.parametrize(
+    ("costs", "batch"),
+    [
+        (UNEVEN, 27),
+        # Lost to a search whose upper end is below the gradient at its right vertex.
+        (TAILS, 9),
+        # A rank may not go on beyond the maximum, 10, where that would vary less.
+        (np.array([[10.0, 10, 14, 14], [5, 5, 5, 9], [2, 2, 11, 20]]), 5),
+        # Costs that are all equal at the most samples that each rank may take.
+        (np.array([[1.0, 10, 10], [1, 10, 10]]), 4),
+        # A rank whose first sample is all that fits.
+        (np.array([[4.0, np.inf, np.inf], [1, 2, 4], [1, 3, 4]]), 5),
+    ],
+)
+def test_the_hull_leads_to_the_least_variance(monkeypatch, costs, batch):
+    monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 0)
+    exact, reference = (solve_counts(costs, batch, name) for name in ("exact", "enumerate"))
+    found, best = (costs[np.arange(len(costs)), solution.counts - 1] for solution in (exact, reference))
+    assert exact.exact == "both" and exact.counts.sum() == batch
+    assert found.max() == best.max()
+    assert found.var() == pytest.approx(best.var())
+
+
 def test_a_tie_is_broken_up_to_a_stated_size(monkeypatch):
     costs = np.cumsum(np.random.default_rng(0).exponential(size=(4, 9)), axis=1)
     most = np.full(4, 9)
@@ -131,6 +176,25 @@ def test_a_tie_is_broken_up_to_a_stated_size(monkeypatch):
     monkeypatch.setattr(prefix_variance, "PROGRAMME_LIMIT", 4 * ((room + 1) * width + 256) - 1)
     assert prefix_variance.least_variance(costs, most, 22) is None
     assert prefix_variance.least_variance(costs, most, 36).tolist() == [9] * 4, "there is but one"
+    room, width = 6, 7  # 10 less the four lower bounds of one; a rank takes all of them or none
+    monkeypatch.setattr(prefix_variance, "PROGRAMME_LIMIT", 4 * ((room + 1) * width + 256))
+    assert prefix_variance.least_variance(costs, most, 10) is not None
+    monkeypatch.setattr(prefix_variance, "PROGRAMME_LIMIT", 4 * ((room + 1) * width + 256) - 1)
+    assert prefix_variance.least_variance(costs, most, 10) is None
+
+
+@pytest.mark.parametrize("unit", [2.0**-60, 2.0**60])
+def test_the_unit_of_the_costs_changes_no_count(monkeypatch, unit):
+    monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 0)
+    # Powers of two, as these round nothing.
+    assert solve_counts(UNEVEN * unit, 27).counts.tolist() == solve_counts(UNEVEN, 27).counts.tolist()
+
+
+def test_costs_of_nothing_are_shared_out_without_a_division_by_zero():
+    with np.errstate(all="raise"):
+        solution = solve_counts(np.zeros((3, 4)), 7)
+    assert solution.exact == "both"
+    assert solution.counts.sum() == 7
 
 
 def test_few_plans_are_told_by_a_bound_or_by_counting_them(monkeypatch):
@@ -141,6 +205,9 @@ def test_few_plans_are_told_by_a_bound_or_by_counting_them(monkeypatch):
     # Four samples over three ranks, at most two more each: 6 of the 15 ways without that limit.
     monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 15)
     assert prefix_variance._few(lower, upper, 7, 4) and not counted
+    monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 15 - 1)
+    assert not prefix_variance._few(lower, upper + 2, 7, 4), "all 15 ways, where the limit is no limit"
+    counted.clear()
     monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 6)
     assert prefix_variance._few(lower, upper, 7, 4) and len(counted) == 1
     monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 6 - 1)
