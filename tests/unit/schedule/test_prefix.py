@@ -94,6 +94,16 @@ def test_solvers_agree_in_the_maximum():
     assert len(set(slowest.values())) == 1
 
 
+@pytest.mark.parametrize(("solver", "proven"), [("exact", "both"), ("enumerate", "both"), ("greedy", "maximum")])
+def test_the_plan_says_what_its_solver_proves(solver, proven):
+    plan = next(Prefix(problem_of(solver=solver)).plans())
+    assert (plan.step, plan.exact) == (0, proven)
+
+
+def test_the_costs_solved_from_begin_with_the_first_step():
+    assert next(Prefix(problem_of()).steps()).plan.step == 0
+
+
 def test_the_automatic_buffer_cuts_no_plan_short():
     assert buffer_size(problem_of(buffer=None)) == 32
     assert buffer_size(problem_of(buffer=None, global_batch=90)) == 88
@@ -103,6 +113,39 @@ def test_buffers_that_cannot_hold_the_batch_are_refused():
     with pytest.raises(UsageError, match="3 ranks of 3 samples") as caught:
         Prefix(problem_of(buffer=3))
     assert caught.value.hint == "Use a buffer of at least 4, or a global batch of at most 9."
+
+
+def test_more_plans_than_can_be_tried_are_refused_before_the_first_and_only_of_the_solver_that_tries_them():
+    many = {"workers": 12, "global_batch": 60, "buffer": 20}
+    with pytest.raises(UsageError, match="enumerate would try more than 2,000,000 plans"):
+        Prefix(problem_of(solver="enumerate", **many))
+    for solver in ("exact", "greedy"):
+        Prefix(problem_of(solver=solver, **many))
+
+
+def test_one_plan_can_be_tried_whatever_the_number_of_ranks():
+    # Of all ways to share 28 samples out over 14 ranks, the buffers allow one; so do capacities of one sample.
+    full = problem_of(workers=14, global_batch=28, buffer=2, solver="enumerate")
+    assert [len(ids) for ids in plain(next(Prefix(full).plans()))] == [2] * 14
+    capacity = Capacity.per_rank([1] * 23 + [30])
+    alone = problem_of(workers=24, global_batch=40, buffer=30, solver="enumerate", capacity=capacity)
+    assert [len(ids) for ids in plain(next(Prefix(alone).plans()))] == [1] * 23 + [17]
+
+
+@pytest.mark.parametrize(("workers", "buffer", "warned"), [(2, 2, True), (2, 3, False), (1, 4, False), (1, 5, False)])
+def test_a_buffer_that_holds_every_count_of_a_rank_leaves_all_the_choice_there_is(workers, buffer, warned, caplog):
+    with caplog.at_level(logging.WARNING):
+        Prefix(problem_of(workers=workers, global_batch=4, buffer=buffer)).warn_of_little_choice()
+    assert bool(caplog.records) == warned
+
+
+def test_the_buffer_to_use_is_rounded_up(caplog):
+    with caplog.at_level(logging.WARNING):
+        Prefix(problem_of(global_batch=10, buffer=4)).warn_of_little_choice()
+    assert caplog.messages == [
+        "schedule.buffer: 3 ranks of 4 samples are less than twice the global batch of 10, which leaves little to "
+        "choose; use at least 7"
+    ]
 
 
 def test_buffers_that_leave_no_choice_are_warned_about(caplog):

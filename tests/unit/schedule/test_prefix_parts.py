@@ -2,19 +2,44 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dynbench.schedule import prefix_variance
+from dynbench.errors import UsageError
+from dynbench.schedule import prefix_enumerate, prefix_variance
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.greedy_gap import GreedyGap, greedy_gap
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.prefix import Prefix, require_room
-from dynbench.schedule.prefix_enumerate import costs_of, room_of
+from dynbench.schedule.prefix_enumerate import check_enumerable, costs_of, room_of
 from dynbench.schedule.prefix_heuristics import HEURISTICS, equal_counts, gap, longest_first
 from dynbench.schedule.prefix_solvers import least_threshold, solve_counts
 from dynbench.schedule.streams import RankStream, automatic_buffer, buffer_size, candidate_costs
 
 ROWS = np.array([[10.0, 20, 30], [1, 2, 3], [5, 10, 15]])
+UNEVEN = np.array(
+    [
+        [1.0, 26, 26, 26, 26, 30],
+        [65, 69, 69, 69, 69, 69],
+        [1, 1, 1, 1, 1, 1],
+        [1, 2, 18, 34, 35, 84],
+        [10, 11, 11, 11, 11, 11],
+        [1, 1, 1, 1, 1, 50],
+        [1, 65, 65, 81, 81, 81],
+        [1, 1, 5, 5, 5, 54],
+    ]
+)
+"""Of 27 samples the counts that vary least are found only where several parts of the hull are searched to the end."""
+TAILS = np.array(
+    [
+        [36.0, 37, 2062, 2126, 2526],
+        [2916, 2925, 3006, 3022, 3278],
+        [49, 245, 261, 277, 446],
+        [651, 667, 1567, 1571, 1607],
+        [25, 281, 450, 475, 491],
+    ]
+)
 
 
 def problem_of(lengths, workers=2, batch=4, **changes) -> Problem:
@@ -27,6 +52,7 @@ def test_equal_counts_give_the_rest_to_the_first_ranks_and_what_has_no_room_to_t
     little = np.where(np.array([[1, 0, 0], [1, 1, 1], [1, 1, 1]], dtype=bool), ROWS, np.inf)
     assert equal_counts(little, 6).tolist() == [1, 3, 2]
     assert equal_counts(little, 7).tolist() == [1, 3, 3]
+    assert equal_counts(np.ones((3, 6)), 8).tolist() == [3, 3, 2], "also where there is room for more"
 
 
 def test_longest_first_fills_ranks_up_to_the_mean_cost_of_equal_counts():
@@ -35,6 +61,27 @@ def test_longest_first_fills_ranks_up_to_the_mean_cost_of_equal_counts():
     # What is left goes to the second, which is full, and then to the third.
     assert longest_first(ROWS, 7).tolist() == [1, 3, 3]
     assert longest_first(ROWS, 3).tolist() == [1, 1, 1]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 4, 5, 40]), st.integers(1, 7), st.data())
+def test_longest_first_is_its_rule_sample_by_sample(seed, ranks, buffer, data):
+    rng = np.random.default_rng(seed)
+    # Small whole numbers: first samples are often equal, of which the lower rank is first, and a cost that just
+    # reaches the target counts.
+    costs = rng.integers(0, 3, (ranks, buffer)).cumsum(axis=1) + 1.0
+    limits = rng.integers(1, buffer + 1, ranks)
+    batch = data.draw(st.integers(ranks, int(limits.sum())))
+    costs[np.arange(buffer) >= limits[:, None]] = np.inf
+    target = np.mean([costs[rank, n - 1] for rank, n in enumerate(equal_counts(costs, batch))])
+    longest = sorted(range(ranks), key=lambda rank: -costs[rank, 0])
+    counts = [1] * ranks
+    for rank in longest:
+        while sum(counts) < batch and counts[rank] < limits[rank] and costs[rank, counts[rank]] <= target:
+            counts[rank] += 1
+    for rank in reversed(longest):
+        counts[rank] += min(batch - sum(counts), limits[rank] - counts[rank])
+    assert longest_first(costs, batch).tolist() == counts
 
 
 def test_a_gap_is_in_units_of_the_exact_maximum():
@@ -56,6 +103,28 @@ def test_the_least_threshold_is_that_of_the_batch_or_of_a_first_sample():
     assert least_threshold(ROWS, 9) == 30
 
 
+def test_any_number_of_many_costs_is_taken_up_to_the_least_threshold():
+    # So many that a selection leaves all but the one asked for unsorted.
+    costs = np.random.default_rng(4).exponential(size=(20, 30))
+    costs[:, 0] = 0
+    costs = costs.cumsum(axis=1)
+    rising = np.sort(costs, axis=None)
+    for batch in range(20, 601):
+        assert least_threshold(costs, batch) == rising[batch - 1]
+        counts = solve_counts(costs, batch, "greedy").counts
+        assert counts.sum() == batch
+        assert costs[np.arange(20), counts - 1].max() == rising[batch - 1]
+
+
+def test_exactly_as_many_plans_as_the_limit_are_tried(monkeypatch):
+    # Seven samples over three ranks of at most three: 331, 322 and their other orders.
+    monkeypatch.setattr(prefix_enumerate, "REFERENCE_LIMIT", 6)
+    check_enumerable(np.array([3, 3, 3]), 7)
+    monkeypatch.setattr(prefix_enumerate, "REFERENCE_LIMIT", 5)
+    with pytest.raises(UsageError, match="more than 5 plans"):
+        check_enumerable(np.array([3, 3, 3]), 7)
+
+
 @pytest.mark.parametrize("limit", ["ENUMERATION_LIMIT", None])
 def test_exact_counts_are_those_of_enumeration(monkeypatch, limit):
     """Few instances of what is tried on thousands, also by the hull."""
@@ -73,6 +142,29 @@ def test_exact_counts_are_those_of_enumeration(monkeypatch, limit):
         assert found.var() == pytest.approx(best.var(), abs=1e-9 * best.max() ** 2)
 
 
+@pytest.mark.parametrize(
+    ("costs", "batch"),
+    [
+        (UNEVEN, 27),
+        # Lost to a search whose upper end is below the gradient at its right vertex.
+        (TAILS, 9),
+        # A rank may not go on beyond the maximum, 10, where that would vary less.
+        (np.array([[10.0, 10, 14, 14], [5, 5, 5, 9], [2, 2, 11, 20]]), 5),
+        # Costs that are all equal at the most samples that each rank may take.
+        (np.array([[1.0, 10, 10], [1, 10, 10]]), 4),
+        # A rank whose first sample is all that fits.
+        (np.array([[4.0, np.inf, np.inf], [1, 2, 4], [1, 3, 4]]), 5),
+    ],
+)
+def test_the_hull_leads_to_the_least_variance(monkeypatch, costs, batch):
+    monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 0)
+    exact, reference = (solve_counts(costs, batch, name) for name in ("exact", "enumerate"))
+    found, best = (costs[np.arange(len(costs)), solution.counts - 1] for solution in (exact, reference))
+    assert exact.exact == "both" and exact.counts.sum() == batch
+    assert found.max() == best.max()
+    assert found.var() == pytest.approx(best.var())
+
+
 def test_a_tie_is_broken_up_to_a_stated_size(monkeypatch):
     costs = np.cumsum(np.random.default_rng(0).exponential(size=(4, 9)), axis=1)
     most = np.full(4, 9)
@@ -84,6 +176,25 @@ def test_a_tie_is_broken_up_to_a_stated_size(monkeypatch):
     monkeypatch.setattr(prefix_variance, "PROGRAMME_LIMIT", 4 * ((room + 1) * width + 256) - 1)
     assert prefix_variance.least_variance(costs, most, 22) is None
     assert prefix_variance.least_variance(costs, most, 36).tolist() == [9] * 4, "there is but one"
+    room, width = 6, 7  # 10 less the four lower bounds of one; a rank takes all of them or none
+    monkeypatch.setattr(prefix_variance, "PROGRAMME_LIMIT", 4 * ((room + 1) * width + 256))
+    assert prefix_variance.least_variance(costs, most, 10) is not None
+    monkeypatch.setattr(prefix_variance, "PROGRAMME_LIMIT", 4 * ((room + 1) * width + 256) - 1)
+    assert prefix_variance.least_variance(costs, most, 10) is None
+
+
+@pytest.mark.parametrize("unit", [2.0**-60, 2.0**60])
+def test_the_unit_of_the_costs_changes_no_count(monkeypatch, unit):
+    monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 0)
+    # Powers of two, as these round nothing.
+    assert solve_counts(UNEVEN * unit, 27).counts.tolist() == solve_counts(UNEVEN, 27).counts.tolist()
+
+
+def test_costs_of_nothing_are_shared_out_without_a_division_by_zero():
+    with np.errstate(all="raise"):
+        solution = solve_counts(np.zeros((3, 4)), 7)
+    assert solution.exact == "both"
+    assert solution.counts.sum() == 7
 
 
 def test_few_plans_are_told_by_a_bound_or_by_counting_them(monkeypatch):
@@ -94,6 +205,9 @@ def test_few_plans_are_told_by_a_bound_or_by_counting_them(monkeypatch):
     # Four samples over three ranks, at most two more each: 6 of the 15 ways without that limit.
     monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 15)
     assert prefix_variance._few(lower, upper, 7, 4) and not counted
+    monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 15 - 1)
+    assert not prefix_variance._few(lower, upper + 2, 7, 4), "all 15 ways, where the limit is no limit"
+    counted.clear()
     monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 6)
     assert prefix_variance._few(lower, upper, 7, 4) and len(counted) == 1
     monkeypatch.setattr(prefix_variance, "ENUMERATION_LIMIT", 3 * 6 - 1)
