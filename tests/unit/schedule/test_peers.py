@@ -1,4 +1,3 @@
-import importlib
 import sys
 from itertools import islice, product
 
@@ -149,68 +148,6 @@ def test_token_budget_keeps_to_the_capacity():
     assert sum(step_facts(plan, problem).capacity_violations for plan in plans) == 0
     with pytest.raises(NothingFits, match="longer than a rank's capacity"):
         make_policy("token_budget", Problem(heavy_tailed(100), 2, 16, capacity=Capacity.table([[(64, 12)]])))
-
-
-def test_group_by_length_makes_steps_of_one_length():
-    problem = Problem(heavy_tailed(2_000), 4, 32)
-    grouped = [step_facts(plan, problem) for plan in islice(make_policy("group_by_length", problem).plans(), 50)]
-    random = [step_facts(plan, problem) for plan in islice(make_policy("static", problem).plans(), 50)]
-    assert np.std([f.mean_length for f in grouped]) > 3 * np.std([f.mean_length for f in random])
-
-
-def test_group_by_length_needs_equal_counts():
-    with pytest.raises(UsageError, match="not a multiple"):
-        make_policy("group_by_length", Problem(heavy_tailed(100), 3, 10))
-
-
-def test_batch_rebalance_is_the_installed_sampler():
-    from transformers.trainer_pt_utils import BatchRebalanceSampler
-
-    lengths = heavy_tailed(64, high=300)
-    found = next(make_policy("hf_batch_rebalance", problem_of(lengths, 4)).plans())
-    for rank, share in enumerate(found.shares):
-        sampler = BatchRebalanceSampler(lengths.tolist(), 64, dp_size=4, grad_accum=1, shuffle=False, rank=rank)
-        assert share[0].tolist() == next(iter(sampler))
-
-
-def test_batch_rebalance_accumulates_as_the_installed_sampler_does():
-    from transformers.trainer_pt_utils import BatchRebalanceSampler
-
-    lengths = heavy_tailed(64)
-    found = next(make_policy("hf_batch_rebalance", problem_of(lengths, 2, micro_batches=2)).plans())
-    for rank, share in enumerate(found.shares):
-        sampler = BatchRebalanceSampler(lengths.tolist(), 64, dp_size=2, grad_accum=2, shuffle=False, rank=rank)
-        assert [ids.tolist() for ids in share] == list(sampler)
-
-
-def test_group_by_length_accumulates_in_the_order_of_a_sharded_loader():
-    whole = next(make_policy("group_by_length", Problem(heavy_tailed(400), 2, 32)).plans())
-    parts = next(make_policy("group_by_length", Problem(heavy_tailed(400), 2, 32, micro_batches=2)).plans())
-    order = np.concatenate([share[0] for share in whole.shares])
-    dealt = np.stack([np.stack(share) for share in parts.shares])
-    assert dealt.shape == (2, 2, 8)
-    assert dealt.swapaxes(0, 1).ravel().tolist() == order.tolist()
-
-
-@pytest.mark.parametrize("name", ["group_by_length", "hf_batch_rebalance"])
-def test_transformers_samplers_refuse_more_micro_batches_than_samples(name):
-    with pytest.raises(UsageError, match=r"micro.batches"):
-        make_policy(name, Problem(heavy_tailed(100), 2, 4, micro_batches=3))
-
-
-@pytest.mark.parametrize("name", ["group_by_length", "hf_batch_rebalance"])
-def test_transformers_samplers_say_what_they_need(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UsageError, match=f"{name} needs transformers and torch"):
-        make_policy(name, problem_of([1, 2], 2))
-    assert "torch" in str(POLICIES[name].missing)
-
-
-def test_an_older_transformers_is_named(monkeypatch):
-    module = importlib.import_module("transformers.trainer_pt_utils")
-    monkeypatch.delattr(module, "BatchRebalanceSampler")
-    with pytest.raises(UsageError, match="has no BatchRebalanceSampler"):
-        make_policy("hf_batch_rebalance", problem_of([1, 2], 2))
 
 
 @pytest.mark.slow
