@@ -142,6 +142,27 @@ def test_token_budget_drops_an_incomplete_last_step():
     assert set(first.sample_ids()) & set(second.sample_ids())
 
 
+def test_token_budget_gives_every_rank_a_batch_where_its_budget_makes_fewer():
+    """Of 5 samples one rank takes two; the other batch of two that the budget would hold is split."""
+    policy = make_policy("token_budget", problem_of([4] * 5, 4))
+    assert policy.budget_tokens == 8
+    plan = next(policy.plans())
+    assert sorted(plan.local_batches) == [1, 1, 1, 2]
+    assert sorted(plan.sample_ids().tolist()) == list(range(5))
+
+
+def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches_than_ranks():
+    """The long one and two batches of short ones are three; cut into equal counts, 7 stood beside the long one."""
+    capacity = Capacity.table([[(10, 20), (100, 2)]])
+    problem = problem_of([1] * 30 + [100], 4, capacity=capacity)
+    policy = make_policy("token_budget", problem)
+    plan = next(policy.plans())
+    facts = step_facts(plan, problem)
+    assert facts.capacity_violations == 0
+    assert facts.padded_tokens.max() <= policy.budget_tokens == 100
+    assert sorted(plan.sample_ids().tolist()) == list(range(31))
+
+
 def test_token_budget_keeps_to_the_capacity():
     problem = Problem(heavy_tailed(1_000), 2, 16, capacity=Capacity.table([[(64, 12), (2048, 3)]]))
     plans = list(islice(make_policy("token_budget", problem).plans(), 30))
