@@ -64,8 +64,10 @@ class TokenBudget(Policy):
         arrival = self.problem.data_order().permutation(epoch)
         ordered = arrival[np.argsort(-self.problem.padded_lengths[arrival], kind="stable")]
         batches = np.split(ordered, self._starts[1:])
-        if len(batches) < self.problem.workers:
-            batches = np.array_split(ordered, self.problem.workers)
+        # The parts of a batch keep to the budget and to the capacities as it does; equal cuts of the epoch may not.
+        while len(batches) < self.problem.workers:
+            most = max(range(len(batches)), key=lambda i: len(batches[i]))
+            batches[most : most + 1] = np.array_split(batches[most], 2)
         order = np.random.default_rng([self.problem.seed, epoch, 1]).permutation(len(batches))
         return [batches[i] for i in order]
 

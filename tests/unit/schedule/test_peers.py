@@ -1,16 +1,17 @@
-import importlib
 import sys
 from itertools import islice, product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs, step_facts
-from dynbench.schedule.peers.base import fill_empty
+from dynbench.schedule.peers.base import fill_empty, to_ranks
 from dynbench.schedule.policy import Problem, make_policy
 
 BATCH_PEERS = ("sorted_equal", "lpt", "karmarkar_karp_equal")
@@ -72,6 +73,45 @@ def test_lpt_loads_ranks_by_their_speed():
     assert sums[0] / sums[1] == pytest.approx(3, rel=0.05)
 
 
+def test_lpt_leaves_a_slow_rank_out_until_the_groups_are_filled():
+    """The third 5 ends first on rank 0 and the 1 on rank 1; the slow rank then takes a sample of a fuller group."""
+    problem = problem_of([5, 5, 5, 1], 3, speeds=np.array([10.0, 10.0, 0.01]))
+    assert [sorted(problem.lengths[ids].tolist()) for ids in make_policy("lpt", problem).groups(np.arange(4))] == [
+        [5, 5], [1, 5], []
+    ]  # fmt: skip
+    assert sorted(groups("lpt", problem)) == [[1, 5], [5], [5]]
+
+
+def twos_and_ones(name: str, workers: int, **changes) -> list[list[int]]:
+    """Ids per rank of 32 samples of two lengths in turn; numpy's default sort would mix those of one length."""
+    plan = next(make_policy(name, problem_of(np.resize([2, 1], 32), workers, **changes)).plans())
+    return [np.concatenate(share).tolist() for share in plan.shares]
+
+
+def test_samples_of_one_length_stay_in_the_order_of_arrival_on_every_machine():
+    twos, ones = list(range(0, 32, 2)), list(range(1, 32, 2))
+    assert twos_and_ones("sorted_equal", 4) == [ones[:8], ones[8:], twos[:8], twos[8:]]
+    assert twos_and_ones("karmarkar_karp_equal", 32) == [[sample] for sample in ones + twos]
+    budget = make_policy("token_budget", problem_of(np.resize([2, 1], 32), 4))
+    assert np.concatenate(sorted(budget._batches(0), key=lambda ids: (ids[0] % 2, ids[0]))).tolist() == twos + ones
+
+
+def test_sets_of_one_sum_stay_in_their_order_on_every_machine():
+    """Merged, the two tuples sum to 17 and 18 in turn."""
+    lengths = np.sort([*range(1, 9), *range(1, 9), *range(10, 17), *range(10, 17), 9, 17])
+    found = make_policy("karmarkar_karp_equal", problem_of(lengths, 16)).groups(np.arange(32))
+    assert [sorted(ids.tolist()) for ids in found] == [[15 - i, 16 + i] for i in (*range(0, 16, 2), *range(1, 16, 2))]
+
+
+def test_groups_of_one_cost_and_ranks_of_one_speed_stay_in_their_order():
+    speeds = np.resize([1.0, 2.0], 32)
+    lengths = np.resize([2, 1], 32)
+    dealt = to_ranks([np.array([sample]) for sample in range(32)], problem_of(lengths, 32, speeds=speeds))
+    ordered = np.concatenate(dealt).tolist()
+    assert ordered[1::2] == list(range(0, 32, 2)), "the fast take the long"
+    assert ordered[0::2] == list(range(1, 32, 2))
+
+
 @pytest.mark.parametrize("name", BATCH_PEERS)
 def test_no_rank_sits_out_a_step(name):
     slow = problem_of([100, 1, 1], 3, speeds=np.array([1000.0, 1.0, 1.0]))
@@ -93,6 +133,27 @@ def test_differencing_with_equal_counts_by_hand():
     assert sorted(groups("karmarkar_karp_equal", problem_of([5, 6, 7, 8], 2))) == [[5, 8], [6, 7]]
 
 
+def differenced(lengths: list[int], ranks: int) -> list[int]:
+    """Sums of balanced largest differencing by its rule, on lists of sums; what is missing to equal counts weighs 0."""
+    falling = sorted([*lengths, *[0] * (-len(lengths) % ranks)], reverse=True)
+    tuples = [falling[first : first + ranks] for first in range(0, len(falling), ranks)]
+    while len(tuples) > 1:
+        tuples.sort(key=lambda sums: min(sums) - max(sums))
+        one, other, *rest = tuples
+        tuples = [[a + b for a, b in zip(sorted(one), sorted(other, reverse=True), strict=True)], *rest]
+    return sorted(tuples[0])
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 12), st.sampled_from([1.0, 2.0**-24]))
+def test_differencing_with_equal_counts_keeps_to_its_rule(seed, ranks, more, beta):
+    lengths = np.random.default_rng(seed).integers(1, 10**6, ranks + more)
+    cost = CostModel("measured", beta=beta)
+    found = groups("karmarkar_karp_equal", problem_of(lengths, ranks, cost=cost))
+    assert sorted(map(sum, found)) == differenced(lengths.tolist(), ranks)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
 def test_differencing_with_equal_counts_balances_what_static_does_not():
     problem = problem_of(heavy_tailed(512), 8)
     sums = [sum(group) for group in groups("karmarkar_karp_equal", problem)]
@@ -110,10 +171,21 @@ def test_differencing_with_any_counts_is_prtpys():
     assert sorted(found) == [[4, 5, 7], [6, 8]]
 
 
+@pytest.mark.skipif(POLICIES["karmarkar_karp"].missing is not None, reason="prtpy is not installed")
+def test_differencing_of_samples_that_cost_nothing_leaves_no_rank_idle():
+    flat = CostModel("measured", alpha=5.0, beta=0.0)
+    policy = make_policy("karmarkar_karp", problem_of([3, 4, 5, 6, 7], 3, cost=flat))
+    assert min(map(len, policy.groups(np.arange(5)))) == 0, "prtpy leaves one without"
+    plan = next(policy.plans())
+    assert min(plan.local_batches) > 0
+    assert sorted(plan.sample_ids().tolist()) == list(range(5))
+
+
 def test_differencing_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "prtpy", None)
-    with pytest.raises(UsageError, match="prtpy") as caught:
+    with pytest.raises(UsageError) as caught:
         make_policy("karmarkar_karp", problem_of([1, 2], 2))
+    assert caught.value.message.startswith("karmarkar_karp needs the package prtpy (")
     assert caught.value.hint == "pip install prtpy"
     assert "prtpy" in str(POLICIES["karmarkar_karp"].missing)
 
@@ -143,74 +215,76 @@ def test_token_budget_drops_an_incomplete_last_step():
     assert set(first.sample_ids()) & set(second.sample_ids())
 
 
+def steps_of(lengths: list[int], ranks: int, budget: int) -> float:
+    """Batches over G, of a reader that fills each with as many of the sorted samples as the budget holds."""
+    batches, size, longest = 1, 0, 0
+    for length in sorted(lengths, reverse=True):
+        if size and (size + 1) * longest > budget:
+            batches, size = batches + 1, 0
+        size, longest = size + 1, longest if size else length
+    return batches / ranks
+
+
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 3))
+def test_no_smaller_budget_has_as_many_samples_in_the_mean_step(lengths, ranks, each):
+    batch = ranks * each
+    budget = make_policy("token_budget", problem_of(lengths, ranks, batch)).budget_tokens
+    enough = [
+        t
+        for t in range(max(lengths), max(lengths) * batch + 1)
+        if steps_of(lengths, ranks, t) <= max(1, len(lengths) / batch)
+    ]
+    assert budget == (enough[0] if enough else max(lengths) * batch)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 40), min_size=6, max_size=30), st.integers(1, 4), st.integers(1, 6))
+def test_token_budget_keeps_its_rules_from_any_step_on(lengths, ranks, start):
+    policy = make_policy("token_budget", problem_of(lengths, ranks, ranks))
+    whole, later = list(islice(policy.plans(), start + 3)), list(islice(policy.plans(start), 3))
+    assert [plan.step for plan in whole] == list(range(start + 3))
+    assert [plan.step for plan in later] == list(range(start, start + 3))
+    for plan, again in zip(whole[start:], later, strict=True):
+        assert [ids.tolist() for (ids,) in again.shares] == [ids.tolist() for (ids,) in plan.shares]
+        assert len(plan.shares) == ranks
+        assert step_facts(plan, policy.problem).padded_tokens.max() <= policy.budget_tokens
+        assert min(plan.local_batches) > 0
+
+
+def test_token_budget_gives_every_rank_a_batch_where_its_budget_makes_fewer():
+    """Of 5 samples one rank takes two; the other batch of two that the budget would hold is split."""
+    policy = make_policy("token_budget", problem_of([4] * 5, 4))
+    assert policy.budget_tokens == 8
+    plan = next(policy.plans())
+    assert sorted(plan.local_batches) == [1, 1, 1, 2]
+    assert sorted(plan.sample_ids().tolist()) == list(range(5))
+
+
+def test_token_budget_refuses_only_what_no_rank_can_hold():
+    single = make_policy("token_budget", problem_of([9, 5, 5, 3], 2, capacity=Capacity.uniform(1)))
+    assert next(single.plans()).local_batches == (1, 1)
+    with pytest.raises(NothingFits, match="a sample of 9 tokens is longer"):
+        make_policy("token_budget", problem_of([9, 5, 5, 3], 2, capacity=Capacity.table([[(8, 4)]])))
+
+
+def test_token_budget_keeps_to_the_capacity_where_its_budget_makes_fewer_batches_than_ranks():
+    """The long one and two batches of short ones are three; cut into equal counts, 7 stood beside the long one."""
+    capacity = Capacity.table([[(10, 20), (100, 2)]])
+    problem = problem_of([1] * 30 + [100], 4, capacity=capacity)
+    policy = make_policy("token_budget", problem)
+    plan = next(policy.plans())
+    facts = step_facts(plan, problem)
+    assert facts.capacity_violations == 0
+    assert facts.padded_tokens.max() <= policy.budget_tokens == 100
+    assert sorted(plan.sample_ids().tolist()) == list(range(31))
+
+
 def test_token_budget_keeps_to_the_capacity():
     problem = Problem(heavy_tailed(1_000), 2, 16, capacity=Capacity.table([[(64, 12), (2048, 3)]]))
     plans = list(islice(make_policy("token_budget", problem).plans(), 30))
     assert sum(step_facts(plan, problem).capacity_violations for plan in plans) == 0
     with pytest.raises(NothingFits, match="longer than a rank's capacity"):
         make_policy("token_budget", Problem(heavy_tailed(100), 2, 16, capacity=Capacity.table([[(64, 12)]])))
-
-
-def test_group_by_length_makes_steps_of_one_length():
-    problem = Problem(heavy_tailed(2_000), 4, 32)
-    grouped = [step_facts(plan, problem) for plan in islice(make_policy("group_by_length", problem).plans(), 50)]
-    random = [step_facts(plan, problem) for plan in islice(make_policy("static", problem).plans(), 50)]
-    assert np.std([f.mean_length for f in grouped]) > 3 * np.std([f.mean_length for f in random])
-
-
-def test_group_by_length_needs_equal_counts():
-    with pytest.raises(UsageError, match="not a multiple"):
-        make_policy("group_by_length", Problem(heavy_tailed(100), 3, 10))
-
-
-def test_batch_rebalance_is_the_installed_sampler():
-    from transformers.trainer_pt_utils import BatchRebalanceSampler
-
-    lengths = heavy_tailed(64, high=300)
-    found = next(make_policy("hf_batch_rebalance", problem_of(lengths, 4)).plans())
-    for rank, share in enumerate(found.shares):
-        sampler = BatchRebalanceSampler(lengths.tolist(), 64, dp_size=4, grad_accum=1, shuffle=False, rank=rank)
-        assert share[0].tolist() == next(iter(sampler))
-
-
-def test_batch_rebalance_accumulates_as_the_installed_sampler_does():
-    from transformers.trainer_pt_utils import BatchRebalanceSampler
-
-    lengths = heavy_tailed(64)
-    found = next(make_policy("hf_batch_rebalance", problem_of(lengths, 2, micro_batches=2)).plans())
-    for rank, share in enumerate(found.shares):
-        sampler = BatchRebalanceSampler(lengths.tolist(), 64, dp_size=2, grad_accum=2, shuffle=False, rank=rank)
-        assert [ids.tolist() for ids in share] == list(sampler)
-
-
-def test_group_by_length_accumulates_in_the_order_of_a_sharded_loader():
-    whole = next(make_policy("group_by_length", Problem(heavy_tailed(400), 2, 32)).plans())
-    parts = next(make_policy("group_by_length", Problem(heavy_tailed(400), 2, 32, micro_batches=2)).plans())
-    order = np.concatenate([share[0] for share in whole.shares])
-    dealt = np.stack([np.stack(share) for share in parts.shares])
-    assert dealt.shape == (2, 2, 8)
-    assert dealt.swapaxes(0, 1).ravel().tolist() == order.tolist()
-
-
-@pytest.mark.parametrize("name", ["group_by_length", "hf_batch_rebalance"])
-def test_transformers_samplers_refuse_more_micro_batches_than_samples(name):
-    with pytest.raises(UsageError, match=r"micro.batches"):
-        make_policy(name, Problem(heavy_tailed(100), 2, 4, micro_batches=3))
-
-
-@pytest.mark.parametrize("name", ["group_by_length", "hf_batch_rebalance"])
-def test_transformers_samplers_say_what_they_need(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UsageError, match=f"{name} needs transformers and torch"):
-        make_policy(name, problem_of([1, 2], 2))
-    assert "torch" in str(POLICIES[name].missing)
-
-
-def test_an_older_transformers_is_named(monkeypatch):
-    module = importlib.import_module("transformers.trainer_pt_utils")
-    monkeypatch.delattr(module, "BatchRebalanceSampler")
-    with pytest.raises(UsageError, match="has no BatchRebalanceSampler"):
-        make_policy("hf_batch_rebalance", problem_of([1, 2], 2))
 
 
 @pytest.mark.slow
