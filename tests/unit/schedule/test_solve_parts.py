@@ -167,11 +167,11 @@ def test_a_sample_beyond_every_rank_is_refused_whatever_comes_after_it(
     )
 
 
-def test_without_a_number_of_steps_every_line_ends_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["static", "lpt"])
+def test_without_a_number_of_steps_every_line_ends_by_the_clock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solving, "LINE_LIMIT_S", 0.0)
-    found = results(request(["static", "partition", "window"], steps=None, windows=(2,)))
-    assert {name: result["steps"] for name, result in found.items()} == {"static": 1, "partition": 1, "window": 2}
-    assert {result["steps"] for result in results(request(["static", "partition"], steps=3)).values()} == {3}
+    assert results(request([name], steps=None))[name]["steps"] == 1
+    assert results(request([name], steps=3))[name]["steps"] == 3
 
 
 def changed_run(monkeypatch: pytest.MonkeyPatch, change: Callable[[Policy, Series], Series]) -> None:
@@ -194,6 +194,14 @@ def test_lines_cut_short_are_compared_over_the_steps_that_both_have(
     monkeypatch.setattr(solving, "adjacent_correlation", lambda series: None)
     found = results(request(["partition"], steps=2))["partition"]
     assert found["speedup_vs_static"] == pytest.approx(2)
+
+
+def test_the_static_that_all_are_held_against_is_the_line_of_static(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned twice, and cut short by the clock, they could be of different steps."""
+    planned: list[str] = []
+    changed_run(monkeypatch, lambda policy, series: planned.append(policy.name) or series)
+    assert set(results(request(["lpt", "static"]))) == {"lpt", "static"}
+    assert planned == ["static", "lpt"]
 
 
 def test_planning_times_are_told_as_median_and_95th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
