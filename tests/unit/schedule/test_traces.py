@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.errors import DataError, UsageError
-from dynbench.lengths import SST2
+from dynbench.lengths import SST2, LengthHistogram
+from dynbench.schedule import traces
 from dynbench.schedule.traces import BUILT_IN, Trace, built_in_trace, describe, load_trace, lognormal_lengths
 from dynbench.trace_files import LONGEST_LENGTH, READERS, encode_trace, read_trace
 
@@ -151,6 +152,22 @@ def test_an_unknown_trace_names_the_nearest():
         load_trace("gsm8")
 
 
+def test_a_trace_like_no_other_ends_its_message_without_a_space():
+    with pytest.raises(UsageError) as caught:
+        load_trace("qqqqqqqqqqqqq")
+    assert caught.value.message == "qqqqqqqqqqqqq: no such trace file or distribution."
+
+
+def test_a_file_says_with_which_settings_train_loads_it(tmp_path):
+    path = tmp_path / "two.csv"
+    pl.DataFrame({"id": [1, 2], "tokens": [5, 6]}).write_csv(path)
+    assert load_trace(str(path), "tokens").workload == {
+        "workload.dataset": "lengths",
+        "workload.data_path": str(path),
+        "workload.length_column": "tokens",
+    }
+
+
 def test_writing_needs_a_known_format():
     with pytest.raises(DataError, match="unknown trace format"):
         encode_trace(LENGTHS, Path("trace.xls"))
@@ -181,6 +198,29 @@ def test_built_in_traces_are_fixed_and_in_no_order(name):
     assert trace.lengths.tolist() == built_in_trace(name).lengths.tolist()
     assert trace.lengths.min() >= 1
     assert abs(np.corrcoef(trace.lengths[:-1], trace.lengths[1:])[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "workload"),
+    [
+        ("sst2", "GLUE SST-2, training split, WordPiece tokens (histogram)", {"workload.dataset": "embedded"}),
+        ("gsm8k", "GSM8K, training split, WordPiece tokens (histogram)", None),
+        ("lognormal", "lognormal(5, 1) clamped to 16-1024", {"workload.dataset": "lognormal"}),
+    ],
+)
+def test_a_built_in_trace_says_where_it_is_from_and_what_train_draws_from_it(name, source, workload):
+    trace = load_trace(name)
+    assert (trace.name, trace.source, trace.workload) == (name, source, workload)
+
+
+def test_the_order_of_a_distribution_is_the_one_that_results_were_published_with():
+    assert built_in_trace("gsm8k").lengths[:6].tolist() == [186, 123, 192, 109, 108, 96]
+
+
+def test_a_histogram_makes_a_trace_of_its_samples():
+    """As at import, which makes those that are built in."""
+    made = traces._histogram(LengthHistogram(3, (2, 0, 1)))
+    assert sorted(made().tolist()) == [3, 3, 5]
 
 
 def test_the_lognormal_trace_has_its_distribution():

@@ -120,3 +120,36 @@ def test_a_buffer_that_follows_the_batch_goes_on_following_it(monkeypatch: pytes
         tried.clear()
         largest_fitting("prefix", problem_of(1, buffer=buffer), STEPS)
         assert {problem.buffer for problem in tried} == expected
+
+
+def test_the_batches_tried_are_told_and_those_of_static_are_multiples_of_its_ranks() -> None:
+    """Ranks of 5 and 2 hold a batch of 4 in equal shares, and one of 7 in any."""
+    problem = Problem(np.ones(40, dtype=np.int64), 2, 10, capacity=Capacity.per_rank([5, 2]))
+    for policy, batch in (("static", 4), ("partition", 7)):
+        told: list[int] = []
+        assert largest_fitting(policy, problem, 2, told.append) == Fitting(batch, True)
+        assert told == [batch]
+
+
+def test_a_batch_found_where_all_are_tried_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sample lets no more than 4 of the 10 go along: 7, 6 and 5 are tried in vain."""
+    lengths = np.array([30] + [1] * 11)
+    problem = Problem(lengths, 1, 8, order="file", capacity=Capacity.table([[(1, 10), (30, 4)]]))
+    monkeypatch.setattr(whole_run, "TRIED_ONE_BY_ONE", 3)
+    told: list[int] = []
+    assert largest_fitting("partition", problem, 1, told.append) == Fitting(4, True)
+    assert told == [7, 6, 5, 4]
+
+
+def test_a_batch_that_cannot_be_dealt_at_all_does_not_end_the_search() -> None:
+    problem = Problem(np.ones(8, dtype=np.int64), 2, 12, capacity=Capacity.uniform(6))
+    assert largest_fitting("partition", problem, 2) == Fitting(8, True)
+
+
+def test_static_comes_down_by_whole_rounds_of_its_ranks() -> None:
+    """Four fit on a rank, but none beside the first sample."""
+    lengths = np.array([30] + [1] * 23)
+    problem = Problem(lengths, 2, 10, order="file", capacity=Capacity.table([[(1, 4), (30, 1)]]))
+    told: list[int] = []
+    assert largest_fitting("static", problem, 1, told.append) == Fitting(2, True)
+    assert told == [8, 6, 4, 2]
