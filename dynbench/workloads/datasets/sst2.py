@@ -56,8 +56,8 @@ def _read(folder: Path, split: str) -> TextSplit:
     files = sorted(str(path) for path in folder.glob(f"{split}-*.parquet"))
     try:
         rows = datasets.Dataset.from_parquet(files, columns=["sentence", "label"])
-    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        texts, labels = list(rows["sentence"]), np.asarray(rows["label"], dtype=np.int64)
+    except (ValueError, KeyError, datasets.exceptions.DatasetGenerationError) as error:
         reason = first_line(error.__cause__ or error)
         raise DataError(f"{files[0]}: expected Parquet with columns sentence and label: {reason}", WAYS_OUT) from error
-    labels = np.asarray(rows["label"], dtype=np.int64)
-    return TextSplit(list(rows["sentence"]), labels, f"hub:{REPOSITORY}/{SUBSET}, {split}")
+    return TextSplit(texts, labels, f"hub:{REPOSITORY}/{SUBSET}, {split}")
