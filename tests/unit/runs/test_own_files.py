@@ -143,12 +143,19 @@ def test_what_a_comparison_names_stays_below_the_results(run: Run, capsys: pytes
     assert not (outside / "merged_metrics.parquet").exists()
 
 
-def test_code_that_a_run_names_is_not_run_to_read_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def beside(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose registry is where commands look, which are run beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DYNBENCH_RESULTS", str(run.path.parent))
     monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    return run
+
+
+def test_code_that_a_run_names_is_not_run_to_read_it(
+    beside: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = beside
     (run.path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')\nclass Evil: pass\n")
     code = f"workload.name={run.path / 'evil.py'}:Evil"
     run.config_file.write_text(dump_config(load_config(None, [code, "train.steps=1"])))
@@ -171,11 +178,9 @@ def test_code_that_a_run_names_is_not_run_to_read_it(
 
 
 def test_code_of_a_run_that_the_user_made_here_is_run_to_evaluate_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    beside: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DYNBENCH_RESULTS", str(run.path.parent))
-    monkeypatch.setenv("DYNBENCH_CACHE", str(tmp_path / "cache"))
+    run = beside
     code = tmp_path / "own_here.py"
     code.write_text("raise RuntimeError('it was run')\nclass Own(dict): pass\n")
     config = load_config(None, ["workload.name=own_here.py:Own", "train.steps=1"])

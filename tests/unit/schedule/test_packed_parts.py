@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import judge_plan
+from unit.schedule.test_packed import CAPACITIES
 
 from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import PackedCapacity
@@ -22,12 +23,6 @@ COSTS = (
     CostModel("tokens_sq", alpha=9.0),
     CostModel("attention", attention_a=0.03),
     CostModel("measured", alpha=7.5, beta=0.3, gamma=0.01),
-)
-CAPACITIES = (
-    PackedCapacity(),
-    PackedCapacity.uniform(45),
-    PackedCapacity.per_rank([30, 60]),
-    PackedCapacity.table([[(30, 70)], [(12, 50)]]),
 )
 
 

@@ -120,6 +120,19 @@ def test_products_decide_where_quotients_are_rounded():
     assert largest_groups(weights, [1, 6, 1])[1] == 6
 
 
+def test_a_group_is_as_large_as_products_allow_however_its_quotient_is_rounded():
+    corrected = 0
+    for number in range(2, 40):
+        for weight in np.random.default_rng(number).uniform(0.01, 1, 40):
+            for peak in (number * weight, np.nextafter(number * weight, 0)):
+                most = max(n for n in (number - 1, number, number + 1) if n * weight <= peak)
+                corrected += most != int(peak / weight)
+                weights = np.array([peak, *[weight] * (number + 1)])
+                assert largest_groups(weights, [1, 1])[1] == most
+                assert partition_search._sweep(weights.data, None, 2, peak) == (None, (most + 1) * weight)
+    assert corrected > 100, "quotients that are rounded to another number"
+
+
 def test_a_search_without_limits_begins_where_it_will_end():
     """Quick sweeps leave little to the exact ones: the interval holds the least threshold and is narrow."""
     for seed in range(20):

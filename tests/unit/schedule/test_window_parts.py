@@ -1,0 +1,61 @@
+"""What `window` asks `partition` for, and how it shares a step's micro-batches out."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from dynbench.errors import NothingFits
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.policy import Problem, make_policy
+
+TIGHT = Capacity.table([[(10, 6), (100, 3)]])
+
+
+def lengths_of(seed: int, size: int) -> np.ndarray:
+    return np.clip(np.random.default_rng(seed).lognormal(3, 1, size).astype(int), 2, 400)
+
+
+def test_a_check_refuses_only_what_does_not_fit_spread_over_the_window_either():
+    lengths = np.r_[np.full(6, 100), np.full(10, 10)]
+    problem = Problem(lengths, 2, 8, capacity=TIGHT, order="file", window=2)
+    batches = [np.arange(8), np.arange(8, 16)]
+    with pytest.raises(NothingFits):
+        make_policy("partition", problem).check(batches, 0)
+    make_policy("window", problem).check(batches, 0)
+    beyond = Problem(np.r_[np.full(14, 100), np.full(2, 10)], 2, 8, capacity=TIGHT, order="file", window=2)
+    with pytest.raises(NothingFits, match="step 3: 8 samples"):
+        make_policy("window", beyond).check(batches, 3)
+
+
+def test_what_is_dealt_to_unequal_ranks_is_dealt_as_partition_deals_each_step():
+    dearer = 0
+    for seed in range(4):
+        problem = Problem(lengths_of(seed, 48), 2, 12, speeds=np.array([1.0, 1.7]), order="file", window=4)
+        partition = make_policy("partition", problem)
+        for plan in islice(make_policy("window", problem).plans(), 4):
+            assert plan.exact == "none", "the window as a whole is not proven"
+            (alone,) = partition.deal([plan.sample_ids()], plan.step)
+            assert step_costs(plan, problem).max() == pytest.approx(step_costs(alone, problem).max())
+            even = np.array_split(np.sort(plan.sample_ids()), 2)
+            dearer += step_costs(alone, problem).max() < max(
+                len(ids) * problem.lengths[ids].max() / speed for ids, speed in zip(even, (1.0, 1.7), strict=True)
+            )
+    assert dearer > 4
+
+
+def test_equal_ranks_get_what_the_window_gave_them_and_no_proof_of_a_step():
+    problem = Problem(lengths_of(1, 48), 2, 12, order="file", window=4)
+    plans = list(islice(make_policy("window", problem).plans(), 4))
+    assert [plan.exact for plan in plans] == ["none"] * 4
+
+
+def test_each_rank_runs_as_many_micro_batches_as_the_others_though_one_is_dearer_than_all_the_rest():
+    lengths = np.r_[400, np.full(7, 10)]
+    problem = Problem(lengths, 2, 8, order="file", window=2, micro_batches=2)
+    groups = [np.array([0]), np.array([1, 2]), np.array([3, 4]), np.array([5, 6, 7])]
+    shares = make_policy("window", problem)._to_ranks(groups, 2)
+    assert sorted(len(share) for share in shares) == [2, 2]
+    dear = next(share for share in shares if any(0 in ids for ids in share))
+    assert [ids.tolist() for ids in dear] == [[0], [1, 2]] or [ids.tolist() for ids in dear] == [[0], [3, 4]]
