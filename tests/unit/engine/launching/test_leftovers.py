@@ -13,10 +13,11 @@ from dynbench.runs.run import Run
 
 def test_ranks_of_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
     run = Run(tmp_path / os.fsdecode(b"caf\xe9 and more") / "run")
-    rank = subprocess.Popen(
-        [sys.executable, "-c", "input()", "a.module", run.path], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    words = [sys.executable, "-c", "print(flush=True); input()", "a.module", run.path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    rank = subprocess.Popen(words, **pipes, stderr=subprocess.DEVNULL)
     try:
+        assert rank.stdout is not None and rank.stdout.readline(), "it runs, and has its command line"
         assert rank_pids("a.module", run) == [rank.pid]
         assert rank_pids("a.module", Run(tmp_path / "run")) == []
     finally:
