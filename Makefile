@@ -73,12 +73,12 @@ lint: install-test
 test: install-test
 	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
 	@$(MAKE) --no-print-directory --jobs 2 lint test-at-once
-	$(PYTEST) --durations 25 --skipped-to $(SKIPPED) -m "alone" tests/multiproc
+	$(PYTEST) --durations 25 --skipped-to=$(SKIPPED) -m "alone" tests/multiproc
 	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
 	@echo "no part of this: make bench-self, which reads the clock"
 
 test-at-once: install-test
-	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to $(SKIPPED) -m "$(AT_ONCE)"
+	OMP_NUM_THREADS=1 $(PYTEST) --durations 25 --numprocesses 2 --dist loadgroup --skipped-to=$(SKIPPED) -m "$(AT_ONCE)"
 
 test-quick: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"
@@ -92,7 +92,7 @@ faults: install-test
 
 # Where some failed, these once more. Those of `alone` compare no times here: they may run one after the other.
 faults-left: install-test
-	$(BIN)/python tests/fault_table.py left $(FAULTS) | tr '\n' '\0' | OMP_NUM_THREADS=1 xargs -0 -r $(PYTEST) -q --faults-to $(FAULTS)
+	$(BIN)/python tests/fault_table.py left $(FAULTS) | tr '\n' '\0' | OMP_NUM_THREADS=1 xargs -0 -r $(PYTEST) -q --faults-to=$(FAULTS)
 	$(BIN)/python tests/fault_table.py write $(FAULTS)
 
 test-gpu: install-test
