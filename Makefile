@@ -13,7 +13,7 @@ SOAK_MINUTES ?= 30
 MUTANTS ?=
 
 .PHONY: help install install-test install-more quickstart test test-at-once test-quick test-matrix test-gpu faults faults-left bench-self trust \
-	scale soak coverage mutation wheel-test nightly lint clean
+	scale soak soak-gently coverage mutation wheel-test nightly lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
@@ -69,10 +69,11 @@ lint: install-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# First what may run side by side, on two cores, lint among it; then what compares times, with the machine to itself.
+# First what may run side by side, on two cores, lint among it, and a soak with what these leave of the machine; then
+# what compares times, with the machine to itself.
 test: install-test
 	@mkdir -p $(dir $(SKIPPED)) && rm -f $(SKIPPED)
-	@$(MAKE) --no-print-directory --jobs 2 lint test-at-once
+	@$(MAKE) --no-print-directory --jobs 3 lint soak-gently test-at-once
 	$(PYTEST) --durations 25 --skipped-to=$(SKIPPED) -m "alone" tests/multiproc
 	@cat $(SKIPPED) 2>/dev/null || echo "nothing was skipped"
 	@echo "no part of this: make bench-self, which reads the clock"
@@ -106,6 +107,9 @@ scale: install-test
 
 soak: install-test
 	$(BIN)/python tests/scale/soak.py results/soak --minutes $(SOAK_MINUTES)
+
+soak-gently: install-test
+	$(BIN)/python tests/scale/soak.py --minutes 3 --gently
 
 # A report of all packages first; then each of those that are held to it.
 coverage: install-more

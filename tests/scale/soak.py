@@ -1,6 +1,7 @@
 """Training that goes on for long: the memory and the open files of its launcher and ranks stay what they were.
 
     make soak                                      30 minutes, SOAK_MINUTES=3 for fewer
+    python tests/scale/soak.py --minutes 3 --gently                 as `make test` does, beside its other tests
     python tests/scale/soak.py FOLDER --minutes 3 --set sync.name=fsdp
 
 A process leaks where the line through what it held, warm-up left out, rises by more than `GROWTH` of it, or by one open
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +40,10 @@ GROWTH = 0.03
 WARM = 1 / 3
 """Of the looks, the first ones, that are left out: allocators and caches fill."""
 LOOKS = 300
+MOST_STEPS_A_SECOND = 2000
+"""More than there will be: what is not ended, as its soak was killed, ends by itself some time."""
+LAST = 19
+"""The lowest priority that `nice` knows."""
 ENDLESS = (
     "workload.subset=512",
     "workload.max_length=32",
@@ -175,6 +183,20 @@ def end(soak: Soak) -> list[str]:
     return wrong
 
 
+def give_way(soak: Soak) -> None:
+    """Leave the processors to all that wants them.
+
+    On Linux each thread has a priority, and with `autogroup` each session of processes one against other sessions.
+    """
+    for pid in (soak.process.pid, *ranks_of(soak.run).values()):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), LAST)
+        if os.getsid(pid) != os.getsid(0):
+            with suppress(OSError):
+                Path(f"/proc/{pid}/autogroup").write_text(str(LAST))
+
+
 def _gaps(run: Run) -> Iterator[str]:
     for file in sorted(run.ranks_dir.glob("rank_*.csv")):
         steps = pl.read_csv(file, columns=["step"])["step"].to_numpy()
@@ -182,24 +204,39 @@ def _gaps(run: Run) -> Iterator[str]:
             yield f"{file.name}: a step is missing, or is there twice"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Soak, say what every process held, and what grew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="A registry of runs.")
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    given = parser.parse_args(argv)
-    soak = begin(given.folder, (*ENDLESS, *given.settings))
-    until, before = time.monotonic() + 60 * given.minutes, soak.steps()
-    print(f"{soak.run.path}: soaks for {given.minutes:g} minutes", flush=True)
-    soak.watch(60 * given.minutes / LOOKS, lambda: time.monotonic() < until)
+def _soaked(soak: Soak, minutes: float, first: Callable[[Soak], None] | None) -> list[str]:
+    if first:
+        first(soak)
+    until, before = time.monotonic() + 60 * minutes, soak.steps()
+    print(f"{soak.run.path}: soaks for {minutes:g} minutes", flush=True)
+    soak.watch(60 * minutes / LOOKS, lambda: time.monotonic() < until)
     print(f"{soak.steps() - before:,} steps")
     for name, looks in soak.looks.items():
         kept = looks[int(WARM * len(looks)) :]
         memory = f"{kept[0].memory / 1e6:.1f} to {kept[-1].memory / 1e6:.1f} MB"
         print(f"{name}: {memory}, {kept[0].files} to {kept[-1].files} open files, {len(looks)} looks")
-    wrong = [f"{name}: {what}" for name, found in soak.found().items() for what in found] + end(soak)
+    return [f"{name}: {what}" for name, found in soak.found().items() for what in found] + end(soak)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soak, say what every process held, and what grew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="A registry of runs; none: one that goes if all is well.")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--gently", action="store_true", help="With what the other processes leave of the machine.")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    given = parser.parse_args(argv)
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="soak-"))
+    steps = math.ceil(60 * given.minutes * MOST_STEPS_A_SECOND)
+    soak = begin(folder, (*ENDLESS, f"train.steps={steps}", *given.settings))
+    try:
+        wrong = _soaked(soak, given.minutes, give_way if given.gently else None)
+    finally:
+        if soak.process.poll() is None:
+            soak.process.send_signal(signal.SIGINT)
     print("\n".join(wrong) or "flat, and every row is there")
+    if not wrong and given.folder is None:
+        shutil.rmtree(folder)
     return 1 if wrong else 0
 
 
