@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dynbench.config.schema import Launch
 from dynbench.engine.cause import root_cause
-from dynbench.engine.launching.leftovers import stop_leftovers
+from dynbench.engine.launching.leftovers import marked_environment, stop_leftovers
 from dynbench.engine.launching.logs import collect_logs
 from dynbench.engine.launching.torchrun import run_torchrun, thread_environment, torchrun_argv
 from dynbench.errors import DynbenchError, Interrupted, WorkerFailed
@@ -49,9 +49,10 @@ def launch_ranks(module: str, runs: Sequence[Run], launch: Launch) -> RanksEnded
     """
     assert isinstance(launch.threads, int), "resolved"
     argv = torchrun_argv(module, [run.path for run in runs], launch)
+    environment = {**thread_environment(launch.threads), **marked_environment(runs[0])}
     try:
         with handled(_stop):
-            return RanksEnded(run_torchrun(argv, thread_environment(launch.threads)))
+            return RanksEnded(run_torchrun(argv, environment))
     except SignalException as stopped:
         raise Interrupted(f"stopped by {stopped.sigval.name}", _KEPT, signum=int(stopped.sigval)) from None
     except WorkerFailed as lost:

@@ -1,28 +1,35 @@
-"""No process outlives its run: ranks still there after torchrun has returned are stopped."""
+"""No process outlives its run: ranks, and what they started, that are there after torchrun has returned are stopped."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from dynbench.runs.run import Run
 
 GRACE_S = 5.0
 _POLL_S = 0.05
+_RANK_OF = "DYNBENCH_RANK_OF"
+
+
+def marked_environment(run: Run) -> dict[str, str]:
+    """The variable by which ranks of this run, and what they start, are known."""
+    return {_RANK_OF: str(run.path)}
 
 
 def stop_leftovers(module: str, run: Run) -> None:
-    """Ask ranks of this run to stop, and kill those that have not after a while.
+    """Ask ranks of this run to stop, and what they started, and kill those that have not after a while.
 
-    torchrun waits for its ranks, but a second signal can make it give up waiting. On systems without /proc nothing is
-    looked for.
+    torchrun waits for its ranks, but a second signal can make it give up waiting; and a rank that is killed cannot stop
+    what it started, as a profiler. On systems without /proc nothing is looked for.
     """
     deadline = time.monotonic() + GRACE_S
-    for pid in rank_pids(module, run):
+    for pid in _left(module, run):
         _signal(pid, signal.SIGTERM)
-    while (left := rank_pids(module, run)) and time.monotonic() < deadline:
+    while (left := _left(module, run)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     for pid in left:
         _signal(pid, signal.SIGKILL)
@@ -33,12 +40,23 @@ def rank_pids(module: str, run: Run) -> list[int]:
     return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_rank(folder, module, run)]
 
 
+def _left(module: str, run: Run) -> list[int]:
+    """Ranks of this run, and what they started, in order of their ids."""
+    mark = os.fsencode(f"{_RANK_OF}={run.path}")
+    marked = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if mark in _words(folder / "environ")]
+    return sorted({*rank_pids(module, run), *marked} - {os.getpid()})
+
+
 def _is_rank(folder: Path, module: str, run: Run) -> bool:
-    try:
-        words = (folder / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    words = _words(folder / "cmdline")
     return module.encode() in words and os.fsencode(run.path) in words
+
+
+def _words(file: Path) -> list[bytes]:
+    """What a file of /proc holds; nothing of a process that has ended, or is somebody else's."""
+    with suppress(OSError):
+        return file.read_bytes().split(b"\0")
+    return []
 
 
 def _signal(pid: int, signum: signal.Signals) -> None:

@@ -1,13 +1,14 @@
-"""Ranks that are left are found by their command line, wherever their run lies."""
+"""Ranks that are left are found by their command line, wherever their run lies, and what they started by its mark."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from dynbench.engine.launching.leftovers import rank_pids
+from dynbench.engine.launching.leftovers import marked_environment, rank_pids, stop_leftovers
 from dynbench.runs.run import Run
 
 
@@ -22,3 +23,22 @@ def test_ranks_of_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
         assert rank_pids("a.module", Run(tmp_path / "run")) == []
     finally:
         rank.communicate(b"")
+
+
+def test_what_a_rank_had_started_ends_and_nothing_of_another_run(tmp_path: Path) -> None:
+    run, other = Run(tmp_path / os.fsdecode(b"caf\xe9") / "run"), Run(tmp_path / "run")
+    words = [sys.executable, "-c", "print(flush=True); input()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    mine, theirs = (
+        subprocess.Popen(words, **pipes, env={**os.environ, **marked_environment(each)}) for each in (run, other)
+    )
+    try:
+        for each in (mine, theirs):
+            assert each.stdout is not None and each.stdout.readline(), "it runs, and has its environment"
+        stop_leftovers("a.module", run)
+        assert mine.wait(30) == -signal.SIGTERM
+        assert theirs.poll() is None
+    finally:
+        mine.kill()
+        theirs.communicate(b"")
+        mine.communicate()
