@@ -31,6 +31,7 @@ import polars as pl
 from dynbench.analysis.stats import relative_drift
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE
+from dynbench.probe.children import TIDY_MALLOC
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -61,6 +62,9 @@ ENDLESS = (
     "launch.device=cpu",
 )
 """Steps of some milliseconds, planned anew in every window, counted on the wire, and evaluated now and then."""
+GENTLY = ("train.eval_every=100",)
+WARM_STEPS = 300
+"""Before it gives way: what is left of the machine then is enough for some hundred more, not to warm up with."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +153,14 @@ def ranks_of(run: Run) -> dict[str, int]:
 def begin(results: Path, settings: Sequence[str], *, first_steps: int = 50, patience_s: float = 300) -> Soak:
     """Start training that does not end by itself, and wait for some steps.
 
+    Its allocator gives back at once what is freed, so that what is held is what is kept.
+
     Raises:
         RuntimeError: it ended, or took too long.
     """
     argv = [sys.executable, "-m", "dynbench.cli.main", "train", "--json", "--no-figures"]
     argv += [word for setting in settings for word in ("--set", setting)]
-    env = {**os.environ, "DYNBENCH_RESULTS": str(results)}
+    env = {**os.environ, **TIDY_MALLOC, "DYNBENCH_RESULTS": str(results)}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
     deadline, store = time.monotonic() + patience_s, RunStore(results)
     while process.poll() is None and time.monotonic() < deadline:
@@ -228,7 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     steps = math.ceil(60 * given.minutes * MOST_STEPS_A_SECOND)
-    soak = begin(folder, (*ENDLESS, f"train.steps={steps}", *given.settings))
+    chosen = (*ENDLESS, *(GENTLY if given.gently else ()), f"train.steps={steps}", *given.settings)
+    soak = begin(folder, chosen, first_steps=WARM_STEPS if given.gently else 50)
     try:
         wrong = _soaked(soak, given.minutes, give_way if given.gently else None)
     finally:
