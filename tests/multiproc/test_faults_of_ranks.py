@@ -155,6 +155,23 @@ def test_a_rank_of_a_benchmark(tmp_path: Path, saw: Saw, fault: str) -> None:
 
 
 @pytest.mark.matrix
+def test_a_rank_is_killed_that_waits_for_a_program(tmp_path: Path, saw: Saw) -> None:
+    """By what stands for nsys, which would go on for long."""
+    command, fake = Command(tmp_path), tmp_path / "bin" / "nsys"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nkill -9 $(cut -d " " -f 4 /proc/$PPID/stat)\nsleep 600\n')
+    fake.chmod(0o755)
+    chosen = ("sizes=tiny", "contexts=16", "precisions=fp32", "iterations=2", "warmup=1")
+    ended = command.ran(
+        "bench", "nsys", "--json", "--no-figures", *(word for each in chosen for word in ("--set", each)),
+        bare=True, first=f"import os; os.environ['PATH'] = {str(fake.parent)!r} + ':' + os.environ['PATH']",
+    )  # fmt: skip
+    said = "rank 0 was killed by SIGKILL while measuring tiny, context 16, fp32"
+    settled(ended, ended.run, 3, Status.FAILED, said, rank=0)
+    saw(worded(ended))
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", ["killed", "hangs", "without memory"])
 def test_a_rank_of_a_comparison(tmp_path: Path, saw: Saw, fault: str) -> None:
     recipe = tmp_path / "two.yaml"

@@ -42,9 +42,14 @@ def rank_pids(module: str, run: Run) -> list[int]:
 
 def _left(module: str, run: Run) -> list[int]:
     """Ranks of this run, and what they started, in order of their ids."""
-    mark = os.fsencode(f"{_RANK_OF}={run.path}")
-    marked = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if mark in _words(folder / "environ")]
-    return sorted({*rank_pids(module, run), *marked} - {os.getpid()})
+    started = (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _started_by_rank(folder, run))
+    return sorted({*rank_pids(module, run), *started})
+
+
+def _started_by_rank(folder: Path, run: Run) -> bool:
+    """What the launcher itself started meanwhile has the mark, but no rank."""
+    words = _words(folder / "environ")
+    return os.fsencode(f"{_RANK_OF}={run.path}") in words and any(word.startswith(b"RANK=") for word in words)
 
 
 def _is_rank(folder: Path, module: str, run: Run) -> bool:

@@ -25,20 +25,24 @@ def test_ranks_of_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
         rank.communicate(b"")
 
 
-def test_what_a_rank_had_started_ends_and_nothing_of_another_run(tmp_path: Path) -> None:
+def test_what_a_rank_had_started_ends_and_nothing_of_the_launcher_or_of_another_run(tmp_path: Path) -> None:
     run, other = Run(tmp_path / os.fsdecode(b"caf\xe9") / "run"), Run(tmp_path / "run")
     words = [sys.executable, "-c", "print(flush=True); input()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    mine, theirs = (
-        subprocess.Popen(words, **pipes, env={**os.environ, **marked_environment(each)}) for each in (run, other)
+    marks = (
+        marked_environment(run) | {"RANK": "1"},
+        marked_environment(run),
+        marked_environment(other) | {"RANK": "1"},
     )
+    own = {name: value for name, value in os.environ.items() if name != "RANK"}
+    started = [subprocess.Popen(words, **pipes, env={**own, **mark}) for mark in marks]
     try:
-        for each in (mine, theirs):
+        for each in started:
             assert each.stdout is not None and each.stdout.readline(), "it runs, and has its environment"
         stop_leftovers("a.module", run)
-        assert mine.wait(30) == -signal.SIGTERM
-        assert theirs.poll() is None
+        assert started[0].wait(30) == -signal.SIGTERM
+        assert [each.poll() for each in started[1:]] == [None, None]
     finally:
-        mine.kill()
-        theirs.communicate(b"")
-        mine.communicate()
+        for each in started:
+            each.kill()
+            each.communicate()
