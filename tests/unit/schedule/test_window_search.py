@@ -1,7 +1,7 @@
 """The parts of a window's search, each by itself: guesses, their price, the moves between them, small changes."""
 
 import math
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -197,6 +197,42 @@ def test_what_a_search_is_made_of(monkeypatch):
         slacks.clear()
     search(SortedWindow(np.ones(1200, dtype=np.int64), 2, 600, CostModel()), np.random.default_rng(0))
     assert asked[0][1] == 24
+
+
+@pytest.mark.parametrize(("steps", "batch"), [(2, 3), (2, 4), (3, 2), (4, 2)])
+def test_the_spread_of_random_batches_is_that_of_all_ways_to_draw_one(steps, batch):
+    lengths = np.sort(np.random.default_rng(steps * batch).integers(1, 50, steps * batch))[::-1].copy()
+    means = [np.mean(drawn) for drawn in combinations(lengths.tolist(), batch)]
+    window = SortedWindow(lengths, steps, 1, CostModel())
+    assert random_variance(window) == pytest.approx(np.mean((means - lengths.mean()) ** 2))
+
+
+class Slacks(window_search._Judge):
+    """Notes what a trial may cost above the deal that the search is at, which is never left."""
+
+    noted: list[float]
+
+    def penalised(self, deal, limit=math.inf):
+        if limit != math.inf:
+            self.noted.append(limit - 5.0)
+        return (5.0 if limit == math.inf else 1e9), False
+
+
+class Slowly:
+    """Draws that are all the same."""
+
+    def exponential(self, size):
+        return np.full(size, 3.0)
+
+    def random(self, shape):
+        return np.full(shape, 0.5)
+
+
+def test_annealing_cools_evenly_from_its_temperature():
+    Slacks.noted = []
+    judge = Slacks(EIGHT, 1.0, scale=100.0)
+    assert window_search._anneal(judge, EIGHT.sweep([0, 1, 1, 0], [9, 16]), 10, Slowly()) is None
+    assert Slacks.noted == pytest.approx(3 * 0.01 * 100 / 2 * (1 - np.arange(10) / 10))
 
 
 def test_annealing_keeps_the_cheapest_valid_deal(monkeypatch):
