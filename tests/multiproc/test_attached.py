@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkedPopen
+from multiproc.faults import TORCHRUN
 from multiproc.launches import command, environment, rows_of
+from pixel import UNRENDERED
 
 from dynbench.runs.status import Status
 from dynbench.runs.store import RunStore
@@ -16,14 +18,21 @@ from dynbench.runs.store import RunStore
 pytestmark = pytest.mark.multiproc
 
 
+def under_torchrun(results: Path, *arguments: str, figures: bool = False) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command that a user's torchrun runs on every rank."""
+    python, *words = command(*arguments, figures=figures)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(results)}
+    process = ForkedPopen([python, *TORCHRUN, *words], forks=True, first=UNRENDERED, **pipes)
+    stdout, stderr = process.communicate(timeout=300)
+    return process.returncode, stdout, stderr
+
+
 def test_inside_torchrun(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    inner = command("train", "--json", "--name", "inner", "--subset", "1000000", figures=True)[1:]
-    finished = subprocess.run(
-        [*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=300
+    code, stdout, stderr = under_torchrun(
+        tmp_path, "train", "--json", "--name", "inner", "--subset", "1000000", figures=True
     )
-    assert finished.returncode == 0, finished.stderr
-    printed = json.loads(finished.stdout)
+    assert code == 0, stderr
+    printed = json.loads(stdout)
     runs = RunStore(tmp_path).list()
     assert [run.id for run in runs] == [printed["run"]["id"]]
     assert runs[0].status is Status.COMPLETED and runs[0].name == "inner"
@@ -36,8 +45,6 @@ def test_inside_torchrun(tmp_path: Path) -> None:
 
 def test_a_mistake_inside_torchrun_is_told_once(tmp_path: Path) -> None:
     RunStore(tmp_path).create("train", "static", name="taken")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    inner = command("train", "--json", "--name", "taken")[1:]
-    ended = subprocess.run([*torchrun, *inner], env=environment(tmp_path), capture_output=True, text=True, timeout=300)
-    assert json.loads(ended.stdout)["error"]["kind"] == "run"
-    assert "bug in dynbench" not in ended.stderr
+    _, stdout, stderr = under_torchrun(tmp_path, "train", "--json", "--name", "taken")
+    assert json.loads(stdout)["error"]["kind"] == "run"
+    assert "bug in dynbench" not in stderr

@@ -18,8 +18,8 @@ SMALL = [
     for setting in ("lengths=[32]", "repeats=2", "soak_steps=0", "trials=2")
     for word in ("--set", f"probe.{setting}")
 ]
-PATIENCE_S = 30
-"""Processes are started in it too."""
+PATIENCE_S = 90
+"""In which its processes also have to get ready, on a machine that has much else to do."""
 GREEDY = """\
 import resource
 from dynbench.sync.ddp import Ddp

@@ -48,6 +48,10 @@ def test_every_kind_trains_with_its_options(tmp_path: Path) -> None:
     assert env["data"]["note"] == "seen"
     assert env["data"]["train"]["samples"] <= 48
     assert list(env["plugins"]) == ["toy_plugins.py"]
+
+
+@pytest.mark.matrix
+def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
     (row,) = dynbench(tmp_path, "bench", "nothing", "--set", "rounds=2", "--name", "timed")["rows"]
     assert (row["case"], row["n"], row["p50"], row["ranks"]) == ("nothing", 2, 0.0, 1)
     assert list(RunStore(tmp_path).resolve("timed").env()["plugins"]) == ["toy_plugins.py"]

@@ -27,11 +27,11 @@ MATRIX = pytest.mark.matrix
 """In every strategy, which `make test` leaves out."""
 
 
-def started(folder: Path, *settings: str, ranks: int = 2) -> tuple[Command, list[int]]:
+def started(folder: Path, *settings: str, ranks: int = 2, real: bool = True) -> tuple[Command, list[int]]:
     """A run that has recorded a few measured steps on all ranks, and how many each."""
     begun = Command(folder)
     given = [word for setting in (f"launch.nproc={ranks}", *settings) for word in ("--set", setting)]
-    begun.begin("train", "--json", *ENDLESS, *given, real=True)
+    begun.begin("train", "--json", *ENDLESS, *given, real=real)
     return begun, begun.wait_for_rows(6, ranks)
 
 
@@ -66,7 +66,7 @@ def test_kill_9_of_a_rank(tmp_path: Path, saw: Saw, sync: str) -> None:
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_launcher_told_to_stop(tmp_path: Path, saw: Saw, signum: signal.Signals, exit_code: int) -> None:
-    begun, written = started(tmp_path)
+    begun, written = started(tmp_path, real=signum is signal.SIGINT)
     assert begun.process is not None
     begun.process.send_signal(signum)
     ended = begun.end()
@@ -79,7 +79,7 @@ def test_launcher_told_to_stop(tmp_path: Path, saw: Saw, signum: signal.Signals,
 
 
 def test_impatient_user(tmp_path: Path, saw: Saw) -> None:
-    begun, written = started(tmp_path)
+    begun, written = started(tmp_path, real=False)
     assert begun.process is not None
     for _ in range(3):
         begun.process.send_signal(signal.SIGINT)

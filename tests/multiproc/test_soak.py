@@ -22,20 +22,20 @@ class Leaking(Ddp):
 
     def step(self, optimizer, precision):
         if self.wire.rank == 1:
-            self.kept.append(os.urandom(200_000))
-            if len(self.kept) % 20 == 0:
+            self.kept.append(os.urandom(400_000))
+            if len(self.kept) % 10 == 0:
                 self.kept.append(open(os.devnull))
         super().step(optimizer, precision)
 """
-STEPS = 300
+STEPS = 150
 
 
 def test_a_leak_of_one_rank_is_found_there_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 kB of every step and a file of every twentieth: 60 MB, in 300 steps."""
+    """400 kB of every step and a file of every tenth: 60 MB, in 150 steps."""
     (tmp_path / "plugins.py").write_text(PLUGIN)
     (tmp_path / "leaking.py").write_text(LEAKING)
     monkeypatch.setenv("DYNBENCH_PLUGINS", str(tmp_path / "plugins.py"))
-    soak = begin(tmp_path / "results", (*ENDLESS, "sync.name=leaking", "train.eval_every=100"))
+    soak = begin(tmp_path / "results", (*ENDLESS, "sync.name=leaking", "train.eval_every=50"))
     last = soak.steps() + STEPS
     soak.watch(0.05, lambda: soak.steps() < last)
     found = soak.found()

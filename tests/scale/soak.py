@@ -63,8 +63,8 @@ ENDLESS = (
 )
 """Steps of some milliseconds, planned anew in every window, counted on the wire, and evaluated now and then."""
 GENTLY = ("train.eval_every=100",)
-WARM_STEPS = 300
-"""Before it gives way: what is left of the machine then is enough for some hundred more, not to warm up with."""
+WARM_STEPS = 150
+"""Before it gives way: what is left of the machine then is enough for some hundred, not to warm up with."""
 
 
 @dataclass(frozen=True)
