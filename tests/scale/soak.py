@@ -232,6 +232,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gently", action="store_true", help="With what the other processes leave of the machine.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args(argv)
+    if not Path("/proc/self/fd").exists():
+        print("not soaked: what a process holds is read from /proc, which this system does not have")
+        return 0
     folder = given.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     steps = math.ceil(60 * given.minutes * MOST_STEPS_A_SECOND)
     chosen = (*ENDLESS, *(GENTLY if given.gently else ()), f"train.steps={steps}", *given.settings)
