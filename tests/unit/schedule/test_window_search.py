@@ -207,15 +207,18 @@ def test_the_spread_of_random_batches_is_that_of_all_ways_to_draw_one(steps, bat
     assert random_variance(window) == pytest.approx(np.mean((means - lengths.mean()) ** 2))
 
 
-class Slacks(window_search._Judge):
-    """Notes what a trial may cost above the deal that the search is at, which is never left."""
+class Limits(window_search._Judge):
+    """A deal of price 5 whose neighbours all have one price; what a trial may cost is noted."""
 
     noted: list[float]
+    trial = 1e9
+    valid = False
 
     def penalised(self, deal, limit=math.inf):
-        if limit != math.inf:
-            self.noted.append(limit - 5.0)
-        return (5.0 if limit == math.inf else 1e9), False
+        if limit == math.inf:
+            return 5.0, self.valid
+        self.noted.append(limit)
+        return self.trial, False
 
 
 class Slowly:
@@ -228,11 +231,22 @@ class Slowly:
         return np.full(shape, 0.5)
 
 
-def test_annealing_cools_evenly_from_its_temperature():
-    Slacks.noted = []
-    judge = Slacks(EIGHT, 1.0, scale=100.0)
+@pytest.mark.parametrize("trial", [1e9, 5.1], ids=["too dear", "dearer but taken"])
+def test_annealing_cools_evenly_from_its_temperature(monkeypatch, trial):
+    monkeypatch.setattr(Limits, "noted", [], raising=False)
+    monkeypatch.setattr(Limits, "trial", trial)
+    judge = Limits(EIGHT, 1.0, scale=100.0)
     assert window_search._anneal(judge, EIGHT.sweep([0, 1, 1, 0], [9, 16]), 10, Slowly()) is None
-    assert Slacks.noted == pytest.approx(3 * 0.01 * 100 / 2 * (1 - np.arange(10) / 10))
+    slacks = 3 * 0.01 * 100 / 2 * (1 - np.arange(10) / 10)
+    current = np.array([5.0] + 9 * [5.0 if trial > 6 else trial])
+    assert Limits.noted == pytest.approx(current + slacks)
+
+
+def test_annealing_that_finds_nothing_valid_gives_its_start_back(monkeypatch):
+    monkeypatch.setattr(Limits, "noted", [], raising=False)
+    monkeypatch.setattr(Limits, "valid", True)
+    start = EIGHT.sweep([0, 1, 1, 0], [9, 16])
+    assert window_search._anneal(Limits(EIGHT, 1.0, scale=100.0), start, 10, Slowly()) is start
 
 
 def test_annealing_keeps_the_cheapest_valid_deal(monkeypatch):
