@@ -128,7 +128,7 @@ def test_a_process_that_always_dies_is_an_error_not_an_answer(run: Run) -> None:
 def test_a_process_that_hangs_is_named(run: Run) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 hung in 'trial'") as caught, children(run) as group:
         os.kill(group.pids[1], signal.SIGSTOP)
-        group.timeout_s, pids = 10, group.pids
+        group.timeout_s, pids = 20, group.pids
         group.ask_all({"op": "trial", "n": 1, "length": 64})
     assert "probe_rank_1.log" in caught.value.message and "launch.timeout_s" in caught.value.hint
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

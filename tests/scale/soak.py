@@ -210,9 +210,7 @@ def _gaps(run: Run) -> Iterator[str]:
             yield f"{file.name}: a step is missing, or is there twice"
 
 
-def _soaked(soak: Soak, minutes: float, first: Callable[[Soak], None] | None) -> list[str]:
-    if first:
-        first(soak)
+def _soaked(soak: Soak, minutes: float) -> list[str]:
     until, before = time.monotonic() + 60 * minutes, soak.steps()
     print(f"{soak.run.path}: soaks for {minutes:g} minutes", flush=True)
     soak.watch(60 * minutes / LOOKS, lambda: time.monotonic() < until)
@@ -240,7 +238,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = (*ENDLESS, *(GENTLY if given.gently else ()), f"train.steps={steps}", *given.settings)
     soak = begin(folder, chosen, first_steps=WARM_STEPS if given.gently else 50)
     try:
-        wrong = _soaked(soak, given.minutes, give_way if given.gently else None)
+        if given.gently:
+            give_way(soak)
+        wrong = _soaked(soak, given.minutes)
     finally:
         if soak.process.poll() is None:
             soak.process.send_signal(signal.SIGINT)

@@ -41,9 +41,9 @@ def rank_pids(module: str, run: Run) -> list[int]:
 
 
 def _left(module: str, run: Run) -> list[int]:
-    """Ranks of this run, and what they started, in order of their ids."""
-    started = (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _started_by_rank(folder, run))
-    return sorted({*rank_pids(module, run), *started})
+    """Ranks of this run, and what they started."""
+    folders = Path("/proc").glob("[0-9]*")
+    return [int(folder.name) for folder in folders if _is_rank(folder, module, run) or _started_by_rank(folder, run)]
 
 
 def _started_by_rank(folder: Path, run: Run) -> bool:
