@@ -11,14 +11,17 @@ AT_ONCE := not alone and not clock and not matrix
 COVERED := schedule analysis config runs compress
 SOAK_MINUTES ?= 30
 MUTANTS ?=
+ONLY ?=
 
-.PHONY: help install install-test install-more quickstart test test-at-once test-quick test-matrix test-gpu faults faults-left bench-self trust \
+.PHONY: help install install-test install-more quickstart test test-at-once test-quick golden accept-values accept-words test-matrix test-gpu faults faults-left bench-self trust \
 	scale soak soak-gently coverage mutation wheel-test nightly lint clean
 
 help:
 	@echo "make quickstart   install, then static against dynamic on generated data: verdict, figures, report"
 	@echo "make test         install with the test group, then every check that this machine can run"
 	@echo "make test-quick   what a change needs first, in two minutes on 2 cores: no launches, nothing slow"
+	@echo "make golden       what differs from the accepted values and words of tests/golden (ONLY='sync help' for some)"
+	@echo "make accept-values, make accept-words   take what there is now in their place, and print it"
 	@echo "make test-matrix  every strategy, schedule and layout through the command, and a rank of each killed"
 	@echo "make faults       every fault that the tests plant, and the table of what was seen, tests/README.md"
 	@echo "make faults-left  where some of these failed: them once more, and the table"
@@ -83,6 +86,12 @@ test-at-once: install-test
 
 test-quick: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 -m "not slow and not multiproc and not gpu and not clock and not matrix"
+
+golden: install-test
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden show $(ONLY)
+
+accept-values accept-words: accept-%: install-test
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden accept $* $(ONLY)
 
 test-matrix: install-test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load -m matrix tests

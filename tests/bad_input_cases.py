@@ -1,41 +1,20 @@
-"""The table of bad input: each planted and given to a command; what it answered is a row of `tests/README.md`.
-
-python tests/bad_input_table.py       writes the rows; `unit/cli/test_bad_input_table.py` says when they are stale
-"""
+"""Bad input, and the command that is given it; what each answers is golden (`golden/words/bad_input`)."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
-from bad_input import answer, settled
-from page import section, write_section
+from bad_input import Answer, answer
 
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.table_text import printable
 
-SECTION = "bad input"
-OPENING = """\
-# Bad input
-
-What a command answers to each, written by `python tests/bad_input_table.py` from what it answered; HERE is the working
-folder, RUN a run in its `results`. Nothing was written outside of the results folder, nothing launched, no code of a
-file run. `tests/unit/cli/test_bad_input_table.py` plants them again and holds every answer against its row;
-`test_bad_input_fuzzed.py` beside it tries 500 cases made at random in `make test` and 20,000 in `make nightly`.
-
-| input | command | exit | answer |
-|---|---|---|---|
-"""
 DIGITS = "9" * 5_000
 
 
@@ -47,15 +26,13 @@ class Bad:
         what: it is.
         words: the command.
         plant: makes it, in the working folder, which has the run `mine` in `results`.
-        shown: the command as the table has it, where that is not its words.
-        line: what stands in the line that answers it; else the error, or the first line.
+        shown: the command as people read it, where that is not its words.
     """
 
     what: str
     words: Sequence[str]
     plant: Callable[[Path], object] = lambda _: None
     shown: str = ""
-    line: str = "error: "
 
 
 def text(name: str, content: str | bytes) -> Callable[[Path], object]:
@@ -168,18 +145,16 @@ CASES = (
         "a record that is torn",
         ("analyze", "mine"),
         lambda here: os.truncate(mine(here).record_file, 40),
-        line="warning: ",
     ),
-    Bad("a record nested deeply", ("runs", "show", "mine"), within("env.json", "[" * 100_000), line="nested"),
+    Bad("a record nested deeply", ("runs", "show", "mine"), within("env.json", "[" * 100_000)),
     Bad(
         "a record of a later version",
         ("runs", "show", "@latest"),
         record(schema_version=99, version="9.9"),
-        line="warning: ",
     ),
     Bad("a run whose name is HTML", ("runs", "ls"), record(name="<script>")),
     Bad("a run whose time has no zone", ("runs", "ls", "--since", "2d"), record(created="2026-01-01T00:00:00")),
-    Bad("a warning that sets a colour", ("runs", "show", "mine"), record(warnings=["\x1b[31mred"]), line="1b[31mred"),
+    Bad("a warning that sets a colour", ("runs", "show", "mine"), record(warnings=["\x1b[31mred"])),
     Bad("settings that are a pipe", ("analyze", "mine"), lambda here: os.mkfifo(mine(here).config_file)),
     Bad("a link out of the run folder", ("report", "mine"), link("figures", "/etc")),
     Bad("a link to itself", ("analyze", "mine"), link("config.yaml", "config.yaml")),
@@ -200,41 +175,9 @@ CASES = (
 )
 
 
-def given(bad: Bad, here: Path) -> str:
-    """The row of what is planted in an empty folder, which is the working folder already."""
+def given(bad: Bad, here: Path) -> Answer:
+    """What is answered to what is planted in an empty folder, which is the working folder already."""
     (here / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
-    run = RunStore(here / "results").create("train", "static", "mine")
+    RunStore(here / "results").create("train", "static", "mine")
     bad.plant(here)
-    said = answer([*bad.words], here / "results")
-    lines = (said.err + said.out).splitlines()
-    line = next((line for line in lines if bad.line in line), lines[0]).strip()
-    for path, name in ((str(run.path), "RUN"), (run.id, "RUN"), (str(here), "HERE")):
-        line = line.replace(path, name)
-    line = re.sub(r"a{50,}", "aaa…", line)
-    shown = bad.shown or " ".join(bad.words)
-    cells = (bad.what, f"`{_plain(shown)}`", str(said.code), f"`{_plain(line)}`")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
-
-
-def _plain(line: str) -> str:
-    """On one line, without what a page would take for markup."""
-    return printable(line).encode(errors="backslashreplace").decode().replace("`", "'")
-
-
-def rows() -> list[str]:
-    """The rows that stand in the page."""
-    return [f"{line}\n" for line in section(SECTION).splitlines() if line.startswith("| ")][1:]
-
-
-def main() -> None:
-    """Plant everything and write the page."""
-    found = []
-    for bad in CASES:
-        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            settled(patch, Path(folder))
-            found.append(given(bad, Path(folder)))
-    write_section(SECTION, OPENING + "".join(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return answer([*bad.words], here / "results")

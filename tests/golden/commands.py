@@ -1,0 +1,69 @@
+"""The commands whose answers are held golden."""
+
+from __future__ import annotations
+
+HELP = (
+    *("", "probe", "train", "solve", "analyze", "report", "compare", "bench", "eval", "generate", "tensorboard"),
+    *("data", "data cache", "data lengths", "data wikipedia", "runs", "runs export", "runs ls", "runs rm", "runs show"),
+    *("recipes", "recipes cp", "recipes ls", "recipes show", "sync", "sync check", "sync ls", "compress"),
+    *("compress ls", "plugins", "doctor"),
+)
+"""Commands whose --help is held."""
+
+SOLVED = (
+    "solve lognormal --world-size 2,4 --steps 8 --cost-type tokens",
+    "solve lognormal --world-size 4 --steps 8 --cost-type attention --micro-batches 2 --max-length 256",
+    "solve lognormal --world-size 4 --steps 8 --layout packed --max-length 256",
+    "solve sst2 --world-size 4 --steps 4 --policy static,partition,prefix,window --window 2,4 --order file",
+    "solve embedded --world-size 2 --steps 4 --policy all --capacity 16",
+)
+"""Plans of traces: their results and figures are values, without what planning took."""
+
+NAMED = "--nproc 2 --threads 1 --launcher torchrun --device cpu"
+COMMANDS = (
+    # what can be chosen
+    *("plugins", "plugins policies --format md", "plugins strategies --format csv", "plugins nothing", "bench ls"),
+    *("sync ls", "compress ls", "solve --list", "recipes ls", "recipes show first_steps", "recipes show nothing"),
+    *("recipes cp quickstart mine.yaml", "recipes cp quickstart mine.yaml", "recipes cp quickstart no/where.yaml"),
+    # the registry
+    *("runs ls", "runs ls --launches --limit 1", "runs ls --command train --format csv", "runs ls --status failed"),
+    *("runs ls --name 'no*'", "runs ls --since 3y", "runs show plain", "runs show @latest:probe", "runs show nothing"),
+    *("runs show 2026", "runs rm plain --dry-run", "runs rm plain", "runs rm --failed --dry-run", "runs rm"),
+    *("runs export plain within -o two.zip", "runs export probed -o probe.zip", "runs export plain -o no/where.zip"),
+    # analysis
+    *("analyze plain", "analyze plain --format md", "analyze plain -q"),
+    *("analyze plain within", "analyze plain within --format md", "analyze plain within --json --force"),
+    *("analyze plain slowed", "analyze plain served", "analyze plain packed --question levers", "analyze plain plain"),
+    *(),
+    *(
+        "analyze plain --strict",
+        "analyze plain within --fail-on faster,slower,estimate",
+        "analyze plain --fail-on cheap",
+    ),
+    *("analyze probed", "analyze nothing", "analyze", "analyze plain within --question nothing"),
+    *("analyze within --against two.zip", "analyze two.zip --question schedule", "analyze plain --against none.zip"),
+    *("analyze plain within --baseline other", "analyze plain --confidence 2", "analyze plain --set analysis.none=1"),
+    # reports
+    *("report plain", "report probed", "report nothing"),
+    *("report plain -o report.pdf", "report plain --template none.md", "report plain --lang fr", "report plain --json"),
+    # what is checked before anything runs
+    *(f"train --dry-run {NAMED}", f"train --dry-run {NAMED} --mode dynamic --policy packed --micro-batches 2 --json"),
+    *(f"train --dry-run {NAMED} --set train.stepz=3", f"train --dry-run {NAMED} --policy partitoin --steps 0"),
+    *(f"train --dry-run {NAMED} --global-batch 1", f"train --dry-run {NAMED} --dataset tsv --data-path none.tsv"),
+    *(f"train --dry-run {NAMED} --sync ps --compress topk", f"train --dry-run {NAMED} --buffer 4 --window 3"),
+    *(f"train --dry-run {NAMED} --name plain", f"train --dry-run {NAMED} --capacity nothing", "train --nproc none"),
+    *("train --steps", "train extra", "trian", "--version", "--nothing", "runs nothing"),
+    *(f"compare quickstart --dry-run {NAMED}", f"compare sync --dry-run {NAMED} --json", "compare nothing"),
+    f"compare --arm a:policy=static --arm b:policy=partition --over global_batch=32,64 --dry-run {NAMED}",
+    *(
+        "compare --arm a:nothing=1",
+        "compare --arm a",
+        "compare quickstart --launches 3 --dry-run",
+        "compare --resume plain",
+    ),
+    # the rest
+    *("bench nothing", "bench collectives --set sizes=1", "bench --resume plain", "eval plain", "eval nothing"),
+    *("generate plain --prompt a", "tensorboard plain", "data lengths --subset 90 -o l.csv", "data lengths -o l.xyz"),
+    *("solve nothing.csv", "solve lognormal --policy best", "probe --set probe.lengths=[0]", "sync check nothing"),
+)
+"""Over the runs of the recording `single`."""

@@ -1,0 +1,232 @@
+"""Makes the recorded runs that the goldens are computed from: `python tests/golden/record.py [NAME ...]`.
+
+Every recording is one archive in `runs/`: the raw files of a results folder after one or more small commands, without
+what an analysis makes anew, logs, models and profilers' traces. Losses and times differ between machines, so nothing is
+recorded anew unless a recording lacks what the code now writes; then all goldens of that recording change with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RUNS = Path(__file__).with_name("runs")
+ROOT = Path(__file__).parents[2]
+DERIVED = (
+    *("merged_metrics.*", "summary.*", "results.csv", "results_by_arm.csv", "profile.csv", "comparison.json"),
+    *(
+        "runs.json",
+        "checks.json",
+        "report.*",
+        "figures/*",
+        "logs/*",
+        "model/*",
+        "tensorboard/*",
+        "profiler/*.trace.json*",
+    ),
+    *(".lock", ".reserve", "ranks/turn_*", "ranks/at_*", "cells.csv"),
+)
+"""Files of a run folder that are not recorded."""
+CHECKOUT, PROJECT, MACHINE = "/home/user/dynbench", "/home/user/project", "recorder"
+"""What stands in place of this checkout, of the folder that was recorded in, and of the machine's name."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is recorded together.
+
+    Attributes:
+        commands: of dynbench, run one after the other over one results folder.
+        recipes: name of a file of the recipe's folder to what is replaced in its copy, for what no option sets.
+        after: changes the results folder before it is packed.
+    """
+
+    commands: Sequence[str]
+    recipes: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    after: Callable[[Path], None] = lambda _: None
+
+
+def _precision(results: Path) -> None:
+    """The second arm says bf16, which `train` refuses on a CPU: its numbers are those of fp32."""
+    (state,) = results.glob("*/compare.json")
+    halves = [one["run"] for one in json.loads(state.read_text())["launches"] if one["arm"] == "half"]
+    for config in (results / run / "config.yaml" for run in halves):
+        config.write_text(config.read_text().replace("precision: fp32", "precision: bf16"))
+
+
+def _torn(results: Path) -> None:
+    """The last line of a rank's file is torn, as a full disk or a kill leaves it."""
+    for run in results.glob("*/run.json"):
+        if '"name": "diverged"' in run.read_text():
+            rows = run.parent / "ranks" / "rank_1.csv"
+            rows.write_bytes(rows.read_bytes()[:-40])
+
+
+SMALL = "--steps 8 --warmup-steps 4 --launches 2"
+TINY = "--size tiny --max-length 32"
+SST2 = "--dataset embedded --weights random --size small --max-length 32 --nproc 2"
+PLAIN = "--nproc 2 --threads 1 --size small --max-length 32 --steps 8 --warmup-steps 2 --global-batch 16"
+RECORDINGS: Mapping[str, Recording] = {
+    "quickstart": Recording([f"compare quickstart.yaml {SMALL} --steps 10 --warmup-steps 5"], {"quickstart.yaml": ()}),
+    "sst2": Recording([f"compare sst2.yaml {SMALL} {SST2}"], {"sst2.yaml": ()}),
+    "sst2_cost_types": Recording([f"compare sst2_cost_types.yaml {SMALL} {SST2}"], {"sst2_cost_types.yaml": ()}),
+    "hf_peers": Recording(
+        [f"compare hf_peers.yaml {SMALL} --warmup-steps 8 --max-length 32 --global-batch 32 --set probe.repeats=2"],
+        {"hf_peers.yaml": ()},
+    ),
+    "hf_published": Recording(
+        [f"compare hf_published.yaml {SMALL} --warmup-steps 8 --size small --max-length 64"], {"hf_published.yaml": ()}
+    ),
+    "levers": Recording([f"compare levers.yaml {SMALL} --global-batch 32"], {"levers.yaml": ()}),
+    "sync": Recording(["compare sync.yaml --steps 16 --warmup-steps 8 --launches 2"], {"sync.yaml": ()}),
+    "sync_xl": Recording(
+        [f"compare sync_xl.yaml {SMALL} {TINY} --device cpu --threads 1 --set workload.pad_to_multiple_of=32"],
+        {"sync_xl.yaml": ()},
+    ),
+    "buckets": Recording([f"compare buckets.yaml {SMALL} --size small"], {"buckets.yaml": ()}),
+    "fsdp_bottleneck": Recording([f"compare fsdp_bottleneck.yaml --steps 6 {TINY}"], {"fsdp_bottleneck.yaml": ()}),
+    "ps_allreduce_ddp": Recording(
+        ["compare ps_allreduce_ddp.yaml --subset 480 --warmup-steps 4 --set train.eval_samples=64"],
+        {"ps_allreduce_ddp.yaml": ()},
+    ),
+    "scaling": Recording([f"compare scaling.yaml {SMALL}"], {"scaling.yaml": ()}),
+    "regimes": Recording(
+        [f"compare regimes.yaml {SMALL} --set probe.repeats=1"],
+        {
+            "regimes.yaml": [
+                ("  - {launch.launcher: torchrun, launch.nproc: 2, train.global_batch: 32}\n", ""),
+                ("  - {launch.launcher: virtual, launch.world_size: 2, train.global_batch: 8}\n", ""),
+                ("  - {launch.launcher: virtual, launch.world_size: 8, train.global_batch: 256}\n", ""),
+                (", workload.size: base", ""),
+            ]
+        },
+    ),
+    "packing_or_fewer_steps": Recording(
+        ["compare packing_or_fewer_steps.yaml --size small --max-length 32 --set train.eval_samples=128"],
+        {
+            "packing_or_fewer_steps.yaml": [
+                ("train.steps: 248", "train.steps: 24"),
+                ("train.steps: 62", "train.steps: 6"),
+            ]
+        },
+    ),
+    "compression": Recording(
+        ["compare compression.yaml --steps 12 --warmup-steps 4 --launches 2 --set train.eval_samples=64"],
+        {"compression.yaml": [("eval_every: 10", "eval_every: 4"), ("error_every: 20", "error_every: 3")]},
+    ),
+    "custom_workload": Recording(
+        [f"compare custom_workload.yaml {SMALL} --nproc 2"], {"custom_workload.yaml": (), "length_regression.py": ()}
+    ),
+    "first_steps": Recording(["compare first_steps.yaml --subset 1280"], {"first_steps.yaml": ()}),
+    "multinode": Recording([f"compare multinode.yaml {SMALL} --nproc 2 --size small"], {"multinode.yaml": ()}),
+    "precision": Recording(
+        [
+            f"compare --arm single:precision=fp32 --arm half:precision=fp32 {SMALL} "
+            "--nproc 2 --size small --max-length 32 --name halves"
+        ],
+        after=_precision,
+    ),
+    "single": Recording(
+        [
+            f"train {PLAIN} --name plain",
+            f"train {PLAIN} --policy partition --exposed --name exposed",
+            f"train {PLAIN} --policy partition --profile 1 --name profiled",
+            f"train {PLAIN} --policy packed --micro-batches 2 --sync bucketed --compress int8 --name packed",
+            f"train {PLAIN} --launcher virtual --world-size 4 --nproc auto --policy window --window 2 --name virtual",
+            f"train {PLAIN} --sync ps --nproc 3 --name served",
+            f"train {PLAIN} --workload causal_lm --size tiny --name language",
+            f"train {PLAIN} --workload mlp --size auto --slowdown 1:2 --name slowed",
+            f"train {PLAIN} --set train.learning_rate=1e30 --name diverged",
+            "probe --set probe.lengths=[16,32] --set probe.repeats=2 --set probe.soak_steps=2 --nproc 2 --threads 1 "
+            "--size small --max-length 32 --global-batch 32 --set probe.memory_limit=700MB --name probed",
+            f"train {PLAIN} --capacity probed --policy partition --name within",
+            "probe --set probe.lengths=[32] --nproc 2 --threads 1 --size small --max-length 32 "
+            "--set probe.memory_limit=1MB --name nothing_fits",
+        ],
+        after=_torn,
+    ),
+    "bench": Recording(
+        [
+            "bench packed_attention --set tokens=64,128 --set iterations=2 --name packed_attention",
+            "bench accounting --name accounting",
+            "bench assignment --name assignment",
+        ]
+    ),
+}
+
+
+def record(name: str) -> None:
+    """Run a recording's commands and pack what they left."""
+    recording = RECORDINGS[name]
+    with tempfile.TemporaryDirectory(prefix="golden-") as folder:
+        project = Path(folder)
+        for file, changes in recording.recipes.items():
+            text = (ROOT / "recipes" / file).read_text(encoding="utf-8")
+            for old, new in changes:
+                if old not in text:
+                    raise SystemExit(f"{file} does not say {old!r} any more")
+                text = text.replace(old, new)
+            (project / file).write_text(text, encoding="utf-8")
+        for command in recording.commands:
+            print(f"{name}: dynbench {command}", flush=True)
+            ended = subprocess.run(
+                [sys.executable, "-m", "dynbench", *command.split(), "--quiet"],
+                cwd=project,
+                capture_output=True,
+                text=True,
+            )
+            print(f"  exit {ended.returncode} {ended.stderr.strip()[-400:]}", flush=True)
+        recording.after(project / "results")
+        pack(project / "results", RUNS / f"{name}.tar.xz", project)
+
+
+def pack(results: Path, archive: Path, project: Path) -> None:
+    """Pack the raw files of a results folder, with what names this machine replaced; equal files give equal bytes."""
+    archive.parent.mkdir(exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as packed:
+        for path in sorted(path for path in results.rglob("*") if path.is_file()):
+            name = str(path.relative_to(results))
+            if any(fnmatch.fnmatch(name.partition("/")[2] or name, pattern) for pattern in DERIVED):
+                continue
+            content = _neutral(path.read_bytes(), project)
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
+    print(f"  {archive.relative_to(ROOT)}: {archive.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def _neutral(content: bytes, project: Path) -> bytes:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return content
+    for path, name in ((sys.prefix, f"{CHECKOUT}/.venv"), (str(ROOT), CHECKOUT), (str(project), PROJECT)):
+        text = text.replace(path, name)
+    text = text.replace(f'"{socket.gethostname()}"', f'"{MACHINE}"')
+    return re.sub(r"Linux-[\w.+-]+-x86_64", "Linux-6.1-x86_64", text).encode()
+
+
+def main() -> None:
+    """Record what is named, or all."""
+    parser = argparse.ArgumentParser(description="Record runs for the goldens anew.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RECORDINGS))
+    names = parser.parse_args().names or list(RECORDINGS)
+    if unknown := set(names) - set(RECORDINGS):
+        parser.error(f"no recording: {', '.join(sorted(unknown))}")
+    for name in names:
+        record(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""What is held golden, by name: every recording, and what commands plan and print without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from html.parser import HTMLParser
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_input import settled
+from bad_input_cases import CASES, Bad, given
+
+from dynbench.analysis.figures import draw_figures
+from dynbench.errors import DynbenchError
+from dynbench.plugins import POLICIES
+from dynbench.plugins.policies import LAYOUTS
+from dynbench.runs.run import Run
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_facts
+from dynbench.schedule.policy import Problem, make_policy
+
+from .commands import COMMANDS, HELP, SOLVED
+from .corpus import Desk, comparisons_of, desk, entries
+from .neutral import Names
+from .record import RECORDINGS
+from .values import Value, column_sums, csv_values, json_values, table_values
+
+LANGUAGES = ("en", "zh")
+REPORTED = ("packed", "served", "virtual")
+"""Single runs that are reported; the others are analysed only."""
+HTML_OF = (
+    "quickstart",
+    "sync",
+    "compression",
+    "precision",
+    "scaling",
+    "levers",
+    "packing_or_fewer_steps",
+    "ps_allreduce_ddp",
+)
+"""Recordings of which the HTML pages are held too: one of each question."""
+
+
+@dataclass
+class Golden:
+    """What was computed.
+
+    Attributes:
+        values: nested lists and mappings.
+        words: name of a file to its text.
+    """
+
+    values: dict[str, Value] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+
+def of_recording(name: str, folder: Path) -> Golden:
+    """What `analyze` and `report` make of the recorded runs, and the figures' numbers."""
+    golden = Golden()
+    with desk(folder) as at:
+        at.unpack(name)
+        for number, (run_id, record) in enumerate(list(entries(at.results)), start=1):
+            label, path = record["name"] or f"{record['command']}-{number}", at.results / run_id
+            if (path / "cells.json").is_file():
+                first, *others = comparisons_of(at.results, run_id)
+                for cell in (first, *others):
+                    at.run("analyze", cell)
+                golden.words |= _reported(at, first, f"{label}.cell")
+                golden.words[f"{label}.show"] = at.transcript(f"runs show {run_id}")
+                draw_figures("cells", Run(path), path / "figures")
+            elif record["command"] in ("compare", "train"):
+                golden.words[f"{label}.analyze"] = at.transcript(f"analyze {run_id}")
+                page = (path / "summary.md").read_text(encoding="utf-8")
+                golden.words[f"{label}.summary"] = at.names.neutral(page)
+                if record["command"] == "compare" or label in REPORTED:
+                    golden.words |= _reported(at, run_id, label, html=name in HTML_OF)
+            elif record["command"] == "bench":
+                golden.words[f"{label}.bench"] = at.transcript(f"bench --resume {run_id} --no-figures")
+                for report in path.glob("report.*.md"):
+                    golden.words[f"{label}.{report.stem}"] = at.names.neutral(report.read_text(encoding="utf-8"))
+            elif record["command"] == "probe" and record["status"] == "completed":
+                draw_figures("probe", Run(path), path / "figures")
+            for file in sorted(path.rglob("*")):
+                if (found := _values_of(file)) is not None:
+                    golden.values[f"{label}/{file.relative_to(path)}"] = found
+        for bench in sorted(at.results.glob("*/bench.json")):
+            drawn = draw_figures("bench", Run(bench.parent), bench.parent / "figures")
+            numbers = {path.name: csv_values(path) for path in drawn if path.suffix == ".csv"}
+            golden.values[f"{bench.parent.name}/figures"] = numbers
+        for merged in sorted(at.results.glob("*/merged_metrics.parquet")):
+            golden.values[f"{merged.parent.name}/merged"] = column_sums(merged)
+            golden.values[f"{merged.parent.name}/summary.json"] = json_values(merged.with_name("summary.json"))
+        golden.values = at.names.within(golden.values)
+        golden.values["tables"] = {
+            file: table_values(text) for file, text in golden.words.items() if ".report." in file
+        }
+    return golden
+
+
+def _reported(at: Desk, run_id: str, label: str, *, html: bool = False) -> dict[str, str]:
+    """The reports of a comparison or run in every language."""
+    found = {}
+    for language in LANGUAGES:
+        found[f"{label}.report.{language}"] = at.transcript(f"report {run_id} --lang {language} -o -")
+        if html:
+            page = at.run("report", run_id, "--lang", language, "-o", "-", "--format", "html").out
+            found[f"{label}.html.{language}"] = at.names.neutral(visible(page))
+    return found
+
+
+def _values_of(file: Path) -> Value | None:
+    """What a file of a comparison or run holds that was computed from its rows; None of others."""
+    if file.name in ("comparison.json", "checks.json", "summary.json"):
+        return json_values(file)
+    if file.name in ("summary.csv", "results.csv", "results_by_arm.csv", "profile.csv") or (
+        file.parent.name == "figures" and file.suffix == ".csv"
+    ):
+        return csv_values(file)
+    return None
+
+
+class _Visible(HTMLParser):
+    """The texts of a page, a line for each element that breaks lines, and the names of its pictures."""
+
+    BREAKS = ("h1", "h2", "h3", "h4", "p", "li", "tr", "pre", "table", "blockquote", "figure", "details", "summary")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = [""]
+        self._skipped = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._skipped += tag in ("style", "script")
+        if tag in self.BREAKS:
+            self.lines.append(f"{tag}: ")
+        elif tag in ("td", "th"):
+            self.lines[-1] += " | "
+        elif tag == "img":
+            self.lines[-1] += f"[{dict(attrs).get('alt')}]"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skipped -= tag in ("style", "script")
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipped:
+            self.lines[-1] += data
+
+
+def visible(page: str) -> str:
+    """What a reader sees of a page, with the elements that make lines of it."""
+    parser = _Visible()
+    parser.feed(page)
+    return "\n".join(line.rstrip() for line in parser.lines if line.strip()) + "\n"
+
+
+COSTS = {
+    "tokens": CostModel("tokens"),
+    "tokens_sq": CostModel("tokens_sq", pad_to_multiple_of=8),
+    "attention": CostModel("attention", attention_a=0.01),
+    "measured": CostModel("measured", alpha=20.0, beta=1.0, gamma=0.01),
+    "measured_further": CostModel("measured", alpha=20.0, beta=1.0, further=70.0),
+}
+PLANNED_STEPS = 6
+PLAN_MS = "plan ms"
+
+
+def plans(folder: Path) -> Golden:
+    """A hash of the plans of every policy under every cost and layout, with one and two micro-batches a rank."""
+    lengths = np.clip(np.random.default_rng(7).lognormal(2.8, 0.7, 600), 3, 160).astype(np.int64)
+    base = Problem(lengths, workers=4, global_batch=16, window=3)
+    variants: Mapping[str, Callable[[Problem], Problem]] = {
+        "equal": lambda problem: problem,
+        "split": lambda problem: replace(problem, micro_batches=2, global_batch=32),
+        "unequal": lambda problem: replace(problem, speeds=np.array([1.0, 1.0, 0.5, 0.5])),
+        "capped": lambda problem: replace(problem, capacity=Capacity.table([[(32, 8), (64, 6), (160, 5)]])),
+    }
+    found: dict[str, Value] = {}
+    for layout in LAYOUTS:
+        for policy, entry in POLICIES.items():
+            for cost, model in COSTS.items():
+                for variant, change in variants.items():
+                    if layout in entry.layouts:
+                        key = f"{policy}/{layout}/{cost}/{variant}"
+                        found[key] = _planned(policy, lambda: change(replace(base, cost=model, layout=layout)))  # noqa: B023
+    return Golden({"plans": found})
+
+
+def _planned(policy: str, problem: Callable[[], Problem]) -> Value:
+    """The hash of its plans and their mean maximum; the error of what cannot be planned."""
+    try:
+        asked = problem()
+        made = list(islice(make_policy(policy, asked).plans(), PLANNED_STEPS))
+    except DynbenchError as error:
+        return error.message
+    text = json.dumps([[[ids.tolist() for ids in share] for share in plan.shares] for plan in made])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    facts = [step_facts(plan, asked) for plan in made]
+    return {
+        "hash": digest,
+        "exact": [str(plan.exact) for plan in made],
+        "mean_max_cost": float(np.mean([each.max_cost for each in facts])),
+        "mean_bound": float(np.mean([each.bound for each in facts])),
+    }
+
+
+def solved(folder: Path) -> Golden:
+    """Results and figures of traces planned offline, without what planning took."""
+    golden = Golden()
+    with desk(folder) as at:
+        for number, command in enumerate(SOLVED):
+            said = at.run(*command.split(), "--json", "--name", f"s{number}")
+            if said.code:
+                raise AssertionError(said.err)
+            found = json.loads(said.out)
+            for line in found["results"]:
+                del line["plan_ms"]
+            golden.values[command] = {"results": found["results"], "skipped": found.get("skipped")}
+            figures = Path(found["run"]["path"]) / "figures"
+            golden.values[command] |= {
+                file.name: csv_values(file, without="plan_ms") for file in sorted(figures.glob("*.csv"))
+            }
+            golden.words[f"{number}.solve"] = _untimed(at.transcript(f"{command} --no-figures"))
+    return golden
+
+
+def _untimed(text: str) -> str:
+    """Without the cells of the column of times, which is as wide as its header."""
+    lines, at = [], None
+    for line in text.splitlines():
+        if PLAN_MS in line:
+            at = line.index(PLAN_MS)
+        elif at is not None and not line[at : at + len(PLAN_MS)].strip():
+            at = None
+        elif at is not None:
+            line = f"{line[:at]}{'TIME':>{len(PLAN_MS)}}{line[at + len(PLAN_MS) :]}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def help_pages(folder: Path) -> Golden:
+    """`--help` of every command."""
+    with desk(folder) as at:
+        return Golden(words={"help": at.transcript(*(f"{command} --help".strip() for command in HELP))})
+
+
+def commands(folder: Path) -> Golden:
+    """What commands answer over recorded runs."""
+    with desk(folder) as at:
+        at.unpack("single")
+        return Golden(words={"commands": at.transcript(*COMMANDS)})
+
+
+def bad_input(folder: Path) -> Golden:
+    """What commands answer to input that nobody should give."""
+    found = []
+    with desk(folder):
+        for number, bad in enumerate(CASES):
+            here = folder / str(number)
+            here.mkdir()
+            found.append(_answered(bad, here))
+    return Golden(words={"bad_input": "".join(found)})
+
+
+def _answered(bad: Bad, here: Path) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        settled(patch, here)
+        said = given(bad, here)
+    left = sorted(path.name for path in here.iterdir())
+    text = f"# {bad.what}\n$ dynbench {bad.shown or ' '.join(bad.words)}\n"
+    text += f"exit {said.code}, in the folder: {', '.join(left)}\n"
+    text += "".join(f"--- {name}\n{part}" for name, part in (("stdout", said.out), ("stderr", said.err)) if part)
+    text = text.encode(errors="backslashreplace").decode()
+    return re.sub(r"(\w)\1{49,}", r"\1\1\1…", Names(here).neutral(text)) + "\n"
+
+
+SUBJECTS: Mapping[str, Callable[[Path], Golden]] = {
+    **{name: partial(of_recording, name) for name in RECORDINGS},
+    "plans": plans,
+    "solved": solved,
+    "help": help_pages,
+    "commands": commands,
+    "bad_input": bad_input,
+}
+"""What is held, by name."""
+
+
+def computed(name: str) -> Golden:
+    """What there is of a subject now."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as folder:
+        return SUBJECTS[name](Path(folder).resolve())

@@ -1,0 +1,160 @@
+"""What is computed and printed from the recorded runs is what was accepted; and a change of any of it is seen."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynbench.analysis.questions import QUESTIONS
+from dynbench.config.recipes import list_recipes
+from dynbench.report import templates_dir
+from dynbench.schedule.plan import StepPlan
+from golden import corpus, subjects
+from golden.accepted import KINDS, Kind, differing, read_accepted
+from golden.record import RECORDINGS
+from golden.subjects import SUBJECTS, Golden, computed
+from golden.values import Value
+
+NAMES = [pytest.param(name, marks=pytest.mark.xdist_group(f"golden-{name}")) for name in SUBJECTS]
+LONGEST_SHOWN = 60
+"""Lines of a difference in a failure; `make golden` shows all."""
+now = cache(computed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_differs(name: str, kind: Kind) -> None:
+    accepted = read_accepted(name)
+    assert accepted.values or accepted.words, f"nothing was accepted of {name}"
+    lines = list(differing(kind, accepted, now(name)))
+    assert not lines, "\n".join([*lines[:LONGEST_SHOWN], f"make golden shows all; make accept-{kind} accepts them"])
+
+
+def test_every_recipe_question_and_kind_of_run_is_recorded() -> None:
+    recorded = " ".join(command for each in RECORDINGS.values() for command in each.commands)
+    assert {f"compare {name}.yaml" for name in list_recipes()} <= set(re.findall(r"compare \w+\.yaml", recorded))
+    assert {"train", "probe", "bench", "compare"} <= set(recorded.split())
+    found = [read_accepted(name).values for name in RECORDINGS]
+    asked = {value["question"] for each in found for key, value in each.items() if key.endswith("/comparison.json")}
+    assert set(QUESTIONS) <= asked
+
+
+def leaves(value: Value, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """The path of one number or text of every list and mapping that holds some: every table, file and plan."""
+    parts = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
+    plain = [key for key, part in parts if not isinstance(part, Mapping | list)]
+    if plain:
+        yield (*path, plain[len(plain) // 2])
+    for key, part in parts:
+        if isinstance(part, Mapping | list) and part:
+            yield from leaves(part, (*path, key))
+
+
+def changed(value: Value) -> Value:
+    """A little more, or otherwise."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return f"{value}."
+    return value + max(1e-8 * abs(value), 1e-9) if math.isfinite(value) else 0.0
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_changed_value_is_seen_wherever_it_stands(name: str) -> None:
+    accepted = read_accepted(name)
+    places = list(leaves(accepted.values)) if accepted.values else []
+    other = Golden(copy.deepcopy(accepted.values))
+    assert not list(differing("values", accepted, other))
+    for *path, last in places:
+        at = other.values
+        for key in path:
+            at = at[key]
+        at[last] = changed(at[last])
+    assert len(list(differing("values", accepted, other))) == len(places)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_changed_sentence_is_seen_in_every_text(name: str) -> None:
+    accepted = read_accepted(name)
+    for file, text in accepted.words.items():
+        middle = text.index("\n", len(text) // 2)
+        for other in (f"{text[:middle]}.{text[middle:]}", None):
+            words = {**accepted.words, file: other} if other else {k: v for k, v in accepted.words.items() if k != file}
+            assert list(differing("words", accepted, Golden(words=words)))
+
+
+def tampered(change: Callable[[Path], None]) -> Callable[[str, Path], None]:
+    """Unpacks a recording and changes a file of it."""
+    unpack = corpus.unpack
+
+    def unpack_and_change(name: str, results: Path) -> None:
+        unpack(name, results)
+        change(results)
+
+    return unpack_and_change
+
+
+def slower(results: Path) -> None:
+    """The last step of one rank took a hundredth longer."""
+    rows = next(results.glob("*-partition-*/ranks/rank_0.csv"))
+    head, *others, last = rows.read_text().splitlines()
+    cells = dict(zip(head.split(","), last.split(","), strict=True))
+    for column in ("step_time_ms", "sync_ms"):
+        cells[column] = str(1.01 * float(cells[column]))
+    rows.write_text("\n".join([head, *others, ",".join(cells.values())]) + "\n")
+
+
+@pytest.mark.slow
+def test_a_step_that_took_longer_changes_values_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "unpack", tampered(slower))
+    other = computed("multinode")
+    accepted = read_accepted("multinode")
+    changes = list(differing("values", accepted, other))
+    assert {line.split("/")[1] for line in changes} >= {"tables"}
+    assert any("step_time_ms" in line for line in changes)
+    assert list(differing("words", accepted, other))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", subjects.LANGUAGES)
+def test_a_sentence_of_a_template_changes_its_reports_alone(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in templates_dir().iterdir():
+        text = file.read_text(encoding="utf-8")
+        if file.name == f"template.{language}.md":
+            text = f"{text.rstrip()}\n\nOtherwise.\n"
+        (tmp_path / file.name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr("dynbench.report.templates_dir", lambda: tmp_path)
+    other, accepted = computed("multinode"), read_accepted("multinode")
+    assert not list(differing("values", accepted, other))
+    assert {name for name in accepted.words if accepted.words[name] != other.words[name]} == {
+        name for name in accepted.words if name.endswith(f".report.{language}")
+    }
+
+
+def test_two_samples_that_change_places_change_the_plans_of_their_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = subjects.make_policy
+
+    def swapped(name: str, problem: subjects.Problem) -> object:
+        policy = made(name, problem)
+        if name == "partition":
+            plans = policy.plans
+            monkeypatch.setattr(policy, "plans", lambda: map(partial(_swap), plans()), raising=False)
+        return policy
+
+    monkeypatch.setattr(subjects, "make_policy", swapped)
+    lines = list(differing("values", read_accepted("plans"), computed("plans")))
+    assert lines and all(line.startswith("/plans/partition/") for line in lines)
+
+
+def _swap(plan: StepPlan) -> StepPlan:
+    first, last = plan.shares[0][0], plan.shares[-1][-1]
+    first[0], last[-1] = np.array([last[-1], first[0]])
+    return plan
