@@ -12,7 +12,7 @@ from pathlib import Path
 from dynbench.analysis.arms import Arm, check_label, group_runs, led_by, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence
-from dynbench.analysis.comparison import Comparison, compare_two, terms_of
+from dynbench.analysis.comparison import Comparison, compare_candidates, terms_of
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.finding import Finding
@@ -98,7 +98,7 @@ class Report:
                     runs=[merged.run.id for merged in arm.runs],
                     stored=arm.stored,
                     over_launches=over_launches(summaries),
-                    links=arm_links(summaries),
+                    links=arm_links(summaries, self.launches[self.arms[0].label]),
                 )
                 for arm in self.arms
                 for summaries in [self.launches[arm.label]]
@@ -175,7 +175,7 @@ def analyze_runs(
     if lead is not None:
         grouped = led_by(lead, grouped)
     terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
-    comparisons = [compare_two(terms, grouped[0], arm) for arm in grouped[1:]]
+    comparisons = compare_candidates(terms)
     pairs = compare_pairs(terms, comparisons)
     findings = run_checks(Evidence(grouped, comparisons, settings, _recipe_of(into)))
     made = into is None and (len(chosen) > 1 or export is not None)

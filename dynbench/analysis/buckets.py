@@ -22,6 +22,8 @@ FEWEST = 3
 FLAGS = ("flat", "overlap", "bucketed")
 """Of the strategies that send buckets as soon as they are full, those one of whose calls tells which parameters were
 used."""
+EXPLAINS = 0.5
+"""Part of the variance of the overheads below which the model explains too little to say anything."""
 ROUNDING = 1e-9
 """Part of the largest overhead below which a part of the model is none."""
 _OF_STRATEGY: Mapping[str, str] = {"flat": "one", "overlap": "parameter"}
@@ -64,6 +66,11 @@ class BucketFit:
     def overhead_ms(self, calls: float) -> float:
         """Of so many buckets."""
         return calls * self.call_ms + (self.total / calls / self.bytes_per_ms if self.bytes_per_ms else 0.0)
+
+    @property
+    def explains(self) -> bool:
+        """Whether it explains enough for advice."""
+        return self.r_squared is not None and self.r_squared >= EXPLAINS
 
     @property
     def best_bytes(self) -> float | None:

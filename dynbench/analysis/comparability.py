@@ -75,6 +75,15 @@ def _plugins(run: MergedRun) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
+def launch_differences(runs: Sequence[Config]) -> Differences:
+    """The settings in which launches of one arm differ, though they may not: the first's, and the first other value."""
+    first, *others = runs
+    found: dict[str, tuple[object, object]] = {}
+    for other in others:
+        found = {**config_differences(first, other), **found}
+    return {key: values for key, values in found.items() if not within(key, NOT_IDENTITY_OF_ARM)}
+
+
 def environment_differences(a: MergedRun, b: MergedRun, question: Question = DEFAULT) -> Differences:
     """Facts of env.json that differ and could move a number, `NOT_COMPARED` left out.
 

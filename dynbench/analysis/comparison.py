@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import TypedDict, Unpack
 
 from dynbench.analysis.arms import Arm
-from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe
+from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe, launch_differences
+from dynbench.analysis.joint import ArmSpreads, Joint, Spread, arm_spreads, hold_jointly
 from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import improvements
 from dynbench.analysis.pairing import Pair, Pairing, pair_launches
+from dynbench.analysis.power import pair_spread
 from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.questions import find_question, not_comparable
 from dynbench.analysis.questions.base import SAMPLES, Differences, Question, Unit
@@ -37,12 +40,13 @@ class Comparison:
         question: what is asked of them.
         baseline, candidate: the arms.
         pairing: their pairs, and the launches left out.
-        verdict: the word, and `reason` the sentence with the numbers.
         aa: the arms are configured alike, so that what differs is noise; never a reason to choose one of them. A stored
             baseline configured alike is none: what is asked then is what changed since, in code or machine.
         level: how far both did the same work.
-        speedup: baseline's seconds per unit of work over the candidate's.
-        noise: the threshold applied.
+        speedup: baseline's seconds per unit of work over the candidate's, with the interval of this pair alone.
+        joint: the same as one of the pairs that are judged together; None where it is not judged with others.
+        noise: the threshold that was set, the margin of SAME.
+        aa_noise: what arms configured alike differed by; None without any. A smaller difference is told from nothing.
         confidence: level of the interval.
         loss_max_rel_diff: largest relative difference of a step's global loss, at level `step` only and where all
             losses are finite.
@@ -62,12 +66,11 @@ class Comparison:
     baseline: Arm
     candidate: Arm
     pairing: Pairing
-    verdict: Verdict
-    reason: Phrase
     aa: bool
     level: Level
     speedup: Ratio
     noise: float
+    aa_noise: float | None
     confidence: float
     loss_max_rel_diff: float | None
     loss_drift: float | None
@@ -79,10 +82,52 @@ class Comparison:
     leak: Phrase | None
     compared: Differences
     forbidden: Differences = field(default_factory=dict)
+    joint: Joint | None = None
+
+    @property
+    def judged(self) -> Ratio:
+        """The speed-up with the interval that the verdict rests on."""
+        return self.speedup if self.joint is None else self.joint.ratio
+
+    @property
+    def level_alone(self) -> float:
+        """Confidence of that interval by itself."""
+        return self.confidence if self.joint is None else self.joint.level
+
+    @property
+    def spread(self) -> Spread | None:
+        """What that interval rests on; None without one."""
+        if self.joint is not None:
+            return self.joint.spread
+        own = pair_spread(self.speedup, self.confidence)
+        return None if own is None else Spread(own, self.speedup.df, "own")
+
+    @property
+    def verdict(self) -> Verdict:
+        """The word."""
+        if self.forbidden:
+            return Verdict.INCOMPARABLE
+        return decide_alike(self.judged, self.noise) if self.aa else decide(self.judged, self.noise, self.aa_noise)
+
+    @property
+    def reason(self) -> Phrase:
+        """Why, in a sentence with the numbers."""
+        if self.forbidden:
+            return Phrase.of("reason.INCOMPARABLE", differences=describe(self.forbidden))
+        names, unit = (self.baseline.label, self.candidate.label), self.question.unit
+        if self.aa:
+            reason = sentence_alike(*names, self.judged, self.confidence, unit)
+        else:
+            reason = sentence(self.verdict, *names, self.judged, self.noise, self.confidence, unit, self.aa_noise)
+        if self.joint is not None and self.joint.family > 1:
+            own = {"own_low": self.speedup.low, "own_high": self.speedup.high}
+            reason = Phrase.of("reason.joint", reason=reason, family=self.joint.family, **own)
+        if (comm_model := self.pairing.pairs[0][0].facts.comm_model) is not None:
+            reason = Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)
+        return reason if self.leak is None else Phrase.of("reason.leak", reason=reason, leak=self.leak)
 
     def record(self, id: str = "", path: str = "") -> ComparisonRecord:
         """What is kept and printed of it, with the id and the path of the entry that holds it."""
-        low, high = self.speedup.low, self.speedup.high
         found = self.recovery
         return ComparisonRecord(
             id=id,
@@ -97,7 +142,9 @@ class Comparison:
             aa=self.aa,
             level=self.level,
             speedup=self.speedup.estimate,
-            ci95=None if low is None or high is None else (low, high),
+            ci95=self.speedup.ends,
+            ci_joint=self.judged.ends,
+            judged_together=self.joint.family if self.joint else None,
             confidence=self.confidence,
             predicted_speedup=self.predicted,
             bound_speedup=found.bound_speedup if found else None,
@@ -107,6 +154,7 @@ class Comparison:
             overhead_share=found.overhead_share if found else None,
             efficiency=self.efficiency,
             noise_threshold=self.noise,
+            aa_noise=self.aa_noise,
             launches=self.speedup.pairs,
             first_stage=self.speedup.first,
             same_work=self.level in ("step", "window"),
@@ -137,11 +185,10 @@ def compare_arms(arms: Sequence[Arm], settings: Analysis, **asked: Unpack[Asked]
     """Compares every further arm with the first, on the terms of `terms_of`.
 
     Raises:
-        NotComparable: keys differ that may not, or no whole launches are left to pair.
+        NotComparable: as `terms_of`, or keys differ that may not, or no whole launches are left to pair.
         UsageError: no question has that name.
     """
-    terms = terms_of(arms, settings, **asked)
-    return [compare_two(terms, arms[0], arm) for arm in arms[1:]]
+    return compare_candidates(terms_of(arms, settings, **asked))
 
 
 def terms_of(
@@ -155,21 +202,29 @@ def terms_of(
 ) -> Terms:
     """What all comparisons of some arms share; the baseline comes first, and what is asked is `Asked`.
 
-    Two arms of one configuration, neither or both of them stored, are A/A: what they differ by, and the half-width of
-    their interval, raise the noise threshold of the other comparisons.
+    Two arms of one configuration, neither or both of them stored, are A/A: no other comparison is FASTER or SLOWER by
+    less than they differ by, or than the half-width of their interval.
 
     Raises:
+        NotComparable: launches of one arm are of different configurations, and the comparison is not forced.
         UsageError: no question has that name.
     """
+    for arm in () if force else arms:
+        if unlike := _unlike(arm):
+            raise NotComparable(
+                f"the launches of {arm.label} are of different configurations, they differ in {describe(unlike)}",
+                "Name the runs instead, which makes an arm of each configuration, or add --force to see the numbers "
+                "without a verdict.",
+            )
     differences = [all_differences(arms[0].runs[0], arm.runs[0]) for arm in arms[1:]]
     asked = find_question(differences, question)
     if all(unit_of(run) is SAMPLES for arm in arms for run in arm.runs):
         asked = asked.of_samples()
     measured = [_noise(one, other, settings.confidence, asked.unit, first) for one, other in combinations(arms, 2)]
-    noise = max([settings.noise_threshold, *measured])
+    aa_noise = max((noise for noise in measured if noise is not None), default=None)
     if summaries is None:
         summaries = {run.run.id: summary_of(run) for arm in arms for run in arm.runs}
-    return Terms(asked, differences, arms, settings, noise, force, summaries, first)
+    return Terms(asked, differences, arms, settings, aa_noise, force, summaries, first)
 
 
 @dataclass(frozen=True)
@@ -181,14 +236,14 @@ class Terms:
         differences: of every candidate, how it differs from the baseline.
         arms: all of them.
         settings, force, summaries, first: as `Asked` has them.
-        noise: the threshold, raised by arms configured alike.
+        aa_noise: what arms configured alike differ by; None without any.
     """
 
     question: Question
     differences: Sequence[Differences]
     arms: Sequence[Arm]
     settings: Analysis
-    noise: float
+    aa_noise: float | None
     force: bool
     summaries: Mapping[str, Summary]
     first: int | None = None
@@ -197,19 +252,48 @@ class Terms:
         """What pairs of launches of two of the arms show."""
         return speedup_of(pairs, self.question.unit, self.settings.confidence, self.first)
 
+    @cached_property
+    def spreads(self) -> ArmSpreads:
+        """How much each of the arms varies over launches."""
+        return arm_spreads(self.arms, self.question.unit, self.first)
 
-def _noise(one: Arm, other: Arm, confidence: float, unit: Unit, first: int | None) -> float:
-    """What two arms of one configuration differ by; 0 for any others."""
+
+def _noise(one: Arm, other: Arm, confidence: float, unit: Unit, first: int | None) -> float | None:
+    """What two arms of one configuration differ by; None for any others."""
     if one.stored != other.stored:
-        return 0.0
+        return None
     pairs = pair_launches(one, other).pairs
     if any(run.facts.together is not None and run.facts.together != beside.facts.together for run, beside in pairs):
-        return 0.0  # each took turns with others: what lies between launches is no noise of theirs
-    return speedup_of(pairs, unit, confidence, first).noise if pairs and alike(pairs) else 0.0
+        return None  # each took turns with others: what lies between launches is no noise of theirs
+    return speedup_of(pairs, unit, confidence, first).noise if pairs and alike(pairs) else None
+
+
+def compare_candidates(terms: Terms) -> list[Comparison]:
+    """Every further arm against the first, their verdicts held jointly.
+
+    Raises:
+        NotComparable: as `compare_arms`.
+    """
+    baseline, *candidates = terms.arms
+    return judged_together(terms, [compare_two(terms, baseline, arm) for arm in candidates])
+
+
+def judged_together(terms: Terms, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons as one family; arms of one configuration, and what has no interval, are judged by themselves."""
+    confidence = terms.settings.confidence
+    found = {
+        index: spread
+        for index, item in enumerate(comparisons)
+        if not (item.aa or item.forbidden)
+        and (spread := terms.spreads.of_pair(item.baseline.label, item.candidate.label, item.speedup, confidence))
+    }
+    joint = hold_jointly([comparisons[index].speedup for index in found], list(found.values()), confidence)
+    together = dict(zip(found, joint, strict=True))
+    return [replace(item, joint=together.get(index)) for index, item in enumerate(comparisons)]
 
 
 def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
-    """Compares two of the arms.
+    """Compares two of the arms by themselves.
 
     Raises:
         NotComparable: as `compare_arms`.
@@ -224,20 +308,7 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
     speedup = terms.speedup(pairs)
     same = not forbidden and alike(pairs)
     aa = same and baseline.stored == candidate.stored
-    noise = settings.noise_threshold if aa else terms.noise
-    if aa:
-        verdict = decide_alike(speedup, noise)
-        reason = sentence_alike(baseline.label, candidate.label, speedup, confidence, unit)
-    else:
-        verdict = decide(speedup, noise)
-        reason = sentence(verdict, baseline.label, candidate.label, speedup, noise, confidence, unit)
-    if forbidden:
-        verdict, reason = Verdict.INCOMPARABLE, Phrase.of("reason.INCOMPARABLE", differences=describe(forbidden))
-    elif (comm_model := pairs[0][0].facts.comm_model) is not None:
-        reason = Phrase.of("reason.virtual", reason=reason, comm_model=comm_model)
     leak = _leak(baseline, candidate)
-    if leak is not None and not forbidden:
-        reason = Phrase.of("reason.leak", reason=reason, leak=leak)
     scales = question.raised_by(("world_size",)) and not forbidden
     before, after = ([terms.summaries[pair[side].run.id] for pair in pairs] for side in (0, 1))
     trained = all(run.facts.trains for pair in pairs for run in pair)
@@ -246,12 +317,11 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         baseline=baseline,
         candidate=candidate,
         pairing=pairing,
-        verdict=verdict,
-        reason=reason,
         aa=aa,
         level=level,
         speedup=speedup,
-        noise=noise,
+        noise=settings.noise_threshold,
+        aa_noise=None if aa else terms.aa_noise,
         confidence=confidence,
         loss_max_rel_diff=loss_difference(pairs) if trained and level == "step" else None,
         loss_drift=loss_drift(pairs) if trained else None,
@@ -264,6 +334,11 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         compared=compared_settings(all_differences(*pairs[0]), question),
         forbidden=forbidden,
     )
+
+
+def _unlike(arm: Arm) -> Differences:
+    """In what launches of the arm differ, though they may not; empty where its launches are what they are called."""
+    return launch_differences([run.facts.config for run in arm.runs])
 
 
 def _leak(*arms: Arm) -> Phrase | None:
@@ -281,7 +356,7 @@ def _forbidden(terms: Terms, baseline: Arm, candidate: Arm, pairing: Pairing) ->
     Raises:
         NotComparable: there are some and the comparison is not forced, or nothing is paired.
     """
-    found: dict[str, tuple[object, object]] = {}
+    found: dict[str, tuple[object, object]] = {**_unlike(baseline), **_unlike(candidate)}
     for base, other in pairing.pairs or ((baseline.runs[0], candidate.runs[0]),):
         found |= terms.question.forbidden(all_differences(base, other))
         if pairing.pairs and (base.partial or other.partial):

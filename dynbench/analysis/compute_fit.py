@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dynbench.analysis.merge import MergedRun
 
@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 SPEEDS = "speeds.csv"
 """Estimates of a run with `schedule.speeds=auto`, in its folder: step, rank, speed."""
 
-_COLUMNS = ("compute_ms", "micro_batches", "real_tokens", "padded_tokens")
+_COLUMNS = ("compute_ms", "micro_batches", "real_tokens", "padded_tokens", "real_tokens2", "padded_tokens2")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class ComputeRows:
         speed: of the row's worker.
         compute_ms: forward and backward, as measured.
         micro_batches, real_tokens, padded_tokens: of the row.
+        real_tokens2, padded_tokens2: of the row, tokens squared; NaN in rows of earlier versions.
     """
 
     speeds: FloatArray
@@ -36,14 +37,32 @@ class ComputeRows:
     micro_batches: FloatArray
     real_tokens: FloatArray
     padded_tokens: FloatArray
+    real_tokens2: FloatArray
+    padded_tokens2: FloatArray
+
+    @property
+    def unpadded(self) -> bool:
+        """Whether all that was computed are real tokens."""
+        return bool(np.all(self.padded_tokens == self.real_tokens))
+
+    @property
+    def with_squares(self) -> bool:
+        """Whether squared lengths were recorded."""
+        return bool(np.isfinite(self.padded_tokens2).all() and np.isfinite(self.real_tokens2).all())
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeFit:
-    """Compute time at full speed: `alpha` per micro-batch and `beta` per padded token, ms."""
+    """Compute time at full speed, ms: per micro-batch, per token, and per token and token of its length."""
 
     alpha: float
     beta: float
+    gamma: float
+
+    def of_tokens(self, tokens: ArrayLike, tokens2: ArrayLike) -> FloatArray:
+        """What tokens take beside alpha, ms; both sums broadcast, and the second is not looked at without gamma."""
+        linear = self.beta * np.asarray(tokens, dtype=np.float64)
+        return linear + self.gamma * np.asarray(tokens2, dtype=np.float64) if self.gamma else linear
 
 
 def compute_rows(run: MergedRun, speeds: FloatArray) -> ComputeRows:
@@ -64,20 +83,29 @@ def compute_rows(run: MergedRun, speeds: FloatArray) -> ComputeRows:
 
 
 def fit_compute(rows: ComputeRows) -> ComputeFit | None:
-    """Least squares over the rows, each brought to full speed; without alpha where that came out negative.
+    """Least squares over the rows, each brought to full speed, with no coefficient below 0.
 
     Returns:
-        None where the rows do not tell alpha and beta apart, as where all have as many tokens, and where times do not
-        grow with padded tokens.
+        None where the rows do not tell the coefficients apart, as where all have as many tokens, where times do not
+        grow with padded tokens, and of rows of earlier versions.
     """
-    full_speed_ms, tokens = rows.compute_ms * rows.speed, rows.padded_tokens
-    design = np.stack([rows.micro_batches, tokens], axis=1)
-    (alpha, beta), _, rank, _ = np.linalg.lstsq(design, full_speed_ms, rcond=None)
-    if rank < 2:
+    from scipy.optimize import nnls
+
+    work = np.stack([rows.micro_batches, rows.padded_tokens, rows.padded_tokens2], axis=1)
+    if not rows.with_squares:
         return None
-    if alpha < 0:
-        alpha, beta = 0.0, (tokens @ full_speed_ms) / (tokens @ tokens)
-    return ComputeFit(float(alpha), float(beta)) if beta > 0 else None
+    terms = work.shape[1]
+    scale = np.maximum(work.max(axis=0), 1.0)
+    if rows.unpadded and np.linalg.matrix_rank(work / scale) < terms:
+        terms = 2  # samples of one length, which real tokens alone tell as well
+    design = work[:, :terms] / scale[:terms]
+    if np.linalg.matrix_rank(design) < terms:
+        return None
+    # The triangle of the QR decomposition has the same solution, however many the rows.
+    orthogonal, triangle = np.linalg.qr(design)
+    found, _ = nnls(triangle, orthogonal.T @ (rows.compute_ms * rows.speed))
+    alpha, beta, gamma = np.append(found / scale[:terms], 0.0)[:3]
+    return ComputeFit(float(alpha), float(beta), float(gamma)) if beta + gamma > 0 else None
 
 
 def relative_speeds(*runs: MergedRun) -> FloatArray:

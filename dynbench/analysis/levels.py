@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,12 @@ JUMP = 100.0
 
 ROUNDING = 1e-6
 """Relative differences of a loss below it are those of its arithmetic."""
+
+LEAST_TOLERANCE = 1e-3
+"""Relative difference of a loss that wrong gradients exceed, and that of fp32 stays far below."""
+
+UNIT_ROUNDOFF = {"fp32": 2**-24, "fp16": 2**-11, "bf16": 2**-8}
+"""By precision, the largest relative error of rounding a number to it; the mean one is half of it."""
 
 
 def comparison_level(pairs: Sequence[Pair]) -> Level:
@@ -120,6 +128,34 @@ def loss_difference(pairs: Sequence[Pair]) -> float | None:
         counts = (np.arange(len(differences)) < counted) | (differences > JUMP * before)
         worst = max(worst, float(differences[counts].max(initial=0.0)))
     return worst
+
+
+@dataclass(frozen=True, slots=True)
+class LossTolerance:
+    """What the losses of equal gradients may differ by, relatively, and what it follows from.
+
+    Attributes:
+        limit: the difference.
+        precision: the coarsest of the launches.
+        steps: that are compared.
+    """
+
+    limit: float
+    precision: str
+    steps: int
+
+
+def loss_tolerance(pairs: Sequence[Pair]) -> LossTolerance:
+    """The tolerance of `loss_difference` where none was given.
+
+    Every step rounds the weights' gradients anew, by half a unit roundoff in the mean, and errors without a common sign
+    add up to a random walk. Two layers of DistilBERT came apart by 1.4e-3 within 27 steps of bf16, of 1.0e-2 allowed.
+    """
+    runs = [run for pair in pairs for run in pair]
+    precision = max((run.facts.config.train.precision for run in runs), key=lambda name: UNIT_ROUNDOFF.get(name, 0.0))
+    steps = min(PARITY_STEPS, max(run.steps.height for run in runs))
+    walk = UNIT_ROUNDOFF.get(precision, 0.0) / 2 * math.sqrt(steps)
+    return LossTolerance(max(LEAST_TOLERANCE, walk), precision, steps)
 
 
 def _normalises(run: MergedRun) -> bool:

@@ -1,57 +1,62 @@
-"""Below which speed of a link compression pays, and how long a step would last over links of some speeds.
+"""How long a step would last over links of other speeds, and over which of them an arm's is shorter than another's.
 
-A compressor that takes t to write and read what it sends, W_c bytes in place of W, pays over links slower than
-
-    BW* = (W - W_c) / t
-
-(of what a rank sends in a step). A step of T, in which t_tr went to transfer, a part h of it beside other work, would
-last over a link of speed b, with V bytes of all traffic,
+A step of T, in which t_tr went to transfer, a part h of it beside other work, would last over a link of speed b, with V
+bytes of all traffic,
 
     T(b) = T - (t_tr - h) + max(0, V / b - h)
 
 so that what was hidden stays hidden and what a slower link takes longer is exposed, with nothing for its delay or for
-collectives that disturb each other. A strategy that has more to hide it behind is faster than that.
+collectives that disturb each other. A strategy that has more to hide it behind is faster than that. Compressing is
+in T, so that the speeds over which a compressor pays follow from the same: there its T(b) is the smaller one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.overview import Label, in_english
-from dynbench.analysis.record import LinksRecord
+from dynbench.analysis.record import LinksRecord, Span
 from dynbench.analysis.tables import format_value
 from dynbench.table_text import MARKDOWN_WIDTH, Table
 
 SPEEDS_GBPS = (1, 10, 25, 100, 400)
 """Links that steps are predicted for, Gb/s."""
 TITLE = "steps over links of other speeds, predicted from what was measured, ms"
+LEAST = 1e-9
+"""Part of a step by which a shorter one is no rounding."""
 _BYTES_PER_MS = 1e9 / 8 / 1e3
 """Of a link of 1 Gb/s."""
 
-Launches = Mapping[str, Sequence[Mapping[str, object]]]
+Summaries = Sequence[Mapping[str, object]]
+Launches = Mapping[str, Summaries]
 """Name of the arm to the summaries of its launches."""
 
 
-def links_of(summary: Mapping[str, object]) -> dict[str, object]:
-    """The `links` object of a summary; None for what is not known of the run."""
-    predicted = {f"{speed}": predicted_ms(summary, speed) for speed in SPEEDS_GBPS}
-    return {"break_even_gbps": break_even_gbps(summary), "predicted_ms": predicted}
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A run's mean step as the model has it.
+
+    Attributes:
+        apart_ms: without what of the transfer was exposed.
+        hidden_ms: of the transfer.
+        sent: bytes of all traffic.
+    """
+
+    apart_ms: float
+    hidden_ms: float
+    sent: float
+
+    def over(self, ms_per_byte: float) -> float:
+        """Its time over a link so slow."""
+        return self.apart_ms + max(0.0, self.sent * ms_per_byte - self.hidden_ms)
 
 
-def break_even_gbps(summary: Mapping[str, object]) -> float | None:
-    """BW* in Gb/s, of steps that are compressed; 0 where nothing is saved, None of a run that compresses nothing."""
-    raw, ratio = lookup(summary, "gradient_bytes_raw.mean"), lookup(summary, "compression_ratio")
-    spent = [lookup(summary, f"compression.{name}") for name in ("compress_ms", "decompress_ms")]
-    ms = sum(each for each in spent if each is not None)
-    if raw is None or not ratio or ms <= 0:
-        return None
-    return max(0.0, raw - raw / ratio) / ms / _BYTES_PER_MS
-
-
-def predicted_ms(summary: Mapping[str, object], gbps: float) -> float | None:
-    """T(b) of a run, mean over its steps; None where its transfer is not known."""
+def step_of(summary: Mapping[str, object]) -> Step | None:
+    """The step of a run; None where its transfer is not known."""
     step, transfer, hidden, sent = (
         lookup(summary, key)
         for key in ("step_time_ms.mean", "comm_transfer_ms.mean", "overlap_fraction", "bytes_wire.mean")
@@ -59,42 +64,127 @@ def predicted_ms(summary: Mapping[str, object], gbps: float) -> float | None:
     if step is None or transfer is None or sent is None:
         return None
     beside = transfer * (hidden or 0.0)
-    return step - (transfer - beside) + max(0.0, sent / (gbps * _BYTES_PER_MS) - beside)
+    return Step(step - (transfer - beside), beside, sent)
+
+
+def links_of(summary: Mapping[str, object]) -> dict[str, object]:
+    """The `links` object of a summary; None for what is not known of the run."""
+    return {"predicted_ms": {f"{speed}": predicted_ms([summary], speed) for speed in SPEEDS_GBPS}}
+
+
+def predicted_ms(summaries: Summaries, gbps: float) -> float | None:
+    """T(b) of an arm, mean over launches; None where the transfer of one is not known."""
+    steps = _steps(summaries)
+    return None if steps is None else _mean(steps, 1 / (gbps * _BYTES_PER_MS))
+
+
+def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
+    """Spans of speeds over which an arm's step is the shorter one, from slow links to fast; None where not known.
+
+    Both times are straight lines of 1/b that bend where more than was hidden is exposed: they are compared between all
+    points at which one of them bends or the two cross.
+    """
+    steps, others = _steps(arm), _steps(baseline)
+    if steps is None or others is None:
+        return None
+
+    def ahead(ms_per_byte: float) -> float:
+        least = _mean(others, ms_per_byte)
+        return least - _mean(steps, ms_per_byte) - LEAST * least
+
+    edges = sorted({0.0, *(each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)})
+    edges = sorted({*edges, *_crossings(ahead, edges)})
+    spans: list[Span] = []
+    for low, high in [*pairwise(edges), (edges[-1], None)]:
+        between = _beyond(low) if high is None else (low + high) / 2
+        if ahead(between) <= 0:
+            continue
+        slowest, fastest = 0.0 if high is None else _gbps(high), _gbps(low) if low else None
+        if spans and spans[-1][0] == fastest:
+            spans[-1] = (slowest, spans[-1][1])
+        else:
+            spans.append((slowest, fastest))
+    return spans[::-1]
 
 
 def links_table(launches: Launches, label: Label = in_english) -> Table | None:
-    """A row per arm, means over launches, and which arm is fastest over which link; None where no arm compresses.
+    """A row per arm and which is fastest over which link; None where no arm compresses, or nothing can be predicted.
 
     Args:
-        launches: the arms.
+        launches: the arms, the baseline first.
         label: texts of a language.
     """
-    found = {name: arm_links(summaries) for name, summaries in launches.items()}
-    if all(arm.break_even_gbps is None for arm in found.values()):
+    found = {name: arm_links(summaries, next(iter(launches.values()))) for name, summaries in launches.items()}
+    known = any(ms is not None for arm in found.values() for ms in arm.predicted_ms.values())
+    if not known or not any(each.get("compression") for summaries in launches.values() for each in summaries):
         return None
+    baseline, several = next(iter(found)), len(found) > 1
     rows = [
-        [name, _cell(arm.break_even_gbps), *(_cell(ms) for ms in arm.predicted_ms.values())]
+        [
+            name,
+            *([spans_text(arm.faster_gbps, label) if name != baseline else ""] if several else []),
+            *(_cell(ms) for ms in arm.predicted_ms.values()),
+        ]
         for name, arm in found.items()
     ]
-    if len(found) > 1:
+    if several:
         fastest = [
             _fastest({name: arm.predicted_ms[f"{speed}"] for name, arm in found.items()}) for speed in SPEEDS_GBPS
         ]
         rows.append([label("links.fastest", "fastest"), "", *fastest])
-    pays = label("links.pays_below", "pays below")
-    columns = [label("headings.arm", "arm"), f"{pays}\n(Gb/s)", *(f"{speed} Gb/s" for speed in SPEEDS_GBPS)]
+    faster = [f"{label('links.faster_than', 'faster than …').replace('…', baseline)}\n(Gb/s)"] if several else []
+    columns = [label("headings.arm", "arm"), *faster, *(f"{speed} Gb/s" for speed in SPEEDS_GBPS)]
     return Table(columns, rows, label("links.title", TITLE), width=MARKDOWN_WIDTH)
 
 
-def arm_links(summaries: Sequence[Mapping[str, object]]) -> LinksRecord:
+def arm_links(summaries: Summaries, baseline: Summaries) -> LinksRecord:
     """What is known of an arm, means over launches; None for what some launch does not know."""
-    predicted = {f"{speed}": _mean([predicted_ms(each, speed) for each in summaries]) for speed in SPEEDS_GBPS}
-    return LinksRecord(break_even_gbps=_mean([break_even_gbps(each) for each in summaries]), predicted_ms=predicted)
+    predicted = {f"{speed}": predicted_ms(summaries, speed) for speed in SPEEDS_GBPS}
+    return LinksRecord(faster_gbps=faster_gbps(summaries, baseline), predicted_ms=predicted)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+def spans_text(spans: Sequence[Span] | None, label: Label = in_english) -> str:
+    """Over which speeds, in words and Gb/s; empty where it is not known."""
+    if spans is None:
+        return ""
+    texts = []
+    for low, high in spans:
+        slow, fast = _cell(low), _cell(high)
+        if high is None:
+            texts.append(label("links.above", "above …").replace("…", slow) if low else label("links.any", "any speed"))
+        else:
+            texts.append(f"{slow}–{fast}" if low else label("links.below", "below …").replace("…", fast))
+    return ", ".join(texts) or label("links.no", "no speed")
+
+
+def _steps(summaries: Summaries) -> list[Step] | None:
+    known = [step for each in summaries if (step := step_of(each)) is not None]
+    return known if known and len(known) == len(summaries) else None
+
+
+def _mean(steps: Sequence[Step], ms_per_byte: float) -> float:
+    return fmean(step.over(ms_per_byte) for step in steps)
+
+
+def _crossings(ahead: Callable[[float], float], edges: Sequence[float]) -> list[float]:
+    """Where a function that bends at no other points than `edges` is 0 between these or beyond the last."""
+    far = _beyond(edges[-1])
+    found = []
+    for low, high in [*pairwise(edges), (edges[-1], far)]:
+        start, rise = ahead(low), ahead(high) - ahead(low)
+        point = low - start * (high - low) / rise if rise else low
+        if point > low and (point < high or high == far):
+            found.append(point)
+    return found
+
+
+def _beyond(ms_per_byte: float) -> float:
+    """A link that is slower by as much as shows."""
+    return ms_per_byte + max(ms_per_byte, 1 / _BYTES_PER_MS)
+
+
+def _gbps(ms_per_byte: float) -> float:
+    return 1 / (ms_per_byte * _BYTES_PER_MS)
 
 
 def _cell(value: float | None) -> str:

@@ -18,7 +18,7 @@ BY_ARM_FILE = "results_by_arm.csv"
 """In the folder of a comparison."""
 COLUMNS = (
     *("step_time_ms_mean", "tokens_per_s", "comm_time_ms_total", "comm_ratio", "bytes_raw_total"),
-    *("bytes_compressed_total", "compression_ratio", "compress_time_ms", "decompress_time_ms", "break_even_gbps"),
+    *("bytes_compressed_total", "compression_ratio", "compress_time_ms", "decompress_time_ms"),
     *("grad_rel_error", "grad_cos_sim", "residual_norm", "train_loss", "val_loss", "val_ppl"),
     *("time_to_target_ppl_s", "steps_to_target_ppl", "bytes_to_target_ppl", "ppl_at_fixed_time"),
 )

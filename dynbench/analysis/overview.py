@@ -99,6 +99,7 @@ def _columns(
 ) -> list[tuple[str, Callable[[ComparisonRecord], str]]]:
     """Headings and cells of what is said of a candidate, its verdict first."""
     confidence = max((item.confidence for item in comparisons), default=0.95)
+    joint = ", joint" if any((item.judged_together or 1) > 1 for item in comparisons) else ""
     verdict = label("headings.verdict", "verdict"), lambda item: _verdict(item, label)
     speedup = label("headings.speedup", "speed-up"), lambda item: format_ratio(item.speedup)
     if not details:
@@ -107,7 +108,7 @@ def _columns(
         verdict,
         (label("headings.level", "level"), lambda item: label(f"levels.{item.level}", item.level)),
         speedup,
-        (f"{100 * confidence:g} % interval", lambda item: format_interval(item.ci95)),
+        (f"{100 * confidence:g} % interval{joint}", lambda item: format_interval(item.interval)),
         ("predicted", lambda item: format_ratio(item.predicted_speedup)),
         ("bound", lambda item: format_ratio(item.bound_speedup)),
         ("recovered", lambda item: format_value(item.recovered_share, "%")),

@@ -102,8 +102,12 @@ def verdict_lines(comparisons: Sequence[Comparison]) -> list[str]:
 
 def verdict_legend(report: Report) -> list[str]:
     """What the numbers of `verdict_lines` and of the overview are."""
-    first, noise = report.comparisons[0], max(item.noise for item in report.comparisons)
-    numbers = f"{100 * first.confidence:g} % intervals; differences below {100 * noise:.1f} % are noise"
+    first = report.comparisons[0]
+    together = max(item.joint.family if item.joint else 1 for item in report.comparisons)
+    joint = f" that hold jointly for {together} arms, on which verdicts rest" if together > 1 else ""
+    numbers = f"{100 * first.confidence:g} % intervals{joint}; differences below {100 * first.noise:.1f} % are noise"
+    if (aa_noise := max(item.aa_noise or 0.0 for item in report.comparisons)) > first.noise:
+        numbers += f", and equal arms came out different by {100 * aa_noise:.1f} %"
     lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}; {numbers}"]
     if len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons):
         lines.append("bound: the speed-up of perfect balance; recovered: how much of what is lost to it came back")
@@ -139,9 +143,8 @@ def _shown(report: Report) -> Sequence[Metric]:
 
 
 def _facts(item: Comparison) -> list[str]:
-    found, pairs = item.speedup, item.speedup.pairs
-    ends = None if found.low is None or found.high is None else (found.low, found.high)
-    interval = f" {tables.format_interval(ends)}" if ends else ", no interval"
+    found, pairs = item.judged, item.speedup.pairs
+    interval = f" {tables.format_interval(found.ends)}" if found.ends else ", no interval"
     ratio = f"{item.candidate.label} {tables.format_ratio(found.estimate)}x {item.baseline.label}{interval}"
     notes = {
         "configured alike": item.aa,

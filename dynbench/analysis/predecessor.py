@@ -14,6 +14,7 @@ import numpy as np
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.pace import step_paces
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,15 @@ class Effect:
 def effects(arms: Sequence[Arm]) -> list[Effect]:
     """The effect of every arm on every arm's next step; a step after the arm's own counts too.
 
-    Step times are taken less what their longest padded share lets expect, a line fitted to the run. Inference is over
-    launches, so two are the least.
+    Steps are held against what their tokens let expect (`pace`). Inference is over launches, so two are the least.
     """
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for launch in _launches(arms):
         owners = {int(turn): label for label, run in launch.items() for turn in run.steps["turn"].unique()}
         for label, run in launch.items():
-            residuals, before = _residuals(run), _before(run, owners)
+            paces, before = step_paces(run), _before(run, owners)
             for name in launch:
-                after, others = residuals[before == name], residuals[before != name]
+                after, others = paces[before == name], paces[before != name]
                 if len(after) and len(others):
                     found[label, name].append(float(after.mean() - others.mean()))
     tested = {pair: values for pair, values in found.items() if len(values) > 1}
@@ -65,16 +65,6 @@ def _launches(arms: Sequence[Arm]) -> Iterator[Mapping[str, MergedRun]]:
             if run.facts.together is not None and "turn" in run.steps.columns and run.measured.height > 2:
                 shared[run.facts.together][arm.label] = run
     return (runs for runs in shared.values() if len(runs) > 1)
-
-
-def _residuals(run: MergedRun) -> np.ndarray:
-    """Measured step times less those that the longest share lets expect, as parts of their mean; shape [steps]."""
-    times = run.measured["step_time_max_ms"].to_numpy().astype(np.float64)
-    tokens = run.measured["padded_tokens_max"].to_numpy().astype(np.float64)
-    design = np.column_stack([np.ones_like(tokens), tokens])
-    expected = design @ np.linalg.lstsq(design, times, rcond=None)[0]
-    residuals: np.ndarray = (times - expected) / times.mean()
-    return residuals
 
 
 def _before(run: MergedRun, owners: Mapping[int, str]) -> np.ndarray:

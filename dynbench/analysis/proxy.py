@@ -21,7 +21,9 @@ ProxyError = dict[str, float | None]
 
 MOST_ROWS = 1_000_000
 
-_COLUMNS = ("worker", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "local_batch", "micro_batches")
+_COLUMNS = ("worker", "compute_ms", "optimizer_ms", "data_ms", "padded_tokens", "micro_batches")
+_ONE_BATCH = pl.col("padded_tokens").cast(pl.Float64) ** 2 / pl.max_horizontal("local_batch", 1)
+"""`padded_tokens2` of a padded micro-batch, in rows of earlier versions, which did not record it."""
 
 
 def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
@@ -31,17 +33,23 @@ def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
         `cost_type`, the planner's; and for `padded_tokens` and `cost` (with the planner's coefficients), over all rows:
         `correlation` (Pearson, with the time) and `mape` (mean of |predicted - time| / time), where the time is the
         compute, and for `measured` compute, optimizer and data together. None where it cannot be told: no spread,
-        unknown coefficients, or, for a cost that is no sum over tokens, several micro-batches per rank, whose lengths
-        are not recorded.
+        unknown coefficients, several micro-batches per rank under `tokens_sq`, and packed rows or several micro-batches
+        in runs of earlier versions under a cost of squared lengths.
     """
     rows = (
         merged.worker_rows()
         .filter((pl.col("warmup") == 0) & (pl.col("compute_ms") > 0))
-        .select(*(pl.col(name).cast(pl.Float64) for name in _COLUMNS))
+        .select(
+            *(pl.col(name).cast(pl.Float64) for name in _COLUMNS),
+            pl.coalesce(
+                pl.col("padded_tokens2").cast(pl.Float64),
+                pl.when(pl.col("layout") == "padded", pl.col("micro_batches") <= 1).then(_ONE_BATCH),
+            ),
+        )
         .gather_every(merged.rows // MOST_ROWS + 1)
         .collect()
     )
-    columns = {name: rows[name].to_numpy() for name in _COLUMNS}
+    columns = {name: rows[name].to_numpy() for name in rows.columns}
     speeds = relative_speeds(merged)[columns["worker"].astype(np.int64)]
     tokens, compute_ms = columns["padded_tokens"], columns["compute_ms"]
     cost = cost_model(merged)
@@ -64,30 +72,37 @@ def cost_model(merged: MergedRun) -> CostModel | None:
         case "attention":
             return CostModel("attention", attention_a=schedule.attention_a)
         case "measured":
-            found = _coefficients(merged)
-            return None if found is None else CostModel("measured", alpha=found[0], beta=found[1], gamma=found[2])
+            return _measured(merged)
     return None
 
 
-def _coefficients(merged: MergedRun) -> tuple[float, float, float] | None:
-    config = merged.facts.config
-    if config.schedule.cost_coefficients is not None or config.probe.run is None:
-        return config.schedule.cost_coefficients
-    try:
-        fit = read_probe(merged.run.path.parent / config.probe.run).cost_model
-    except RecordError:
-        return None
-    return None if fit is None else (fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2)
+def _measured(merged: MergedRun) -> CostModel | None:
+    schedule, probe = merged.facts.config.schedule, merged.facts.config.probe
+    coefficients, further = schedule.cost_coefficients, schedule.further_ms
+    if coefficients is None:
+        if probe.run is None:
+            return None
+        try:
+            fit = read_probe(merged.run.path.parent / probe.run).cost_model
+        except RecordError:
+            return None
+        if fit is None:
+            return None
+        coefficients = fit.alpha_ms, fit.beta_ms_per_token, fit.gamma_ms_per_token2
+        further = fit.further_ms if further is None else further
+    alpha, beta, gamma = coefficients
+    return CostModel("measured", alpha=alpha, beta=beta, gamma=gamma, further=further)
 
 
 def _predicted(cost: CostModel, columns: dict[str, FloatArray]) -> FloatArray | None:
-    """Predicted cost of each row's share; None where the rows do not tell it."""
-    tokens, samples = columns["padded_tokens"], columns["local_batch"]
+    """Cost of each row's share, as `schedule.evaluate` prices its plan; None where the rows do not tell it."""
+    tokens, tokens2, parts = (columns[name] for name in ("padded_tokens", "padded_tokens2", "micro_batches"))
     if cost.cost_type == "tokens":
         return tokens
-    if not len(tokens) or float(columns["micro_batches"].max()) > 1:
+    told = parts <= 1 if cost.cost_type == "tokens_sq" else np.isfinite(tokens2)
+    if not told.all():
         return None
-    return cost.cost_padded(samples, tokens / np.maximum(samples, 1))
+    return cost.of_rank(cost.cost_packed(tokens, tokens2) + (parts - 1) * cost.alpha, parts)
 
 
 def _error(predicted: FloatArray, time_ms: FloatArray, *, scaled: bool) -> ProxyError:

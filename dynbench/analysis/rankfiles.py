@@ -11,7 +11,7 @@ import polars as pl
 
 from dynbench.runs.columns import Column, read_columns
 from dynbench.runs.phrase import Phrase
-from dynbench.runs.records import COLUMNS, MAY_BE_EMPTY
+from dynbench.runs.records import COLUMNS, LATER, MAY_BE_EMPTY
 
 _INTEGERS = {
     "step": pl.Int32(),
@@ -22,6 +22,8 @@ _INTEGERS = {
     "max_seq_len_in_batch": pl.Int32(),
     "real_tokens": pl.Int32(),
     "padded_tokens": pl.Int32(),
+    "real_tokens2": pl.Int64(),
+    "padded_tokens2": pl.Int64(),
     "work_hash": pl.UInt64(),
     "skipped": pl.Int8(),
 }
@@ -70,7 +72,8 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     """Reads one file; a torn last line, unreadable lines and repeated steps are dropped and counted.
 
     Columns beyond those of every run are kept, with the types declared beside the file. In a file without weights
-    every sample counts 1, and one without layouts is of padded batches.
+    every sample counts 1, and one without layouts is of padded batches; squares of lengths that were not recorded are
+    null.
     """
     declared = read_columns(path.parent)
     data = path.read_bytes()
@@ -80,7 +83,7 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if not data:
         return RankFile(rank, None, torn, Phrase.of("rank_file.empty", file=path.name))
     columns = data[: data.index(b"\n")].decode("utf-8", errors="replace").strip().split(",")
-    lacking = [name for name in COLUMNS if name not in (*columns, "weight", "layout")]
+    lacking = [name for name in COLUMNS if name not in (*columns, *LATER)]
     if lacking:
         return RankFile(rank, None, torn, Phrase.of("rank_file.version", file=path.name, columns=lacking[:4]))
     rows = _parse(data, {name: column_type(name, declared) for name in columns})
@@ -89,7 +92,10 @@ def read_rank_file(rank: int, path: Path) -> RankFile:
     if "layout" not in columns:
         rows = rows.with_columns(layout=pl.lit("padded").cast(column_type("layout")))
     written = data.count(b"\n") - 1
-    rows = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in COLUMNS if name not in MAY_BE_EMPTY))
+    whole = [name for name in COLUMNS if name in rows.columns and name not in MAY_BE_EMPTY]
+    rows = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in whole))
+    lost = [name for name in COLUMNS if name not in rows.columns]
+    rows = rows.with_columns(pl.lit(None, column_type(name)).alias(name) for name in lost)
     torn += written - rows.height
     if rows.height and not rows["rank"].eq(rank).all():
         ranks = rows["rank"].unique().to_list()

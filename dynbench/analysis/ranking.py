@@ -18,10 +18,10 @@ class Rank:
 
     Attributes:
         arm, other: names.
-        told_apart: the difference is told from chance, among all pairs.
+        told_apart: the verdict calls one of them faster.
         ratio: how many times as fast the arm is, 1 or more.
-        interval: of this pair alone: by the pooled spread, else by its own.
-        p: held jointly over all pairs.
+        interval: that the pair's verdict rests on.
+        p: held jointly over the pairs that are judged together.
     """
 
     arm: str
@@ -44,23 +44,32 @@ def ranking(pairs: Sequence[PairRecord]) -> list[Rank]:
     Args:
         pairs: of one analysis.
     """
-    ranks = [_rank(pair, pair.p_holm) for pair in pairs if pair.p_holm is not None]
+    # Earlier versions pooled one spread over all arms, which told equal arms apart where one spread more.
+    ranks = [_rank(pair, pair.p_holm) for pair in pairs if pair.p_holm is not None and pair.spread != "pooled"]
     ranks.sort(key=lambda rank: (not rank.told_apart, -rank.ratio))
     return ranks if len(ranks) > 1 else []
 
 
 def readable(pairs: Sequence[PairRecord]) -> tuple[Table, str] | None:
-    """The table for people, and what its p values mean, in a line; None without a ranking."""
+    """The table for people, and what its intervals and p values mean, in a line; None without a ranking."""
     rows = [[rank.arm, rank.other, "yes" if rank.told_apart else "no", *rank.numbers] for rank in ranking(pairs)]
     if not rows:
         return None
-    spread = "pooled over the arms" if "pooled" in {pair.spread for pair in pairs} else "of each pair's own launches"
-    joint = f"p is held jointly over {len(rows)} pairs (Holm); spread {spread}; an interval is that of its pair alone"
+    spread = "of each arm" if "arms" in {pair.spread for pair in pairs} else "of each pair's own launches"
+    first, others = families(pairs)
+    families_said = f"the {first} with {pairs[0].baseline}" + (f", and the {others} others" if others else "")
+    joint = f"intervals and p hold jointly (Holm) for {families_said}; spread {spread}; as in the verdicts"
     return Table(HEADER, rows, "who beats whom"), joint
 
 
+def families(pairs: Sequence[PairRecord]) -> tuple[int, int]:
+    """How many pairs are judged together: those with the baseline, and all others."""
+    judged = [pair.baseline == pairs[0].baseline for pair in pairs if pair.p_holm is not None]
+    return sum(judged), len(judged) - sum(judged)
+
+
 def _rank(pair: PairRecord, p: float) -> Rank:
-    interval, told = pair.pooled_ci95 or pair.ci95, pair.faster is not None
+    interval, told = pair.interval, pair.faster is not None
     if pair.speedup >= 1:
         return Rank(pair.candidate, pair.baseline, told, pair.speedup, interval, p)
     turned = None if interval is None else (1 / interval[1], 1 / interval[0])

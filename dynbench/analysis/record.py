@@ -60,7 +60,12 @@ class ComparisonRecord(Record):
     speedup: float = Field(gt=0)
     """The baseline's seconds per `unit` over the candidate's."""
     ci95: tuple[float, float] | None
-    """Low and high end of the interval at `confidence`; null for one pair."""
+    """Low and high end of this pair's own interval at `confidence`; null for one pair."""
+    ci_joint: tuple[float, float] | None = None
+    """Low and high end of the interval that the verdict rests on: one of those that hold jointly at `confidence`, where
+    several pairs are judged together; null for one pair, and in records of earlier versions."""
+    judged_together: int | None = None
+    """Pairs that are judged together, this among them; null where it is judged by itself."""
     confidence: float = 0.95
     """Level of the interval."""
     predicted_speedup: float | None = None
@@ -79,6 +84,9 @@ class ComparisonRecord(Record):
     """Where numbers of ranks are compared: the candidate's in `scaling` of the analysis."""
     noise_threshold: float = 0.02
     """Differences below it are none."""
+    aa_noise: float | None = None
+    """What arms configured alike differed by, or the half-width of their interval where that is larger: by less no
+    candidate is FASTER or SLOWER; null without such arms."""
     launches: int
     """Paired launches."""
     first_stage: int | None = None
@@ -102,22 +110,28 @@ class ComparisonRecord(Record):
     forced_over: dict[str, list[object]] = Field(default_factory=dict)
     """What differs and may not; empty unless forced."""
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval that the verdict rests on."""
+        return self.ci_joint or self.ci95
 
-Spread = Literal["pooled", "own"]
+
+Spread = Literal["arms", "own", "pooled"]
 
 
 class PairRecord(ComparisonRecord):
     """Two arms of an analysis, the earlier of them as `baseline`."""
 
     spread: Spread | None = None
-    """What `p_holm` rests on: a spread `pooled` over all arms, or the pair's `own`; null where there is no `p_holm`."""
+    """What `p_holm` and `ci_joint` rest on: a spread of each of the `arms`, or the pair's `own`; null where there is no
+    `p_holm`. `pooled`, over all arms, in records of earlier versions."""
     pooled_ci95: tuple[float, float] | None = None
-    """Low and high end of this pair's interval at `confidence` by the pooled spread; null without one."""
+    """Low and high end of the pair's interval by the pooled spread, in records of earlier versions; else null."""
     p_holm: float | None = None
-    """P value of a difference, held jointly over all pairs by Holm's method; null for one paired launch, and for arms
-    that cannot be compared."""
+    """P value of a difference, held jointly by Holm's method over the pairs that are judged together: those with the
+    baseline, and all others; null for one paired launch, for arms configured alike or that cannot be compared."""
     faster: str | None = None
-    """Name of the arm told apart as the faster one, by a `p_holm` below 1 - `confidence`; null where none is."""
+    """Name of the arm that the verdict calls the faster one; null where it calls none so."""
 
 
 Kind = Literal["reference", "strong", "weak"]
@@ -187,11 +201,16 @@ class MeanRecord(Record):
     """Launches that have it."""
 
 
+Span = tuple[float, float | None]
+"""From one value to another; null as the end is none."""
+
+
 class LinksRecord(Record):
     """Steps of an arm over links of other speeds, means over launches."""
 
-    break_even_gbps: float | None
-    """Speed of a link, Gb/s, below which its compression pays; null where it compresses nothing."""
+    faster_gbps: list[Span] | None = None
+    """Speeds, Gb/s, from slow links to fast, over which its step is shorter than the baseline's: low and high end of
+    each span; null where the transfer is not known, and in records of older versions."""
     predicted_ms: dict[str, float | None]
     """By speed in Gb/s its step time; null where the transfer is not known."""
 

@@ -13,6 +13,9 @@ from dynbench.analysis.pairing import Pair
 from dynbench.analysis.record import Level
 from dynbench.runs.phrase import Phrase
 
+SURPASSED = 1.005
+"""A recovered share that rounds to more than 100 %: what the candidate does, the bound says cannot be."""
+
 LEAST_LOSS = 0.01
 """A loss below this part of the baseline's time is within its noise; no share of it is stated."""
 
@@ -50,9 +53,9 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
     """What the candidates of the pairs recover together.
 
     The bound leaves everything of a step as the baseline measured it but the slowest rank's compute, which becomes the
-    least that a plan of the step's samples could reach with one micro-batch per rank and no padding (as
-    `schedule.bounds`, without gamma): max((G*alpha + beta*sum(L)) / sum(speed), (alpha + beta*Lmax) / fastest). Alpha
-    and beta are fitted to the baseline's own rows, its ranks brought to full speed.
+    least that a plan of the step's samples could reach with one micro-batch per rank and no padding, as
+    `schedule.bounds` has it: max((G*alpha + sum(beta*L + gamma*L²)) / sum(speed), (alpha + beta*Lmax + gamma*Lmax²) /
+    fastest). The coefficients are fitted to the baseline's own rows, its ranks brought to full speed.
 
     A plan that moves samples between steps, as a window does, may pass that: it can put long samples side by side, so
     that fewer steps wait for one. What no plan of the same samples in as many steps passes is the mean over ranks, the
@@ -63,7 +66,8 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
         level: how far they did the same work; below `step` the candidate moved samples between steps.
 
     Returns:
-        None where times do not grow with padded tokens, or the arms' ranks were slowed differently.
+        None where nothing is known: the rows tell no cost (`fit_compute`), the arms' ranks were slowed differently, or
+        the candidate is faster than the bound, so that the fitted cost is not what its steps cost.
     """
     within_steps = level == "step"
     baseline = candidate = bound = overhead = 0.0
@@ -79,6 +83,8 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
         overhead += overhead_share / len(pairs)
     lost = baseline - bound
     share = (baseline - candidate) / lost if lost > LEAST_LOSS * baseline else None
+    if share is not None and share > SURPASSED:
+        return None
     return Recovery(baseline / bound, within_steps, share, overhead)
 
 
@@ -91,15 +97,15 @@ def _bound(base: MergedRun, other: MergedRun, within_steps: bool) -> tuple[float
     fit = fit_compute(rows)
     if fit is None:
         return None
-    alpha, beta, micro_batches = fit.alpha, fit.beta, float(rows.micro_batches.mean())
     steps = base.measured
-    tokens, longest = (steps[name].to_numpy().astype(np.float64) for name in ("real_tokens", "longest"))
-    ranks = len(speeds)
-    least = (ranks * alpha + beta * tokens) / speeds.sum()
+    tokens, tokens2, longest = (
+        steps[name].to_numpy().astype(np.float64) for name in ("real_tokens", "real_tokens2", "longest")
+    )
+    least = (len(speeds) * fit.alpha + fit.of_tokens(tokens, tokens2)) / speeds.sum()
     slowest = steps["compute_ms_max"].to_numpy().astype(np.float64)
     if within_steps:
-        least = np.maximum(least, (alpha + beta * longest) / speeds.max())
+        least = np.maximum(least, (fit.alpha + fit.of_tokens(longest, longest**2)) / speeds.max())
         bound_ms = base.time_ms - float(np.maximum(slowest - least, 0.0).sum())
     else:
         bound_ms = base.time_ms - max(float((slowest - least).sum()), 0.0)
-    return bound_ms, float(min(1.0, alpha * micro_batches / slowest.mean()))
+    return bound_ms, float(min(1.0, fit.alpha * rows.micro_batches.mean() / slowest.mean()))

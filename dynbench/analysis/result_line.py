@@ -131,8 +131,6 @@ class ResultLine:
     """Training time asked about (analysis.time_budget_s)."""
     ppl_at_fixed_time: float | None
     """Perplexity of the last evaluation within it; empty where the run ended before."""
-    break_even_gbps: float | None
-    """Speed of a link below which compression pays: bytes saved over the time to compress and decompress."""
     step_ms_at_1_gbps: float | None
     """Step time predicted for a link of 1 Gb/s."""
     step_ms_at_10_gbps: float | None
@@ -230,7 +228,6 @@ def result_line(merged: MergedRun, summary: Mapping[str, object]) -> ResultLine:
         bytes_to_target_ppl=of("targets.bytes_to_target"),
         time_budget_s=of("targets.time_budget_s"),
         ppl_at_fixed_time=of("targets.perplexity_at_budget"),
-        break_even_gbps=of("links.break_even_gbps"),
         **{f"step_ms_at_{speed}_gbps": of(f"links.predicted_ms.{speed}") for speed in SPEEDS_GBPS},
         nan_steps=int(of("nan_steps") or 0),
         clipped_steps=None if (clipped := of("clipped_steps")) is None else int(clipped),

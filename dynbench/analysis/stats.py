@@ -13,6 +13,8 @@ FloatArray = NDArray[np.float64]
 
 CONSISTENCY = 1.4826
 """Median absolute deviation to standard deviation, for normal data."""
+OUTLIER = 3.0
+"""Standard deviations from the median beyond which a value counts as if it were there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Ratio:
     def df(self) -> int:
         """Degrees of freedom of the spread that the interval has."""
         return min(self.first or self.pairs, self.pairs) - 1
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None without one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def half_width(self) -> float | None:
@@ -104,28 +111,66 @@ def coefficient_of_variation(values: ArrayLike) -> float:
     return float(array.std(ddof=1) / array.mean())
 
 
+def without_outliers(values: ArrayLike) -> FloatArray:
+    """The values, those brought in that lie further than `OUTLIER` standard deviations from the median.
+
+    The deviation is estimated from the absolute ones, so that what lies far out does not widen the bounds.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    centre = np.median(array)
+    reach = OUTLIER * CONSISTENCY * np.median(np.abs(array - centre))
+    return np.clip(array, centre - reach, centre + reach)
+
+
 def robust_z(value: float, others: ArrayLike) -> float:
-    """Distance of a value from the others' median, in standard deviations estimated from their absolute deviations."""
-    array = np.asarray(others, dtype=np.float64)
-    centre = float(np.median(array))
-    scale = CONSISTENCY * float(np.median(np.abs(array - centre)))
+    """Distance of a value from the others' median, in standard deviations of the others without their outliers."""
+    inner = without_outliers(others)
+    centre, scale = float(np.median(inner)), float(inner.std(ddof=1))
     if scale == 0:
-        return 0.0 if value == centre else math.inf
+        return 0.0 if value == centre else math.copysign(math.inf, value - centre)
     return (value - centre) / scale
+
+
+def theil_sen(x: FloatArray, y: FloatArray) -> float:
+    """The median of all pairwise slopes (Sen, JASA 63, 1968), which outliers hardly move; 0 where all x are equal."""
+    first, second = np.triu_indices(x.size, k=1)
+    apart = x[second] - x[first]
+    told = apart != 0
+    return float(np.median((y[second] - y[first])[told] / apart[told])) if told.any() else 0.0
 
 
 def relative_drift(values: ArrayLike) -> float:
     """Change from the first to the last value along the Theil-Sen line, as a part of the median; outliers hardly count.
 
-    The median of all pairwise slopes (Sen, JASA 63, 1968), over at most 200 block means so that it stays cheap.
+    Over at most 200 block means, so that it stays cheap.
     """
     array = np.asarray(values, dtype=np.float64)
     blocks = np.array([block.mean() for block in np.array_split(array, min(array.size, 200))])
-    if blocks.size < 2:
-        return 0.0
-    first, second = np.triu_indices(blocks.size, k=1)
-    slope = float(np.median((blocks[second] - blocks[first]) / (second - first)))
+    slope = theil_sen(np.arange(blocks.size, dtype=np.float64), blocks)
     return slope * (blocks.size - 1) / float(np.median(array))
+
+
+def drift_p_value(values: ArrayLike, beside: ArrayLike) -> float:
+    """Two-sided p of Student's t test that values do not change with their place; their outliers count less.
+
+    Args:
+        values: three or more.
+        beside: what the values were made free of, as their line on it; its own change with the place is not theirs.
+    """
+    from scipy.special import stdtr
+
+    inner = without_outliers(values)
+    inner -= inner.mean()
+    known = np.array(beside, dtype=np.float64)
+    known -= known.mean()
+    place = np.arange(inner.size) - (inner.size - 1) / 2
+    if known.any():
+        place = place - known * (known @ place) / (known @ known)
+    of_both = math.sqrt((inner @ inner) * (place @ place))
+    if of_both == 0:
+        return 1.0
+    correlation, df = float(inner @ place) / of_both, inner.size - 2 - bool(known.any())
+    return float(2 * stdtr(df, -abs(correlation) * math.sqrt(df / max(1 - correlation**2, np.finfo(float).eps))))
 
 
 def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:

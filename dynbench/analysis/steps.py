@@ -43,10 +43,11 @@ def step_table(rows: pl.DataFrame, ranks: int) -> tuple[pl.DataFrame, int]:
         One row per complete step in order of step, with: `warmup` (bool); `step_time_max_ms`; `exposed_comm_ms`;
         `<column>_mean`, `_max` and `_std` over ranks (population standard deviation) of `SPREAD_COLUMNS`;
         `<phase>_mean` over ranks of `PHASES`; `wait_max_ms`; `plan_max_ms`; `real_tokens`, `padded_tokens`,
-        `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global` (by weight, null
-        where nothing weighs); `work_hash` (sum modulo 2**64); `skipped` (bool); throughputs; means over ranks of
-        `OPTIONAL_MEANS` and `CODING`, `turn`, and `compresses` and `clipped` (bool), where the run has them; `finite`
-        (bool): every rank's loss is, and the norm of the gradient where it is known. And the number of steps dropped.
+        `real_tokens2`, `global_batch` (sums over ranks); `longest` (maximum of `max_seq_len_in_batch`); `loss_global`
+        (by weight, null where nothing weighs); `work_hash` (sum modulo 2**64); `skipped` (bool); throughputs;
+        means over ranks of `OPTIONAL_MEANS` and `CODING`, `turn`, and `compresses` and `clipped` (bool), where the run
+        has them; `finite` (bool): every rank's loss is, and the norm of the gradient where it is known. And the number
+        of steps dropped.
     """
     optional = [name for name in (*OPTIONAL_MEANS, *CODING) if name in rows.columns]
     turn = [pl.col("turn").first()] if "turn" in rows.columns else []
@@ -77,6 +78,7 @@ def _aggregates(optional: list[str]) -> list[pl.Expr]:
         *(ms[name].mean().alias(f"{name}_mean") for name in ("plan_ms", "data_ms", "optimizer_ms")),
         pl.col("real_tokens").cast(pl.Int64).sum(),
         pl.col("padded_tokens").cast(pl.Int64).sum(),
+        pl.col("real_tokens2").sum(),
         samples.sum().alias("global_batch"),
         pl.col("max_seq_len_in_batch").max().alias("longest"),
         pl.when(weight.sum() > 0).then((pl.col("loss") * weight).sum() / weight.sum()).alias("loss_global"),

@@ -20,24 +20,28 @@ class Verdict(StrEnum):
     ESTIMATE = "ESTIMATE"
 
 
-def decide(speedup: Ratio, noise: float) -> Verdict:
+def decide(speedup: Ratio, noise: float, aa_noise: float | None = None) -> Verdict:
     """The verdict on a speed-up.
 
     SAME when the whole interval lies within the noise threshold, [1/(1+noise), 1+noise]. FASTER or SLOWER when the
-    interval leaves 1 out and the estimate is beyond the threshold. ESTIMATE without an interval. AMBIGUOUS otherwise.
+    interval leaves 1 out and the estimate is beyond the threshold, and beyond what equal arms came out different by.
+    ESTIMATE without an interval. AMBIGUOUS otherwise.
 
     Args:
         speedup: baseline's time over the candidate's.
         noise: differences below this part count as none.
+        aa_noise: part by which equal arms came out different, where there were any. It never makes anything SAME:
+            less is known of a noisy machine, not more.
     """
     if speedup.low is None or speedup.high is None:
         return Verdict.ESTIMATE
     upper, lower = 1 + noise, 1 / (1 + noise)
     if lower <= speedup.low and speedup.high <= upper:
         return Verdict.SAME
-    if speedup.low > 1 and speedup.estimate > upper:
+    told = 1 + max(noise, aa_noise or 0.0)
+    if speedup.low > 1 and speedup.estimate > told:
         return Verdict.FASTER
-    if speedup.high < 1 and speedup.estimate < lower:
+    if speedup.high < 1 and speedup.estimate < 1 / told:
         return Verdict.SLOWER
     return Verdict.AMBIGUOUS
 
@@ -56,6 +60,7 @@ def sentence(
     noise: float,
     confidence: float,
     unit: Unit = TOKENS,
+    aa_noise: float | None = None,
 ) -> Phrase:
     """Why, in one sentence with the numbers."""
     values: dict[str, object] = {
@@ -66,6 +71,8 @@ def sentence(
     }
     if verdict != Verdict.ESTIMATE:
         values |= {**_interval(speedup, confidence), "noise": noise}
+    if aa_noise is not None and decide(speedup, noise) is not verdict:
+        return Phrase.of("reason.beside_aa", **values, aa_noise=aa_noise)
     return Phrase.of(f"reason.{verdict}", **values)
 
 

@@ -6,13 +6,14 @@ place of the device's peak. A step's measured time is the run's time over its st
 samples without padding, waiting and exposed communication, planning or loading data, one micro-batch per rank, spread
 over the ranks as their speeds are:
 
-    ideal = (G*alpha + beta*real) / sum(speeds) + optimizer
+    ideal = (G*alpha + beta*real + gamma*real²) / sum(speeds) + optimizer
 
-with alpha per micro-batch and beta per padded token fitted to the run's own compute (`compute_fit`) and the optimizer's
-time as measured, mean over ranks: updating the weights is needed work. Where nothing is padded and every rank ran one
-micro-batch, the needed compute is the measured one, fit or not. The parts, as shares of the step time:
+with alpha per micro-batch, beta per token and gamma per token and token of its length fitted to the run's own compute
+(`compute_fit`; real² is the sum of the squared lengths) and the optimizer's time as measured, mean over ranks: updating
+the weights is needed work. Where nothing is padded and every rank ran one micro-batch, the needed compute is the
+measured one, fit or not. The parts, as shares of the step time:
 
-    padding       beta * (padded - real) / sum(speeds)
+    padding       (beta * (padded - real) + gamma * (padded² - real²)) / sum(speeds)
     waiting       sync less exposed communication, mean over ranks; and what the compute lasts longer, by the fit, than
                   if it were dealt in proportion to the ranks' speeds, nothing for equal ranks
     exposed_comm  sync of the last rank to arrive; of virtual ranks that of their communication model
@@ -52,17 +53,18 @@ def waste_of(merged: MergedRun) -> Waste:
     rows = compute_rows(merged, relative_speeds(merged))
     fit = _needed(rows)
     if fit is None:
-        return _unknown(Phrase.of("waste.no_fit"))
+        return _unknown(Phrase.of("waste.no_fit") if rows.with_squares else Phrase.of("waste.no_squares"))
     mean_ms = {
         name: float(merged.measured[f"{name}_ms_mean"].sum())
         for name in ("wait", "exposed_comm", "plan", "data", "optimizer")
     }
     ranks, speed = len(rows.speeds), float(rows.speeds.sum())
-    real, padded = float(rows.real_tokens.sum()), float(rows.padded_tokens.sum())
-    costs = fit.alpha * rows.micro_batches + fit.beta * rows.padded_tokens
-    ideal = (ranks * merged.measured.height * fit.alpha + fit.beta * real) / speed + mean_ms["optimizer"]
+    computed_ms = fit.of_tokens(rows.padded_tokens, rows.padded_tokens2)
+    needed_ms = float(fit.of_tokens(rows.real_tokens, rows.real_tokens2).sum())
+    costs = fit.alpha * rows.micro_batches + computed_ms
+    ideal = (ranks * merged.measured.height * fit.alpha + needed_ms) / speed + mean_ms["optimizer"]
     ms = {
-        "padding": fit.beta * (padded - real) / speed,
+        "padding": (float(computed_ms.sum()) - needed_ms) / speed,
         "waiting": mean_ms["wait"] + float((costs / rows.speed).sum()) / ranks - float(costs.sum()) / speed,
         "exposed_comm": mean_ms["exposed_comm"],
         "planning": mean_ms["plan"],
@@ -76,8 +78,9 @@ def waste_of(merged: MergedRun) -> Waste:
 def _needed(rows: ComputeRows) -> ComputeFit | None:
     """The cost of needed compute; where it is all that was computed, its mean per row stands for a cost."""
     fit = fit_compute(rows)
-    whole = bool(np.all(rows.padded_tokens == rows.real_tokens) and np.all(rows.micro_batches == 1))
-    return ComputeFit(float((rows.compute_ms * rows.speed).mean()), 0.0) if fit is None and whole else fit
+    if fit is None and rows.unpadded and np.all(rows.micro_batches == 1):
+        return ComputeFit(float((rows.compute_ms * rows.speed).mean()), 0.0, 0.0)
+    return fit
 
 
 def _unknown(reason: Phrase) -> Waste:

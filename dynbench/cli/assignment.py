@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dynbench.cli.output import answered, print_line, print_result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from dynbench.cli.options import Settings
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from dynbench.runs.run import Run
 
 NAME = "assignment"
+LINE: Mapping[str, object] = {
+    "kind": "benchmarks",
+    "name": NAME,
+    "summary": "all that the questions of the systems assignment are answered from, and the report",
+    "key": None,
+    "missing": None,
+    "options": [],
+}
+"""As `bench ls` lists it among the benchmarks."""
 
 
 def start(settings: Settings, full: bool, name: str | None, replace: bool) -> Run:

@@ -59,7 +59,7 @@ def command(
     if benchmark == "ls" and resume is None:
         if full or settings.overrides or name or replace:
             raise click.UsageError("no benchmark is named, and options are given; `dynbench bench ls` lists them all.")
-        show_kinds(settings, "bench", ["benchmarks"])
+        show_kinds(settings, "bench", ["benchmarks"], [assignment.LINE])
         return
     from dynbench.analysis.figures import draw_figures
     from dynbench.bench.bench_run import measure_bench
@@ -110,7 +110,7 @@ def _started(settings: Settings, benchmark: str, full: bool, name: str | None, r
     from dynbench.bench.options import read_options
     from dynbench.plugins import BENCHMARKS
 
-    entry = BENCHMARKS.find(benchmark)
+    entry = BENCHMARKS.find(benchmark, beside=[assignment.NAME])
     options = read_options(benchmark, [*(entry.full if full else ()), *settings.overrides])
     found = entry.load()(options)
     if full and entry.full:

@@ -38,7 +38,7 @@ def show_cells(outcome: CellsOutcome) -> None:
     columns = {title: show for title, show in COLUMNS.items() if any(show(found) is not None for *_, found in lines)}
     rows, records = [], []
     for cell, ranks, found in lines:
-        low, high = found.ci95 or (None, None)
+        low, high = found.interval or (None, None)
         facts = found.model_dump(include={"verdict", "level", "speedup"})
         further = {key: getattr(found, key) for key in RECORDED}
         records.append(

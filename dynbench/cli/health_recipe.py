@@ -14,7 +14,7 @@ from dynbench.cli.options import Settings
 from dynbench.config.load import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
 from dynbench.config.recipes import find_recipe, resolve_cells
-from dynbench.errors import ConfigError, DynbenchError
+from dynbench.errors import ConfigError, DynbenchError, HubError
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
 from dynbench.runs import provenance
@@ -84,12 +84,15 @@ def _named_files(config: Config) -> Iterator[str]:
 
 def _layout(configs: Sequence[Config]) -> Diagnosis:
     """What is in the files and folders is what the data set reads."""
-    from dynbench.workloads.inputs import check_inputs
+    from dynbench.workloads.inputs import check_inputs, read_files
 
     found = []
     for config in {config.workload.model_dump_json(): config for config in configs}.values():
         try:
-            splits = check_inputs(config)
+            try:
+                splits = check_inputs(config)
+            except HubError:  # `_weights` tells what cannot be fetched
+                splits = read_files(config)
         except DynbenchError as error:
             return _failed(error, "Mend the file, or name another.")
         if splits is not None:

@@ -24,6 +24,7 @@ from dynbench.errors import (
     Interrupted,
     UsageError,
     did_you_mean,
+    nearest,
     told,
 )
 from dynbench.signals import handle, terminate
@@ -35,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
     "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
-    "bench": ("dynbench.cli.bench", "Micro-benchmarks: time and bandwidth of an all-reduce by size."),
+    "bench": ("dynbench.cli.bench", "Micro-benchmarks: collectives, attention, a model's step."),
     "eval": ("dynbench.cli.eval", "Loss and perplexity, or accuracy, of a saved model."),
     "generate": ("dynbench.cli.generate", "Text from a saved language model."),
     "tensorboard": ("dynbench.cli.tensorboard", "TensorBoard on the scalars that `train --tensorboard` wrote."),
@@ -174,7 +175,15 @@ def _fail_usage(given: Sequence[str], error: click.ClickException) -> int:
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "dynbench"
-    return _fail(given, UsageError(error.format_message(), f"{path} --help lists what there is."))
+    return _fail(given, UsageError(_message(error), f"{path} --help lists what there is."))
+
+
+def _message(error: click.ClickException) -> str:
+    """What click says; of an option with the nearest spelling, for which the dashes in front do not count."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in error.possibilities or ()])
+    return f"{error.message} Did you mean '--{near}'?" if near else error.message
 
 
 def _keep_traceback(given: Sequence[str], bug: BugError) -> None:

@@ -29,9 +29,11 @@ def command(settings: Settings, kind: str | None) -> None:
     show_kinds(settings, "plugins", [kind] if kind else list(KINDS))
 
 
-def show_kinds(settings: Settings, command: str, kinds: Sequence[str]) -> None:
-    """Show the plug-ins of some kinds as what a command found."""
-    found = [line for kind in kinds for line in listed(kind)]
+def show_kinds(
+    settings: Settings, command: str, kinds: Sequence[str], beside: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Show the plug-ins of some kinds, and lines like theirs beside them, as what a command found."""
+    found = [*(line for kind in kinds for line in listed(kind)), *beside]
     if not answered(settings, command, {"plugins": found}, [line["name"] for line in found]):
         cells = [
             (line["kind"], line["name"], line["summary"], ", ".join(option["key"] for option in line["options"]))

@@ -60,7 +60,7 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option(
     "--window", "windows", callback=_whole_numbers, metavar="N,N", help="W of policy `window`, which it adds [8]."
 )
-@click.option("--steps", type=click.IntRange(1), help="Steps per line [100, less where a policy is slow].")
+@click.option("--steps", type=click.IntRange(1), help="Steps per line, in whole windows [100, less where slow].")
 @click.option("--order", type=click.Choice(["shuffle", "file"]), default="shuffle", show_default=True)
 @click.option("--max-length", type=click.IntRange(1), help="Cut samples to this many tokens [no cut], as train does.")
 @click.option("--column", help="Column of the trace file [length, or the only one].")

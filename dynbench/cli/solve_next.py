@@ -1,4 +1,4 @@
-"""What follows from a solution: training with the policy that gave back most, on the same data and as many ranks."""
+"""What follows from a solution: training with the policy that gave back most, on the same samples and as many ranks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings
-from dynbench.cli.solve_view import best_of, gives_back_nothing
+from dynbench.cli.solve_view import best_by_ranks, gives_back_nothing
 from dynbench.config.change import changed
 from dynbench.config.schema import Config, Launch, Workload
+from dynbench.config.window_steps import whole_window_steps
 from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution
@@ -34,30 +35,45 @@ Result = Mapping[str, Any]
 
 
 def next_lines(solution: Solution, config: Config, settings: Settings) -> list[str]:
-    """The command that trains so, after what has to be known of it; why there is none, where nothing is given back."""
+    """For each number of ranks the command that trains so, after what has to be known of it.
+
+    Where nothing is given back, or `train` would cut what was planned longer, that is said in place of commands: what
+    is advised has the lengths that the figures are of.
+    """
     results: Sequence[Result] = [line.result for line in solution.lines]
     if not results:
         return []
     if gives_back_nothing(results):
         return ["Next: stay with static; on these lengths no policy that keeps the batches random gives back anything"]
-    best = best_of(results)
-    trace = next(trace for trace in solution.traces if trace.name == best["trace"])
+    best = best_by_ranks(results)
+    name = next(line["trace"] for line in best.values() if line is not None)
+    trace = next(trace for trace in solution.traces if trace.name == name)
     probed = _probed(config, settings)
     longest = int(trace.lengths.max())
     most = _positions(trace, config) or longest if probed is None else probed.workload.max_length
-    wanted = changed(
-        config, _data(trace, config, most) | _plan(best, config) | _ranks(config.launch, best["world_size"])
-    )
-    if probed is not None:
-        wanted = changed(wanted, _as_probed(config, probed))
-    words = setting_words("train", wanted, settings.config_path)
-    lines = []
-    if options_of(wanted.workload, FileOptions).data_path == NO_SAMPLES["workload.data_path"]:
-        lines.append(f"{trace.name} holds lengths without samples: FILE below stands for the samples that they are of.")
     if longest > most:
-        why = "the most that the model takes" if probed is None else f"the most that {config.probe.run} was probed with"
-        lines.append(f"{trace.name} has samples of up to {longest} tokens; train cuts at {most}, {why}.")
-    return [*lines, f"Next: {next_command('train', *words, root=solution.run.path.parent)}"]
+        why = "the model takes no more" if probed is None else f"{config.probe.run} was probed with no more"
+        return [
+            f"{name} has samples of up to {longest} tokens; train cuts at {most} ({why}), which has other figures.",
+            f"Next: the same with --max-length {most}",
+        ]
+    data = _data(trace, config, most)
+    lines = []
+    if data.get("workload.data_path") == NO_SAMPLES["workload.data_path"]:
+        lines.append(f"{name} holds lengths without samples: FILE below stands for the samples that they are of.")
+    for ranks, line in best.items():
+        if line is None:
+            lines.append(
+                f"On {ranks} ranks stay with static: no policy that keeps the batches random gives back anything."
+            )
+            continue
+        wanted = changed(config, data | _plan(line, config) | _ranks(config.launch, ranks))
+        wanted = changed(wanted, whole_window_steps(wanted))
+        if probed is not None:
+            wanted = changed(wanted, _as_probed(config, probed))
+        words = setting_words("train", wanted, settings.config_path)
+        lines.append(f"Next: {next_command('train', *words, root=solution.run.path.parent)}")
+    return lines
 
 
 def _positions(trace: Trace, config: Config) -> int | None:

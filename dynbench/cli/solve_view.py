@@ -22,7 +22,7 @@ PATIENCE_S = 2.0
 SPREAD_LIMIT = 1.5
 """Steps whose mean lengths are spread more than this many times random batches' are sorted, not random."""
 LEAST_GAIN = 1.005
-"""A plan less than half a percent better than static's is not worth a recommendation."""
+"""A plan no more than half a percent better than static's, shown as 1.00x, is not worth a recommendation."""
 COLUMNS = (
     "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "spread",
     "plan ms", "exact",
@@ -58,15 +58,16 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
         figures: files drawn.
         following: the lines on what comes next.
     """
+    results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
+    chosen = any(result["max_length"] is not None for result in results)
     for trace in solution.traces:
         print_line(_describe(trace))
-        for note in _cut_notes(trace):
+        for note in _cut_notes(trace, chosen):
             print_line(f"  {note}")
-    results: list[Mapping[str, Any]] = [line.result for line in solution.lines]
     best = [index for index, result in enumerate(results) if _is_best(result, results)]
     rows = [_cells(result, results) for result in results]
     print_result(COLUMNS, rows, map(flat, results), keys=KEYS, bold=best)
-    for note in (*_greedy_notes(results), *_steps_notes(results, solution.steps), *_notes(results)):
+    for note in (*_greedy_notes(results), *_steps_notes(solution), *_notes(results)):
         print_line(note)
     for text in _left_out(solution.skipped):
         stderr.print(text, soft_wrap=True)
@@ -77,15 +78,22 @@ def print_solution(solution: Solution, figures: Sequence[Path], following: Seque
 
 def gives_back_nothing(results: Sequence[Mapping[str, Any]]) -> bool:
     """Whether policies were tried that train and leave the batches random, and none gives back anything."""
-    gains = [r["speedup_vs_static"] for r in results if r["policy"] != "static" and _counts(r)]
-    return bool(gains) and all(gain is not None and gain < LEAST_GAIN for gain in gains)
+    tried = [r for r in results if r["policy"] != "static" and _counts(r)]
+    return bool(tried) and not any(map(_gains, tried))
 
 
-def best_of(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The line that gave back most, of the first trace and number of ranks where one did; else partition there."""
-    rivals = (r for r in results if _is_best(r, results) and r["policy"] != "static")
-    best = next((r for r in rivals if (r["speedup_vs_static"] or LEAST_GAIN) >= LEAST_GAIN), None)
-    return best or {**results[0], "policy": "partition", "window": 1}
+def best_by_ranks(results: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any] | None]:
+    """Of the first trace where a policy gives back anything, by number of ranks: the line that does so most, if any.
+
+    Where no policy that could do so was tried, partition on the first trace.
+    """
+    best = [r for r in results if _is_best(r, results)]
+    trace = (best or results)[0]["trace"]
+    firsts = {r["world_size"]: r for r in reversed(results) if r["trace"] == trace}
+    if not best:
+        return {ranks: {**firsts[ranks], "policy": "partition", "window": 1} for ranks in sorted(firsts)}
+    found = {r["world_size"]: r for r in best if r["trace"] == trace}
+    return {ranks: found.get(ranks) for ranks in sorted(firsts)}
 
 
 def _describe(trace: Trace) -> str:
@@ -96,12 +104,12 @@ def _describe(trace: Trace) -> str:
     )
 
 
-def _cut_notes(trace: Trace) -> list[str]:
-    """How many samples were cut here, and how many `train` would cut that are planned at their length."""
+def _cut_notes(trace: Trace, chosen: bool) -> list[str]:
+    """How many samples were cut here, and, where no length was chosen, how many planned whole `train` would cut."""
     notes = []
     if trace.cut_samples:
         notes.append(f"cut here: {trace.cut_samples:,} samples were longer than {trace.lengths.max()} tokens")
-    if trace.longer_than_train:
+    if trace.longer_than_train and not chosen:
         most = trace.train_max_length
         notes.append(
             f"not cut here: {trace.longer_than_train:,} samples are longer than {most} tokens, where train cuts unless "
@@ -115,9 +123,15 @@ def _group(result: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _is_best(result: Mapping[str, Any], results: Iterable[Mapping[str, Any]]) -> bool:
-    """The most given back among policies that can train and leave the batches random."""
-    rivals = [r for r in results if _group(r) == _group(result) and _counts(r)]
+    """The most given back, if anything is, among policies that can train and leave the batches random."""
+    rivals = [r for r in results if _group(r) == _group(result) and _counts(r) and _gains(r)]
     return bool(rivals) and result is max(rivals, key=lambda r: r["speedup_vs_static"] or 0.0)
+
+
+def _gains(result: Mapping[str, Any]) -> bool:
+    """More than `LEAST_GAIN`, or not known."""
+    speedup = result["speedup_vs_static"]
+    return speedup is None or bool(speedup > LEAST_GAIN)
 
 
 def _counts(result: Mapping[str, Any]) -> bool:
@@ -169,17 +183,26 @@ def _greedy_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _steps_notes(results: Sequence[Mapping[str, Any]], asked: int) -> list[str]:
-    """Over how many steps the means are taken, and which lines were cut short."""
+def _steps_notes(solution: Solution) -> list[str]:
+    """Over how many steps the means are taken, why these, and which lines were cut short."""
+    whole: dict[int, list[str]] = {}
     places: dict[str, list[str]] = {}
-    for result in results:
-        if result["steps"] < asked:
-            line = f"{result['policy']}{_window(result)} {result['steps']}"
-            places.setdefault(f"{result['trace']} G={result['world_size']}", []).append(line)
-    if not places:
-        return [f"means over {asked} steps"]
-    cut = "; ".join(f"{place}: {', '.join(lines)}" for place, lines in places.items())
-    return [f"means over {asked} steps, fewer where planning took {LINE_LIMIT_S:g} s (--steps N plans N): {cut}"]
+    for line in solution.lines:
+        result, steps = line.result, line.result["steps"]
+        assert isinstance(steps, int)
+        place = f"{result['trace']} G={result['world_size']}"
+        whole.setdefault(line.whole_steps, []).append(place)
+        if steps < line.whole_steps:
+            places.setdefault(place, []).append(f"{result['policy']}{_window(result)} {steps}")
+    most = max(whole, key=lambda steps: len(whole[steps]), default=solution.steps)
+    others = [f"{place} {steps}" for steps in whole if steps != most for place in dict.fromkeys(whole[steps])]
+    text = f"means over {most} steps" + (f" ({', '.join(others)})" if others else "")
+    if whole.keys() - {solution.steps}:
+        text += f", as {solution.steps} would split a window"
+    if places:
+        cut = "; ".join(f"{place}: {', '.join(lines)}" for place, lines in places.items())
+        text += f", fewer where planning took {LINE_LIMIT_S:g} s (--steps N plans them all): {cut}"
+    return [text]
 
 
 def _window(result: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dynbench.plugins.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from dynbench.plugins.section import Auto, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class Probe(Section):
@@ -41,8 +41,9 @@ class Analysis(Section):
     """Differences below this part count as none."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Level of the intervals."""
-    loss_tolerance: PositiveFloat = 1e-3
-    """Largest relative difference of the global loss that still counts as parity, at level `step`."""
+    loss_tolerance: PositiveFloat | Auto = "auto"
+    """Largest relative difference of the global loss that still counts as parity, at level `step`; auto follows from
+    the precision and the steps: 0.001, or half the precision's unit roundoff times the root of the steps compared."""
     target_perplexity: PositiveFloat | None = None
     """Evaluation perplexity to which time, steps and bytes are told; evaluate often enough (train.eval_every)."""
     time_budget_s: PositiveFloat | None = None

@@ -17,6 +17,7 @@ from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.config.train_rules import TRAIN_RULES
 from dynbench.config.unread import unread
+from dynbench.config.window_steps import split_window_warnings
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressor_options import ContractiveOptions
@@ -83,7 +84,13 @@ def rule_warnings(config: Config, world_size: int, asked: Sequence[Situation] | 
         warnings.append(
             "schedule.window: 1 global batch at a time is what partition plans; set 2 or more, 8 is usual (--window 8)"
         )
-    return [*warnings, *_meetings_missed(config), *image_warnings(config), *unread(asked)]
+    return [
+        *warnings,
+        *split_window_warnings(config),
+        *_meetings_missed(config),
+        *image_warnings(config),
+        *unread(asked),
+    ]
 
 
 def _meetings_missed(config: Config) -> Iterator[str]:

@@ -48,8 +48,9 @@ class Turns:
         """Without end, the order of the arms in every round, each a permutation of their positions.
 
         Two arms alternate A B, B A (ABBA). More go through a Williams square (Williams, Aust. J. Sci. Res. A 2, 1949),
-        in which every arm follows every other equally often and stands at every place equally often; the square's rows
-        are drawn anew whenever all have been used. Which arm is which is drawn as in `building`.
+        in whose rows every arm follows every other equally often and stands at every place equally often; the rows are
+        drawn anew whenever all have been used. Which arm follows which from one round to the next is left to that draw.
+        Which arm is which is drawn as in `building`.
         """
         names, square = self._drawn(1), williams_square(len(self.arms))
         rng = np.random.default_rng((self.seed, self.launch, 2))
@@ -74,7 +75,7 @@ def read_turns(folder: Path) -> Turns | None:
 
 
 def williams_square(n: int) -> list[list[int]]:
-    """Orders of 0 … n-1 in which every number directly follows every other equally often.
+    """Orders of 0 … n-1 within which every number directly follows every other equally often.
 
     n orders where n is even, 2n where it is odd; each number stands at each place equally often.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dynbench.analysis.buckets import (
+    EXPLAINS,
     ONE,
     PARAMETER,
     BucketFit,
@@ -23,12 +24,10 @@ OWN = tuple(
     f"bucket.{what}"
     for what in (
         *("least", "least_ms", "most", "most_ms", "s", "o", "w", "r2", "best", "near", "near_size", "near_ms"),
-        *("near_fit", "near_step", "compute", "transfer", "speed"),
+        *("near_fit", "near_step", "limit", "compute", "transfer", "speed"),
     )
 )
 """Placeholders that only the sentences of this module use."""
-EXPLAINS = 0.5
-"""Part of the variance below which the model explains too little for advice."""
 CLOSE = 0.1
 """By which part computing and sending may differ to count as equally long."""
 
@@ -95,7 +94,11 @@ def bucket_sentences(speaker: Speaker) -> str:
         "bucket_compute": number(compute),
         "bucket_transfer": number(transfer),
     }
-    lines = [speaker.say("answers.buckets.ends", **own), speaker.say("answers.buckets.from", **own)]
+    lines = [speaker.say("answers.buckets.ends", **own)]
+    if not fit.explains:
+        varies = "poor" if fit.r_squared is not None else "alike_overheads"
+        return "\n\n".join([*lines, speaker.say(f"answers.buckets.{varies}", bucket_limit=f"{EXPLAINS:g}", **own)])
+    lines.append(speaker.say("answers.buckets.from", **own))
     if fit.best_bytes is None:
         lines.append(speaker.say(f"answers.buckets.{'no_call' if not fit.call_ms else 'no_bandwidth'}", **own))
     else:
@@ -109,8 +112,6 @@ def bucket_sentences(speaker: Speaker) -> str:
             "bucket_near_step": number(near.step_ms),
         }
         lines.append(speaker.say("answers.buckets.best", **own))
-        if fit.r_squared is not None and fit.r_squared < EXPLAINS:
-            lines.append(speaker.say("answers.buckets.poor", **own))
     lines.append(speaker.say(f"answers.buckets.{_expected(compute, transfer)}", **own))
     return "\n\n".join(lines)
 

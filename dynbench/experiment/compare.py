@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Unpack
 
 from dynbench.analysis.analyze import Report as Analysed
 from dynbench.analysis.analyze import analyze_runs
+from dynbench.analysis.comparability import describe, launch_differences
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.config.dump import dump_config
@@ -107,7 +109,7 @@ def start_comparison(recipe: Recipe, store: RunStore, **naming: Unpack[Naming]) 
         write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
         write_text(comparison.config_file, dump_config(recipe.arms[recipe.baseline]))
         state = plan_state(recipe.name, recipe.baseline, meeting, recipe.launches.planned, seeds)
-        state.write(comparison.path)
+        replace(state, recipe_digest=_recipe_digest(comparison)).write(comparison.path)
     return comparison
 
 
@@ -126,6 +128,28 @@ def _pinned(recipe: Recipe) -> Recipe:
     return replace(recipe, arms={name: pinned(config) for name, config in recipe.arms.items()})
 
 
+def _recipe_digest(comparison: Run) -> str:
+    return hashlib.sha256((comparison.path / RECIPE_FILE).read_bytes()).hexdigest()[:16]
+
+
+def _started_with(comparison: Run) -> Recipe:
+    """The recipe that a comparison was started with.
+
+    Raises:
+        ConfigError, UsageError: it cannot be read, or is another now.
+        RecordError: the comparison's state cannot be read.
+    """
+    restore = f"Restore the file, or {_ANEW}"
+    try:
+        recipe = load_recipe(comparison.path / RECIPE_FILE)
+    except ConfigError as error:
+        error.hint = error.hint or restore
+        raise
+    if read_state(comparison.path).recipe_digest not in (None, _recipe_digest(comparison)):
+        raise UsageError(f"{comparison.path / RECIPE_FILE}: was changed since the comparison was started", restore)
+    return recipe
+
+
 def run_comparison(
     comparison: Run, store: RunStore, on_progress: OnProgress | None = None, on_stage: OnStage = lambda _: None
 ) -> Outcome:
@@ -139,19 +163,17 @@ def run_comparison(
 
     Raises:
         RecordError: the comparison's files cannot be read.
-        UsageError: another process is at it.
+        UsageError: another process is at it, or its recipe was changed.
+        NotComparable: a launch that is done is not what one made now would be.
         DynbenchError: a launch ended so; what is done is kept, and the hint says how to go on.
     """
     refuse_running(comparison)
-    try:
-        recipe = load_recipe(comparison.path / RECIPE_FILE)
-    except ConfigError as error:
-        error.hint = error.hint or f"Restore the file, or {_ANEW}"
-        raise
+    recipe = _started_with(comparison)
     store = store.within(comparison)
     with resumable(comparison), warnings_said_once():
-        recipe = _probed(comparison, recipe, store)
         state = _without_removed(read_state(comparison.path), store)
+        recipe, state = _probed(comparison, recipe, state, store)
+        _check_done(state, recipe, store)
         state = run_launches(comparison, state, recipe, store, on_progress)
         if recipe.launches.half_width is not None and state.blocks == recipe.launches.first:
             state = _with_second_stage(comparison, state, recipe, store, on_stage)
@@ -168,13 +190,14 @@ def run_comparison(
     return Outcome(comparison, recipe.launches, state, analysed, reports, subject.figures)
 
 
-def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
-    """The recipe with a probe for every arm that wants one; arms that it means the same for share it.
+def _probed(comparison: Run, recipe: Recipe, state: CompareState, store: RunStore) -> tuple[Recipe, CompareState]:
+    """The recipe with a probe for every arm that wants one, and the state that names them.
 
-    An arm that asks for none, or names one, stays as it is, and so does one that `train` would run without. The recipe
-    is written back after every probe, so that resuming keeps it. Every launch is then planned for once more, with the
-    capacities found.
+    An arm that asks for none, or names one, stays as it is, and so does one that `train` would run without; arms that
+    a probe means the same for share it. The state is written after every probe, so that resuming keeps it. Every launch
+    is then planned for once more, with the capacities found.
     """
+    recipe = _using(recipe, state.probes)
     wanting = {name: config for name, config in recipe.arms.items() if wants_probe(config)}
     with_splits = any(map(splits, wanting.values()))
     groups: dict[tuple[int, str, float, str], list[str]] = {}
@@ -182,12 +205,37 @@ def _probed(comparison: Run, recipe: Recipe, store: RunStore) -> Recipe:
         groups.setdefault(probe_identity(config, store, with_splits=with_splits), []).append(name)
     for first, *others in groups.values():
         probe = with_probe(recipe.arms[first], store).probe.run
-        shared = {name: using_probe(recipe.arms[name], probe) for name in (first, *others)}
-        recipe = replace(recipe, arms={**recipe.arms, **shared})
-        write_text(comparison.path / RECIPE_FILE, dump_recipe(recipe))
+        assert probe is not None, "it was wanted"
+        state = replace(state, probes={**state.probes, **dict.fromkeys((first, *others), probe)})
+        state.write(comparison.path)
+    recipe = _using(recipe, state.probes)
     if groups:
         resolved_arms(recipe, store)
-    return recipe
+    return recipe, state
+
+
+def _using(recipe: Recipe, probes: Mapping[str, str]) -> Recipe:
+    shared = {name: using_probe(recipe.arms[name], probe) for name, probe in probes.items()}
+    return replace(recipe, arms={**recipe.arms, **shared})
+
+
+def _check_done(state: CompareState, recipe: Recipe, store: RunStore) -> None:
+    """Refuse to go on where a launch that is done is of another configuration than the arm's next would be.
+
+    Raises:
+        NotComparable: there is one.
+    """
+    done = [(arm, Run(store.root / run)) for arm, runs in state.arms.items() for run in runs]
+    if not (done and state.missing):
+        return
+    arms = resolved_arms(recipe, store)
+    for arm, run in done:
+        if unlike := launch_differences([run.config(), arms[arm]]):
+            raise NotComparable(
+                f"{run.label}, a launch of arm {arm}, is of another configuration than one made now: they differ in "
+                f"{describe(unlike)}",
+                "Go on where it was begun.",
+            )
 
 
 def _with_second_stage(
@@ -243,7 +291,7 @@ def resumable(comparison: Run) -> Iterator[None]:
 
 def _next_step(comparison: Run, error: DynbenchError) -> str:
     if isinstance(error, NotComparable):
-        return f"Its launches are done, and going on repeats none: {_ANEW}"
+        return f"Going on repeats no launch that is done: {_ANEW}"
     settings = isinstance(error, UsageError | NothingFits) and not isinstance(error, StorageError)
     anew = f"; with other settings, {_ANEW}" if settings else ""
     return f"{_GO_ON} {resume_command(comparison)}{anew}"

@@ -17,8 +17,8 @@ def ratio(value: float | None) -> str | None:
 
 
 def interval(comparison: ComparisonRecord) -> str | None:
-    """`[1.251, 1.380]`; None for an estimate."""
-    return format_interval(comparison.ci95).replace(" ", NBSP) or None
+    """`[1.251, 1.380]`, the interval that the verdict rests on; None for an estimate."""
+    return format_interval(comparison.interval).replace(" ", NBSP) or None
 
 
 def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
@@ -31,9 +31,9 @@ def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
 
 def saved_interval(comparison: ComparisonRecord, subject: Subject) -> str | None:
     """The same for both ends of the interval."""
-    if comparison.ci95 is None or not _saves(comparison, subject):
+    if comparison.interval is None or not _saves(comparison, subject):
         return None
-    low, high = comparison.ci95
+    low, high = comparison.interval
     return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
 
 

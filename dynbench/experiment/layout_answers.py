@@ -13,15 +13,17 @@ from dynbench.experiment.subject import Subject
 
 OWN = tuple(f"layouts.{what}" for what in ("packed", "padded", "saved", "speedup", "interval"))
 """Placeholders that only the sentences of this module use."""
+TURNED = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
+"""A verdict told of the other arm; the rest are the same of both."""
 
-_Found = tuple[str, str, float, tuple[float, float] | None]
-"""The packed arm, the padded one, the padded one's time over the packed one's, and its interval."""
+_Found = tuple[str, str, Verdict, float, tuple[float, float] | None]
+"""The packed arm, the padded one, the verdict on the first, the second's time over the first's, and its interval."""
 
 
 def layout_sentences(speaker: Speaker) -> str:
     """A line per packed arm and padded one that computed the same samples in every step; empty without any."""
     lines = []
-    for packed, padded, speedup, ends in _pairs(speaker.subject):
+    for packed, padded, verdict, speedup, ends in _pairs(speaker.subject):
         own = {
             "layouts_packed": f"`{packed}`",
             "layouts_padded": f"`{padded}`",
@@ -29,7 +31,7 @@ def layout_sentences(speaker: Speaker) -> str:
             "layouts_speedup": ratio(speedup),
             "layouts_interval": format_interval(ends).replace(" ", NBSP) or speaker.template.label("words.no_interval"),
         }
-        lines.append(speaker.say(f"answers.layouts.{'saves' if speedup > 1 else 'costs'}", **own))
+        lines.append(speaker.say(f"answers.layouts.{verdict}", **own))
     return speaker.bullets(lines)
 
 
@@ -41,10 +43,10 @@ def _pairs(subject: Subject) -> Iterator[_Found]:
         if item.level != "step" or item.verdict is Verdict.INCOMPARABLE or padded[0] == padded[1]:
             continue
         if padded[0]:
-            yield item.candidate, item.baseline, item.speedup, item.ci95
+            yield item.candidate, item.baseline, item.verdict, item.speedup, item.interval
         else:
-            ends = None if item.ci95 is None else (1 / item.ci95[1], 1 / item.ci95[0])
-            yield item.baseline, item.candidate, 1 / item.speedup, ends
+            ends = None if item.interval is None else (1 / item.interval[1], 1 / item.interval[0])
+            yield item.baseline, item.candidate, TURNED.get(item.verdict, item.verdict), 1 / item.speedup, ends
 
 
 def _layout(subject: Subject, arm: str) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from dynbench.runs.store import RunStore
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.cost_types import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
-from dynbench.schedule.policy import Problem
+from dynbench.schedule.policy import Problem, policy_class
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
 from dynbench.schedule.traces import Trace
+from dynbench.windows import whole_windows
 
 SOLVE_FILE = "solve.json"
 ALWAYS = ("static", "prefix", "partition", "packed")
@@ -34,7 +35,7 @@ ALWAYS = ("static", "prefix", "partition", "packed")
 COST_POLICIES = ("prefix", "partition")
 """Policies whose plans are compared between cost types."""
 STEPS = 100
-"""Optimizer steps per line at most: enough for a tail, a second or two in all."""
+"""Optimizer steps per line at most, in whole windows: enough for a tail, a second or two in all."""
 LEAST_STEPS, WORK = 8, 2**26
 """Large problems are planned for fewer steps: ranks * samples * steps up to `WORK`, but never below `LEAST_STEPS`."""
 
@@ -144,8 +145,10 @@ def _plan(folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, a
     lines: list[Line] = []
     skipped: list[Skipped] = []
     unplanned: list[Json] = []
+    windows = {config.schedule.window_size for config in configs.values() if _plans_windows(config)}
     for arm, policy, config in planned:
-        for outcome in _solve(_named(trace, arm, policy, planned), policy, config, workers, root):
+        steps = _steps(config, workers, windows, trace)
+        for outcome in _solve(_named(trace, arm, policy, planned), policy, config, workers, steps, root):
             if isinstance(outcome, Line):
                 if outcome.result["policy"] == policy:
                     speeds = config.schedule.speeds
@@ -170,7 +173,7 @@ def _named(trace: Trace, arm: str | None, policy: str, planned: Sequence[tuple[s
     return trace if len(rivals) == 1 else replace(trace, name=f"{trace.name}, {arm}")
 
 
-def _solve(trace: Trace, policy: str, config: Config, workers: int, root: Path) -> Iterator[Line | Skipped]:
+def _solve(trace: Trace, policy: str, config: Config, workers: int, steps: int, root: Path) -> Iterator[Line | Skipped]:
     """The line of one policy on the problem that its runs planned; why not, where it cannot be planned."""
 
     def make_problem(lengths: IntArray, ranks: int, window: int) -> Problem:
@@ -182,7 +185,7 @@ def _solve(trace: Trace, policy: str, config: Config, workers: int, root: Path) 
         make_problem=make_problem,
         policies=[policy],
         windows=[config.schedule.window_size],
-        steps=_steps(config, workers),
+        steps=steps,
         max_length=config.workload.max_length,
     )
     try:
@@ -204,7 +207,7 @@ def _cost_types(configs: Mapping[str, Config], trace: Trace, workers: int, root:
     measured = next((each for each in configs.values() if each.schedule.cost_type == "measured"), None)
     if measured is not None:
         costs["measured"] = build_cost(measured, multiple, root, positions)
-    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, workers))
+    return compare_cost_types(problem, COST_POLICIES, costs, _steps(config, workers, (), trace))
 
 
 def problem_of(config: Config, lengths: IntArray, workers: int, root: Path, positions: int | None = None) -> Problem:
@@ -213,9 +216,16 @@ def problem_of(config: Config, lengths: IntArray, workers: int, root: Path, posi
     return build_problem(config, lengths, workers, 1 if multiple == "auto" else multiple, root, positions)
 
 
-def _steps(config: Config, workers: int) -> int:
-    affordable = max(WORK // (workers * config.train.global_batch), LEAST_STEPS)
-    return min(config.train.warmup_steps + config.train.steps, affordable, STEPS)
+def _steps(config: Config, workers: int, windows: Collection[int], trace: Trace) -> int:
+    """Optimizer steps of a line: whole windows of every arm, so that the lines have the same samples."""
+    batch = config.train.global_batch
+    affordable = max(WORK // (workers * batch), LEAST_STEPS)
+    least = min(config.train.warmup_steps + config.train.steps, affordable, STEPS)
+    return whole_windows(least, windows, len(trace.lengths) // batch)
+
+
+def _plans_windows(config: Config) -> bool:
+    return policy_class(config.schedule.policy_name).level == "window"
 
 
 def _without_arm(config: Config) -> Config:

@@ -61,7 +61,7 @@ def quality_table(subject: Subject, template: Template) -> str:
             number(arm.compression) or none,
             str(len(arm.values)),
             f"{fmean(arm.values.values()):.4f}",
-            _change(arm) or none,
+            change_of(arm) or none,
             template.label(f"quality.{arm.judgement}") if arm.judgement else none,
         ]
         for name, arm in arms.items()
@@ -77,7 +77,7 @@ def quality_sentence(speaker: Speaker) -> str:
     if measure is None or not judged:
         return speaker.say("answers.quality.unknown")
     own = {
-        "quality_measure": speaker.say(f"answers.quality.{measure.partition('.')[2]}"),
+        "quality_measure": measure_text(speaker, measure),
         "quality_within": percent(WITHIN),
     }
     said = [
@@ -88,13 +88,18 @@ def quality_sentence(speaker: Speaker) -> str:
     kept = {name: arm.compression for name, arm in judged.items() if arm.judgement == "within" and arm.compression}
     if kept:
         best = max(kept, key=lambda name: kept[name] or 0.0)
-        change = _change(judged[best])
+        change = change_of(judged[best])
         said.append(
             speaker.say(
                 "answers.quality.best", quality_arm=f"`{best}`", quality_times=number(kept[best]), quality_change=change
             )
         )
     return " ".join(said)
+
+
+def measure_text(speaker: Speaker, measure: str) -> str:
+    """One of `MEASURES` in words."""
+    return speaker.say(f"answers.quality.{measure.partition('.')[2]}")
 
 
 def qualities(subject: Subject) -> tuple[str | None, dict[str, Quality]]:
@@ -125,7 +130,8 @@ def _changes(
     return None if is_base or len(pairs) < 2 else mean_interval(pairs)
 
 
-def _change(arm: Quality) -> str | None:
+def change_of(arm: Quality) -> str | None:
+    """An arm's change against the baseline with its interval; None of the baseline, and of fewer than two launches."""
     if arm.change is None:
         return None
     mean, low, high = (f"{100 * value:+.2f}" for value in arm.change)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dynbench import __version__
 from dynbench.analysis.metrics import lookup, workers_of
+from dynbench.analysis.ranking import families
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
@@ -17,6 +18,8 @@ from dynbench.experiment import (
     answers,
     bucket_answers,
     communication_answers,
+    compress_answers,
+    conclusions,
     cost_answers,
     layout_answers,
     memory_safety,
@@ -30,6 +33,7 @@ from dynbench.experiment import (
 from dynbench.experiment import report_tables as tables
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
+from dynbench.experiment.conclusions import best_of, claim_of, conclusion, notes, placeholders
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
@@ -76,6 +80,8 @@ def report_values(sources: Sources) -> Values:
     values |= dict.fromkeys(
         (
             *answers.OWN,
+            *conclusions.OWN,
+            *compress_answers.OWN,
             *cost_answers.OWN,
             *layout_answers.OWN,
             *memory_safety.OWN,
@@ -91,6 +97,7 @@ def report_values(sources: Sources) -> Values:
         )
     )
     speaker = Speaker(sources.subject, sources.template, values)
+    values |= placeholders(speaker)
     values |= {**_sentences(sources, values), **_answers(speaker, sources.solved)}
     return values | {"chapters": ""}
 
@@ -108,18 +115,21 @@ def _identity(sources: Sources) -> Values:
 
 def _arms(subject: Subject, template: Template) -> Values:
     """The baseline, and the best candidate of the comparisons."""
-    best, alike, members = subject.best, subject.best_alike, subject.arms[subject.baseline]
+    best, members = best_of(subject), subject.arms[subject.baseline]
     planned = members if best is None else subject.arms.get(best.candidate, ())
     return {
         "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
         "analysis.first_stage": next((str(item.first_stage) for item in subject.comparisons if item.first_stage), None),
-        "analysis.pairs": str(sum(pair.p_holm is not None for pair in subject.pairs)),
+        "analysis.together": str(max((item.judged_together or 1 for item in subject.comparisons), default=1)),
+        "analysis.other_pairs": str(families(subject.pairs)[1]),
         "arms.oversubscribed": ", ".join(f"`{name}`" for name in subject.oversubscribed),
         "baseline.name": f"`{subject.baseline}`",
         "baseline.launches": str(len(members)),
         "baseline.wait_percent": percent(mean_of(members, "wait_fraction")),
         "baseline.padding_ratio": _decimals(mean_of(members, "padding_ratio")),
-        **_compared("best", best),
+        "best.name": f"`{best.candidate}`" if best else None,
+        "best.speedup": ratio(best.speedup) if best else None,
+        "best.interval": interval(best) if best else None,
         "best.saved": saved_hours(best, subject) if best else None,
         "best.saved_interval": saved_interval(best, subject) if best else None,
         "best.efficiency": percent(best.efficiency) if best else None,
@@ -128,15 +138,6 @@ def _arms(subject: Subject, template: Template) -> Values:
         "best.recovered": texts.recovered(template, best) if best else None,
         "best.loss_difference": tables.loss_difference(best) if best else None,
         "best.plan_percent": percent(mean_of(planned, "plan_fraction")),
-        **_compared("alike", alike),
-    }
-
-
-def _compared(name: str, found: ComparisonRecord | None) -> Values:
-    return {
-        f"{name}.name": f"`{found.candidate}`" if found else None,
-        f"{name}.speedup": ratio(found.speedup) if found else None,
-        f"{name}.interval": interval(found) if found else None,
     }
 
 
@@ -193,6 +194,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     """The questions of the report, each with its numbers."""
     return {
         **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
+        "say.recommendation": _conclusion(speaker),
         "say.waste": waste_answers.waste_sentences(speaker),
         "say.strategies": strategy_answers.strategy_sentences(speaker),
         "say.buckets": bucket_answers.bucket_sentences(speaker),
@@ -218,19 +220,22 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
 def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     """The texts that depend on what was measured, filled in turn; empty where there is nothing to say."""
     subject, template = sources.subject, sources.template
-    claim, checks = _claim(subject), "none" if subject.checks is None else "found" if subject.checks else "clean"
+    best, claim = best_of(subject), claim_of(subject)
+    checks = "none" if subject.checks is None else "found" if subject.checks else "clean"
     chosen = {
         "say.abstract": f"abstract.{claim}",
-        "say.recommendation": f"recommendation.{_recommended(subject, claim)}",
-        "say.alike": "alike.note" if subject.best_alike else None,
+        **notes(subject),
         "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
         "say.links": "links.note" if values["table.links"] else None,
         "say.virtual": "ranks.note" if subject.virtual else "ranks.emulated" if subject.links_gbps else None,
         "say.recovered": "recovered" if values["best.recovered"] and claim != Verdict.INCOMPARABLE else None,
         "say.order": f"order.{_order(subject)}",
         "say.stages": "stages.note" if values["analysis.first_stage"] else None,
-        "say.pairs": f"pairs.{_spread(subject)}" if values["table.pairs"] else None,
-        "say.work": f"work.{'alike' if claim == 'alike' else _work(subject.best)}",
+        "say.joint": f"joint.{_spread(subject)}" if values["analysis.together"] != "1" else None,
+        "say.pairs": f"pairs.{'others' if values['analysis.other_pairs'] != '0' else 'none'}"
+        if values["table.pairs"]
+        else None,
+        "say.work": f"work.{'alike' if claim == 'alike' else _work(best)}",
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
         "say.bound": "solve.bound" if values["table.solve"] else None,
@@ -245,23 +250,12 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     return {**said, "say.virtual": " ".join(part for part in (said["say.virtual"], shared) if part)}
 
 
-def _claim(subject: Subject) -> str:
-    """Which text says what was found: that of the verdict, or of what stood alone."""
-    if subject.best:
-        return subject.best.verdict
-    if subject.comparisons:
-        return "alike"
-    return "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
-
-
-def _recommended(subject: Subject, claim: str) -> str:
-    """Which text says what to do: that of the claim, unless it tells GPU-hours of arms on unequal numbers of ranks."""
-    best = subject.best
-    if best is not None and best.leak is not None and claim == Verdict.FASTER:
-        return "leak"
-    if best is None or claim == Verdict.INCOMPARABLE or "saved" not in subject.question.columns:
-        return claim
-    return claim if subject.same_ranks(best) else "ranks"
+def _conclusion(speaker: Speaker) -> str:
+    """What to do: of compressors by bytes and quality, of all else by time."""
+    best = best_of(speaker.subject)
+    if speaker.subject.question.name == "compress" and best is not None and best.verdict != Verdict.INCOMPARABLE:
+        return compress_answers.compress_conclusion(speaker)
+    return conclusion(speaker)
 
 
 def _solve(solved: Solved | None) -> str:
@@ -306,8 +300,8 @@ def _order(subject: Subject) -> str:
 
 
 def _spread(subject: Subject) -> str:
-    """Which text says what the p values of the pairs rest on."""
-    return "pooled" if any(pair.spread == "pooled" for pair in subject.pairs) else "own"
+    """Which text says what the joint intervals rest on."""
+    return "arms" if any(pair.spread == "arms" for pair in subject.pairs) else "own"
 
 
 def _work(best: ComparisonRecord | None) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import combinations
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup, workers_of
-from dynbench.analysis.record import ScalingRecord
+from dynbench.analysis.record import ComparisonRecord, ScalingRecord
+from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import NBSP, number, percent, ratio
 from dynbench.experiment.report_texts import marked
@@ -35,7 +37,7 @@ COSTS: Mapping[str, str] = {
     "speed": "",
 }
 """What communication costs, in five figures, and where a summary has it; the others are of two of these."""
-OWN = ("server.names", "server.list", "server.expected", "server.found", "server.fewest", "server.most")
+OWN = tuple(f"server.{what}" for what in ("names", "list", "expected", "found", "against", "untold", "fewest", "most"))
 """Placeholders that only the sentences of this module use."""
 
 
@@ -138,7 +140,10 @@ def outcomes(speaker: Speaker) -> str:
 
 
 def order_sentence(speaker: Speaker) -> str:
-    """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers."""
+    """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers.
+
+    It is where the verdict on every pair of arms of two of these kinds says so.
+    """
     subject = speaker.subject
     served, workers = served_arms(subject), workers_of(subject.first.summary)
     rates = {
@@ -154,9 +159,24 @@ def order_sentence(speaker: Speaker) -> str:
     expected, found = sorted(rates, key=rank), sorted(rates, key=lambda name: -rates[name])
     if len({rank(name) for name in rates}) < 2:
         return ""
-    holds = [rank(name) for name in found] == sorted(rank(name) for name in found)
+    faster = _faster(subject)
+    claimed = [(one, other) for one, other in combinations(expected, 2) if rank(one) < rank(other)]
+    against = [pair for pair in claimed if pair[::-1] in faster]
+    untold = [pair for pair in claimed if pair not in faster and pair not in against]
     listed = {"server_expected": _order(expected), "server_found": _order(found)}
-    return speaker.say(f"answers.order.{'holds' if holds else 'not'}", **listed)
+    listed |= {"server_against": _couples(against), "server_untold": _couples(untold)}
+    return speaker.say(f"answers.order.{'not' if against else 'open' if untold else 'holds'}", **listed)
+
+
+def _faster(subject: Subject) -> set[tuple[str, str]]:
+    """Pairs of arms of which the verdict says that the first is faster."""
+    told: Sequence[ComparisonRecord] = [*subject.comparisons, *subject.pairs]
+    ahead = {(item.candidate, item.baseline) for item in told if item.verdict is Verdict.FASTER}
+    return ahead | {(item.baseline, item.candidate) for item in told if item.verdict is Verdict.SLOWER}
+
+
+def _couples(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"(`{one}`, `{other}`)" for one, other in pairs)
 
 
 def _order(names: Sequence[str]) -> str:

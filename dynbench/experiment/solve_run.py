@@ -43,7 +43,7 @@ class SolveOptions:
         windows: numbers of global batches that `window` plans together (W).
         batch_per_rank: samples per rank and step; B is G times it.
         global_batch: B itself, in place of `batch_per_rank`.
-        steps: optimizer steps; None decides by time.
+        steps: optimizer steps, rounded up to whole windows; None decides by time.
         order: `shuffle`, or `file` for the order in which the samples stand.
         max_length: cut every sample to this many tokens; None cuts nothing.
     """
@@ -61,7 +61,7 @@ class SolveOptions:
 
 @dataclass(frozen=True)
 class Solution:
-    """A finished `solve`: its run, the planned traces, its lines, what could not run, and the steps of a whole line."""
+    """A finished `solve`: its run, the planned traces, its lines, what could not run, and the steps asked for."""
 
     run: Run
     traces: Sequence[Trace]
@@ -102,7 +102,7 @@ def run_solve(
     with recorded(run, at_its_end=True):
         lines, skipped = _collect(outcomes, on_outcome)
         _write(run, request.traces, lines, skipped)
-    return Solution(run, request.traces, lines, skipped, request.steps_per_line)
+    return Solution(run, request.traces, lines, skipped, request.least_steps)
 
 
 def keep_solution(

@@ -39,12 +39,13 @@ def check_startable(recipe: Recipe, store: RunStore) -> Startable:
         NotComparable: arms that differ in more than may be compared.
         UsageError, NothingFits: this process is itself a rank, or an arm cannot run here or be planned.
         ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
-        DataError: a file that the arms, which share their data, cannot use.
+        DataError: a file or a folder that an arm cannot use.
     """
     if started_as_rank(recipe.arms[recipe.baseline]):
         raise UsageError(
             "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
         )
+    store.check_place()
     resolved = resolved_arms(recipe, store)
     question = _check_comparable(recipe, resolved)
     if recipe.launches.half_width is not None and resolved[recipe.baseline].launch.nnodes > 1:
@@ -53,9 +54,11 @@ def check_startable(recipe: Recipe, store: RunStore) -> Startable:
             "Give a number: --launches N; the check `resolution` says how many would decide.",
         )
     meeting = decide_meeting(recipe.launches, resolved, recipe.baseline)
-    splits = check_inputs(recipe.arms[recipe.baseline])
-    for config in resolved.values():
-        check_batch(config, splits)
+    asked = {name: config.workload.model_dump_json() for name, config in recipe.arms.items()}
+    one_of = {workload: recipe.arms[name] for name, workload in asked.items()}
+    splits = {workload: check_inputs(config) for workload, config in one_of.items()}
+    for name, config in resolved.items():
+        check_batch(config, splits[asked[name]])
     return Startable(question, meeting)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -49,6 +49,8 @@ class CompareState:
         mode: whether arms share launches.
         reason: why.
         groups: the arms of each launch of a block.
+        recipe_digest: of the text of the recipe that it was started with; None where an earlier version started it.
+        probes: arm to the probe that was made for it.
     """
 
     recipe: str
@@ -58,6 +60,8 @@ class CompareState:
     mode: Mode = "apart"
     reason: str = ""
     groups: Groups = ()
+    recipe_digest: str | None = None
+    probes: Mapping[str, RunId] = field(default_factory=dict)
 
     @property
     def meeting(self) -> Meeting:

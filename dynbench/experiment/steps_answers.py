@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, stdev
+from typing import Literal
 
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.stats import mean_interval
@@ -16,11 +17,14 @@ from dynbench.experiment.subject import Member, Subject, whole
 from dynbench.report import Template, table
 
 LEAST = 1e-3
-"""Of the loss: what changes it by less costs none."""
+"""Part of the baseline's loss that counts as none."""
 OWN = tuple(
-    f"cost.{what}" for what in ("samples", "seeds", "times", "steps", "steps_interval", "rows", "rows_interval")
+    f"cost.{what}"
+    for what in ("samples", "seeds", "times", "steps", "steps_interval", "rows", "rows_interval", "margin", "effect")
 )
 """Placeholders that only the sentences of this module use."""
+
+Judgement = Literal["costs", "least", "none", "gains", "open"]
 
 Launch = tuple[object, int]
 """Seed of a launch, and which one of that seed it is."""
@@ -56,13 +60,13 @@ class Effect:
     low: float
     high: float
 
-    def costs(self, loss: float) -> bool:
-        """Whether it is above nothing, of a loss like this."""
-        return self.low > 0 and self.mean > LEAST * loss
-
-    def overlaps(self, other: Effect) -> bool:
-        """Whether their intervals have a value in common."""
-        return self.low <= other.high and other.low <= self.high
+    def judged(self, margin: float) -> Judgement:
+        """By the whole interval: worse by more than a margin, or by any part; no more than it; better; or not told."""
+        if -margin <= self.low and self.high <= margin:
+            return "none"
+        if self.low > 0:
+            return "costs" if self.low > margin else "least"
+        return "gains" if self.high < 0 else "open"
 
 
 def steps_table(subject: Subject, template: Template) -> str:
@@ -87,7 +91,7 @@ def steps_table(subject: Subject, template: Template) -> str:
 
 
 def steps_sentence(speaker: Speaker) -> str:
-    """Which of the two costs loss, as far as the launches tell; or why there is no telling."""
+    """What each of the two does to the loss, as far as the launches tell; or why there is no telling."""
     arms = _trained(speaker.subject)
     if arms is None:
         return speaker.say("answers.steps.unknown")
@@ -98,13 +102,7 @@ def steps_sentence(speaker: Speaker) -> str:
     rows = _effect((one, other) for one, other in product(known, known) if _only_rows(one, other))
     if fewer is None or rows is None:
         return speaker.say("answers.steps.unknown")
-    loss = fmean(known[0].losses.values())
-    if fewer.overlaps(rows):
-        case = "open"
-    elif fewer.mean > rows.mean:
-        case = "fewer" if fewer.costs(loss) else "neither"
-    else:
-        case = "rows" if rows.costs(loss) else "neither"
+    margin = LEAST * fmean(arms[speaker.subject.baseline].losses.values())
     counts = sorted({arm.steps for arm in known})
     own = {
         "cost_samples": f"{known[0].samples:,}",
@@ -114,8 +112,17 @@ def steps_sentence(speaker: Speaker) -> str:
         "cost_steps_interval": _interval(fewer),
         "cost_rows": f"{rows.mean:+.4f}",
         "cost_rows_interval": _interval(rows),
+        "cost_margin": f"{margin:.4f}",
     }
-    return speaker.say(f"answers.steps.{case}", **own)
+    told = [
+        speaker.say(
+            f"answers.steps.{effect.judged(margin)}",
+            cost_effect=speaker.template.label(f"answers.steps.of.{name}"),
+            **own,
+        ).strip()
+        for name, effect in (("fewer", fewer), ("rows", rows))
+    ]
+    return " ".join([speaker.say("answers.steps.effects", **own).strip(), *told])
 
 
 def _trained(subject: Subject) -> dict[str, Trained] | None:

@@ -23,7 +23,6 @@ from dynbench.analysis.record import (
     read_analysis,
 )
 from dynbench.analysis.summary import CHECKS_FILE, read_checks, summarise
-from dynbench.analysis.verdict import Verdict
 from dynbench.config.digest import flatten
 from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
@@ -121,24 +120,6 @@ class Subject:
         return sorted({float(speed) for speed in found if isinstance(speed, int | float)})
 
     @property
-    def best(self) -> ComparisonRecord | None:
-        """The fastest of those found FASTER; without one the largest speed-up, of what could be compared if any was.
-
-        Arms configured as the baseline is are left out: what they differ by is noise. One whose samples see each other
-        is the best only where no other is faster: what it is faster at is another training.
-        """
-        return max((item for item in self.comparisons if not item.aa), key=_merit, default=None)
-
-    @property
-    def best_alike(self) -> ComparisonRecord | None:
-        """The fastest found FASTER on the baseline's own samples, where the best draws others in a step; else None."""
-        best = self.best
-        if best is None or best.verdict is not Verdict.FASTER or best.level != "stream":
-            return None
-        alike = [item for item in self.comparisons if item.same_work and item.verdict is Verdict.FASTER]
-        return max(alike, key=_merit, default=None)
-
-    @property
     def has_lengths(self) -> bool:
         """Whether samples of a run differ in length, as far as is known."""
         names = (str((member.config or {}).get("workload.name")) for member in self.members)
@@ -148,11 +129,6 @@ class Subject:
         """Whether both arms ran on as many ranks, those that serve included, as far as that was recorded."""
         arms = (self.arms.get(name, ()) for name in (comparison.baseline, comparison.candidate))
         return len({mean_of(members, "world_size") for members in arms} - {None}) <= 1
-
-
-def _merit(comparison: ComparisonRecord) -> tuple[bool, bool, bool, float]:
-    faster, apart = comparison.verdict is Verdict.FASTER, comparison.leak is None
-    return faster and apart, faster, comparison.verdict is not Verdict.INCOMPARABLE, comparison.speedup
 
 
 def mean_of(members: Sequence[Member], key: str) -> float | None:

@@ -10,6 +10,7 @@ from dynbench.analysis.waste import PARTS, ms_per_kilotoken
 from dynbench.analysis.waste_table import heading, mean_waste, waste_table
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
+from dynbench.experiment.conclusions import best_of
 from dynbench.experiment.formats import number, percent
 from dynbench.experiment.subject import Json, Member, whole
 from dynbench.report import Template
@@ -52,10 +53,10 @@ def waste_sentences(speaker: Speaker) -> str:
 
 def waterfall_sentence(speaker: Speaker) -> str:
     """What the best candidate gave back of the baseline's step, and what is left; empty where nothing tells."""
-    subject = speaker.subject
-    if subject.best is None:
+    subject, best = speaker.subject, best_of(speaker.subject)
+    if best is None:
         return ""
-    before, after = (_times(subject.arms.get(name, ())) for name in (subject.baseline, subject.best.candidate))
+    before, after = (_times(subject.arms.get(name, ())) for name in (subject.baseline, best.candidate))
     if before is None or after is None:
         return ""
     gains = {part: before[part] - after[part] for part in PARTS}
@@ -63,7 +64,7 @@ def waterfall_sentence(speaker: Speaker) -> str:
     if gains[part] <= 0:
         part, case = min(PARTS, key=gains.__getitem__), "costs"
     own = {
-        "fall_name": f"`{subject.best.candidate}`",
+        "fall_name": f"`{best.candidate}`",
         "fall_before": number(sum(before.values())),
         "fall_after": number(sum(after.values())),
         "fall_part": heading(part, speaker.template.label),

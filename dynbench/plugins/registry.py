@@ -7,7 +7,7 @@ Nothing of a plug-in is imported to list it, to validate its options or to say w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -130,17 +130,22 @@ class Registry(Mapping[str, E]):
         outside.load_all()
         return len(self.entries)
 
-    def find(self, name: str) -> E:
+    def find(self, name: str, beside: Sequence[str] = ()) -> E:
         """The plug-in of a name.
+
+        Args:
+            name: of a plug-in.
+            beside: what may stand in its place, for the message.
 
         Raises:
             UsageError: unknown, with the nearest spelling.
         """
         if name not in self:
-            near = did_you_mean(name, self)
+            known = (*self, *beside)
+            near = did_you_mean(name, known)
             raise UsageError(
                 f"{self.key or self.kind}: {name!r} is not a {self.kind}. {near}".rstrip(),
-                f"Known: {', '.join(self)}{outside.or_your_own()}.",
+                f"Known: {', '.join(known)}{outside.or_your_own()}.",
             )
         return self[name]
 

@@ -11,10 +11,12 @@ from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
+from dynbench.windows import whole_windows
 
 POLICIES = ("partition", "prefix", "window")
 WINDOW = 8
 STEPS = 40
+"""Optimizer steps of a prediction, in whole windows."""
 LARGEST_BATCH = 4096
 """Global batches above it are tried only as far as `LEAST_PER_RANK` asks for, samples."""
 LEAST_PER_RANK = 8
@@ -31,8 +33,10 @@ class BreakEven:
     """What was compared until then, ascending; empty where nothing could be planned."""
 
 
-def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float, steps: int = STEPS) -> float | None:
+def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float) -> float | None:
     """Mean predicted step: the slowest rank's cost plus what every step pays alike; None where it cannot be planned."""
+    # Whole windows, for all policies the same.
+    steps = whole_windows(STEPS, (WINDOW,), len(problem.lengths) // problem.global_batch)
     try:
         planner = Planner(policy, problem)
         slowest = [float(np.max(step_costs(planner.plan(step), problem))) for step in range(steps)]

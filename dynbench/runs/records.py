@@ -37,6 +37,11 @@ class StepRow:
     """Tokens of this rank's samples without padding."""
     padded_tokens: int
     """Sum over the rank's micro-batches of samples times padded length; of packed rows their real tokens."""
+    real_tokens2: int
+    """Sum over this rank's samples of the length squared; tokens squared."""
+    padded_tokens2: int
+    """Sum over the rank's micro-batches of samples times the padded length squared, of packed rows as real_tokens2;
+    tokens squared."""
     plan_ms: float
     """Making the plan."""
     data_ms: float
@@ -71,6 +76,8 @@ class StepRow:
 
 
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(StepRow))
+LATER = ("real_tokens2", "padded_tokens2", "weight", "layout")
+"""Columns that rows of earlier versions lack."""
 MAY_BE_EMPTY = ("peak_mem_mb", "reserved_mem_mb")
 """Columns without which a row is whole."""
 

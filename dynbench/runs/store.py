@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -121,6 +122,21 @@ class RunStore:
         for older in self._named(name):
             older.update(name=None)
         write_json(run.record_file, record)
+
+    def check_place(self) -> None:
+        """Refuse a results folder that could not be written, as far as its own or its nearest folder says so.
+
+        Touches nothing.
+
+        Raises:
+            UsageError: it could not.
+        """
+        root = self.root.absolute()
+        nearest = next(path for path in (root, *root.parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            raise self._not_writable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise self._not_writable(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
     def check_writable(self) -> None:
         """Make the results folder and write a file in it.

@@ -26,6 +26,7 @@ from dynbench.schedule.plan import FloatArray, IntArray
 from dynbench.schedule.policy import Policy, Problem, make_policy, policy_class
 from dynbench.schedule.prefix import Prefix
 from dynbench.schedule.traces import Trace
+from dynbench.windows import whole_windows
 
 DEFAULT_STEPS = 100
 DEFAULT_WINDOW = 8
@@ -46,7 +47,7 @@ class SolveRequest:
             lines are planned.
         policies: names as of `plan_name`, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W), a line each.
-        steps: optimizer steps; None is `DEFAULT_STEPS`, less where a policy is slow, rounded up to whole windows.
+        steps: optimizer steps, rounded up to whole windows; None is `DEFAULT_STEPS`, less where a policy is slow.
         max_length: for the record only, tokens.
     """
 
@@ -59,10 +60,15 @@ class SolveRequest:
     max_length: int | None = None
 
     @property
-    def steps_per_line(self) -> int:
-        """Steps of a line that is not cut short."""
-        longest = max(self.windows)
-        return -(-DEFAULT_STEPS // longest) * longest if self.steps is None else self.steps
+    def least_steps(self) -> int:
+        """Steps of a line that is not cut short, before they are rounded up to whole windows."""
+        return DEFAULT_STEPS if self.steps is None else self.steps
+
+    def whole_steps(self, problem: Problem) -> int:
+        """Those steps in whole windows of all policies that are planned, so that all lines have the same samples."""
+        names = self.policies or _plans(problem.layout)
+        windows = {size for name in names for size in _windows(self, plan_of(name)[0])}
+        return whole_windows(self.least_steps, windows, problem.data_order().steps_per_epoch)
 
     @property
     def line_limit_s(self) -> float | None:
@@ -79,12 +85,14 @@ class Line:
         rank_costs: predicted cost per rank in the first step, shape [G].
         rank_counts: samples per rank in the first step, shape [G].
         gap: `prefix` only, the sampled gaps of greedy and naive counts to the exact ones.
+        whole_steps: steps that the line has if it is not cut short.
     """
 
     result: dict[str, object]
     rank_costs: FloatArray
     rank_counts: IntArray
     gap: GreedyGap | None
+    whole_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +165,23 @@ def _solve_places(request: SolveRequest, places: Sequence[_Place]) -> Iterator[L
         if refusal is not None:
             yield Skipped(trace.name, problem.workers, None, refusal.message)
             continue
+        steps = request.whole_steps(problem)
         baseline = None  # what all policies are compared with, run even where it is not asked for
         if problem.global_batch % problem.workers == 0:
             padded = _in_layout("padded", problem)
             static = make_policy("static", _as_seen_by("static", padded))
-            baseline = run_policy(static, padded, request.steps_per_line, request.line_limit_s)
+            baseline = run_policy(static, padded, steps, request.line_limit_s)
         for name in request.policies or _plans(problem.layout):
             entry = POLICIES[plan_of(name)[0]]
             reason = None if request.policies else _too_slow(entry, problem) or entry.missing
             if reason is not None:
                 yield Skipped(trace.name, problem.workers, name, reason)
             else:
-                yield from _solve_policy(request, trace, problem, name, baseline)
+                yield from _solve_policy(request, trace, problem, name, steps, baseline)
 
 
 def _solve_policy(
-    request: SolveRequest, trace: Trace, problem: Problem, name: str, baseline: Series | None
+    request: SolveRequest, trace: Trace, problem: Problem, name: str, steps: int, baseline: Series | None
 ) -> Iterator[Line | Skipped]:
     """One line, or one per window for a policy that plans several global batches together."""
     planned, problem = _planned(name, problem)
@@ -186,8 +195,8 @@ def _solve_policy(
             policy.warn_of_little_choice()
         series = baseline if planned == "static" and not problem.packed else None
         if series is None:
-            series = run_policy(policy, problem, request.steps_per_line, request.line_limit_s)
-        yield _line(request, trace, problem, policy, series, baseline)
+            series = run_policy(policy, problem, steps, request.line_limit_s)
+        yield _line(request, trace, problem, policy, steps, series, baseline)
 
 
 def _windows(request: SolveRequest, name: str) -> Sequence[int]:
@@ -243,7 +252,13 @@ def _check_fits(problem: Problem, trace: Trace) -> None:
 
 
 def _line(
-    request: SolveRequest, trace: Trace, problem: Problem, policy: Policy, series: Series, baseline: Series | None
+    request: SolveRequest,
+    trace: Trace,
+    problem: Problem,
+    policy: Policy,
+    whole_steps: int,
+    series: Series,
+    baseline: Series | None,
 ) -> Line:
     gap = greedy_gap(policy, min(len(series), _GAP_STEPS), LINE_LIMIT_S) if isinstance(policy, Prefix) else None
     counts = series.local_batches
@@ -286,4 +301,4 @@ def _line(
         "local_batch": {"min": int(counts.min()), "p50": float(np.median(counts)), "max": int(counts.max())},
         "greedy_gap": gap.summary() if gap else None,
     }
-    return Line(result, series.rank_costs, counts[0], gap)
+    return Line(result, series.rank_costs, counts[0], gap, whole_steps)

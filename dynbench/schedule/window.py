@@ -24,9 +24,9 @@ class Window(BatchPolicy):
     """Least sum over a window's steps of the slowest rank's cost; a heuristic.
 
     Every step gets exactly B of the window's samples, and the steps' mean lengths are spread no more than those of
-    random batches. Never worse than `partition` on the same batches, whose plan is the fallback; with W=1, and for a
-    lone batch at an epoch's end, it is `partition`. Ranks that differ are planned as if all had the least capacity
-    and the same speed; each step's samples are then split by `partition`, which knows them.
+    random batches; the steps come in random order. Never worse than `partition` on the same batches, whose plan is the
+    fallback; with W=1, and for a lone batch at an epoch's end, it is `partition`. Ranks that differ are planned as if
+    all had the least capacity and the same speed; each step's samples are then split by `partition`, which knows them.
 
     N micro-batches per rank are planned as N ranks each, whose shares are dealt to the ranks of their step, dearest
     first (LPT). With `auto`, N is tried from 1 on until it no longer makes the window faster.
@@ -159,19 +159,21 @@ def plan_window(
         workers: ranks that train (G).
         steps: global batches (W), at least 2.
         cost: predicted cost of a micro-batch.
-        seed: of the search; the same seed gives the same plan.
+        seed: of the search, and of the order of the steps; the same seed gives the same plan.
         limits: largest share that may hold each sample, shape [W*B], non-increasing in length; none by default.
 
     Returns:
         Per step and rank, positions in `lengths`; None when no plan was found that keeps to the limits and to the
         allowed spread of the steps' mean lengths.
     """
-    order = sort_longest_first(lengths)
+    order, rng = sort_longest_first(lengths), np.random.default_rng(seed)
     sorted_limits = None if limits is None else limits[order].tolist()
-    found = search(SortedWindow(lengths[order], steps, workers, cost, sorted_limits), np.random.default_rng(seed))
+    found = search(SortedWindow(lengths[order], steps, workers, cost, sorted_limits), rng)
     if found is None:
         return None
+    # The search deals the longest samples first: as it leaves them, a window's first steps would be its dearest.
+    places = rng.permutation(steps)
     shares: list[list[IntArray]] = [[] for _ in range(steps)]
     for step, positions in zip(found[0], cut(order, found[1]), strict=True):
-        shares[step].append(positions)
+        shares[places[step]].append(positions)
     return shares

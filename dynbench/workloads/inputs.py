@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, path_problems
+from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
 from dynbench.config.schema import Config, Workload
-from dynbench.errors import ConfigError, UsageError
+from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.kernels.packed_models import unknown_architecture
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
@@ -21,6 +21,9 @@ from dynbench.workloads.held_out import held_out_of
 from dynbench.workloads.vocabulary import read_vocabulary
 
 PADDED = "Take another model, or keep the padded layout (workload.layout=padded)."
+WAYS_OUT = "Name a folder that transformers saved a model in (--model FOLDER), or use --weights random."
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+"""Files of a folder that transformers reads weights of."""
 _CHECKED_MB = 64
 """Data files above this together would delay the start noticeably; what is in them is left to the ranks."""
 FEWEST_GENERATED = 4096
@@ -28,7 +31,27 @@ FEWEST_GENERATED = 4096
 
 
 def check_inputs(config: Config) -> Splits | None:
-    """Look up the paths that training reads, then read files of the user's own as the ranks will.
+    """Look up and read as the ranks will: files of the user's own, then model and tokenizer.
+
+    Returns:
+        As `read_files`.
+
+    Raises:
+        ConfigError: as `read_files`.
+        DataError: a file or a folder that cannot be used.
+        HubError: a model or a tokenizer that is neither cached nor reachable.
+        UsageError: a model that is not known to be right on packed rows, or a tokenizer that cannot be used.
+    """
+    splits, workload = read_files(config), config.workload
+    if workload.reads_model and not (workload.runs_own_code and workload.layout == "padded"):
+        _check_model(workload)
+    if not workload.runs_own_code and DATASETS[workload.dataset].of_texts:
+        _check_tokenizer(workload)
+    return splits
+
+
+def read_files(config: Config) -> Splits | None:
+    """Look up the paths that training reads, then read files of the user's own.
 
     Returns:
         What was read; None where that is left to the ranks.
@@ -36,20 +59,12 @@ def check_inputs(config: Config) -> Splits | None:
     Raises:
         ConfigError: every path that cannot be used.
         DataError: a file that cannot be used.
-        HubError: a model that packed rows ask to know, neither cached nor reachable.
-        UsageError: one that is not known to be right on them.
     """
     if problems := path_problems(config):
         raise ConfigError(problems)
     workload = config.workload
-    if workload.layout != "padded" and workload.reads_model:
-        _check_architecture(workload)
     if workload.runs_own_code:
         return None
-    if workload.tokenizer is not None and Path(workload.tokenizer).suffix == VOCABULARY:
-        read_vocabulary(Path(workload.tokenizer).expanduser())
-    if workload.tokenizer is not None and workload.tokenizer.endswith(BPE_VOCABULARY):
-        read_byte_level(Path(workload.tokenizer).expanduser())
     paths = [Path(path).expanduser() for _, path in options_of(workload, FileOptions) if path is not None]
     if not paths or sum(path.stat().st_size for path in paths) > _CHECKED_MB * BYTES_PER_MB:
         return None
@@ -65,16 +80,45 @@ def _read(split: Split, workload: Workload) -> Split:
     return replace(split, texts=len(split) if kept is None else kept.texts)
 
 
-def _check_architecture(workload: Workload) -> None:
-    """Refuse a model that is not known to be right on packed rows.
+def _check_tokenizer(workload: Workload) -> None:
+    """Refuse what cannot tokenise the texts; a vocabulary is read without importing transformers.
 
     Raises:
-        DataError, HubError: its configuration cannot be read.
-        UsageError: it is not.
+        DataError, HubError, UsageError: as `load_tokenizer`.
     """
-    from dynbench.workloads.model_config import read_config  # imports transformers, which padded runs do not need here
+    name = workload.tokenizer_name
+    if name == BYTES:
+        return
+    if Path(name).suffix == VOCABULARY:
+        read_vocabulary(Path(name).expanduser())
+    elif name.endswith(BPE_VOCABULARY):
+        read_byte_level(Path(name).expanduser())
+    else:
+        from dynbench.workloads.tokenizer import load_tokenizer, padding_of
 
-    known = read_config(workload.model, PADDED)
+        tokenizer = load_tokenizer(workload)
+        if WORKLOADS[workload.name].classes:
+            padding_of(tokenizer)
+
+
+def _check_model(workload: Workload) -> None:
+    """Refuse a model that is none, lacks the weights that are asked for, or is not known to be right on packed rows.
+
+    Raises:
+        DataError, HubError: its configuration cannot be read, or its folder holds no weights.
+        UsageError: nobody knows it to be right.
+    """
+    if workload.model.endswith(TORCH_WEIGHTS):
+        return
+    from dynbench.workloads.model_config import EXPECTED, KEY, read_config  # imports transformers
+
+    padded = workload.layout == "padded"
+    known = read_config(workload.model, WAYS_OUT if padded else PADDED)
+    folder = Path(workload.model).expanduser()
+    if workload.weights == "pretrained" and folder.is_dir() and not any(map(any, map(folder.glob, WEIGHTS))):
+        raise DataError(f"{KEY}: {folder}: expected {EXPECTED}: it holds no weights", WAYS_OUT)
+    if padded:
+        return
     problem = unknown_architecture(known, causal=not WORKLOADS[workload.name].classes)
     if problem is not None:
         raise UsageError(f"workload.layout: {workload.layout}, and workload.model {workload.model}: {problem}", PADDED)

@@ -102,6 +102,20 @@ QUOTES = (
             ),
         )
     ),
+    *(
+        Quote(file, pattern % figure, "hf_peers", arm, end=end)
+        for file, arm, pattern in (
+            ("README.md", "token_budget", r"are `token_budget`, %s times as fast as `static`, and"),
+            ("README.md", "group_by_length", r"and `group_by_length`, %s times,"),
+            ("README.zh-CN.md", "token_budget", r"`token_budget`\(`static` 的 %s 倍快\)"),
+            ("README.zh-CN.md", "group_by_length", r"`group_by_length`\(%s 倍快\)"),
+        )
+        for end, figure in ENDS
+    ),
+    Quote("README.md", r"`static` on packed rows is ([\d.]+) times as\s", "hf_peers", "static_packed"),
+    Quote("README.md", r"and planned packed rows ([\d.]+) times:", "hf_peers", "packed"),
+    Quote("README.zh-CN.md", r"`static` 用打包行是带填充时的 ([\d.]+) 倍快", "hf_peers", "static_packed"),
+    Quote("README.zh-CN.md", r"规划过的打包行是 ([\d.]+) 倍", "hf_peers", "packed"),
     Quote("README.md", r"there `partition` is ([\d.]+) times as fast", "sst2", "partition"),
     Quote("README.zh-CN.md", r"其中 `partition` 是 `static` 的 ([\d.]+) 倍快", "sst2", "partition"),
     *(Quote("recipes/hf_peers.yaml", rf"\b{arm} (\d+\.\d+)", "hf_peers", arm) for arm in HF_PEERS_ARMS),

@@ -9,9 +9,9 @@ from datetime import datetime
 from dynbench.analysis.checks.finding import Evidence, Seen
 from dynbench.analysis.comparability import describe, environment_differences
 from dynbench.analysis.comparison import Comparison
-from dynbench.analysis.levels import windows_agree
+from dynbench.analysis.levels import loss_tolerance, windows_agree
 from dynbench.analysis.pairing import Pair
-from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, pair_spread, smallest_shown
+from dynbench.analysis.power import MOST_LAUNCHES, POWER, launches_needed, reach, smallest_shown
 from dynbench.analysis.predecessor import effects
 from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import within
@@ -39,17 +39,19 @@ def forced_comparison(evidence: Evidence) -> Iterator[Seen]:
 
 def loss_parity(evidence: Evidence) -> Iterator[Seen]:
     """Comparisons at level `step` that promise the same training, and whose losses differ; with dropout, they may."""
-    limit = evidence.settings.loss_tolerance
+    given = evidence.settings.loss_tolerance
     for comparison in evidence.comparisons:
         difference, promised = comparison.loss_max_rel_diff, comparison.question.loss_drift is None
+        found = loss_tolerance(comparison.pairing.pairs)
+        limit = found.limit if given == "auto" else given
         if not promised or difference is None or difference <= limit:
             continue
         values = {"candidate": comparison.candidate.label, "difference": difference, "tolerance": limit}
+        follows = {"precision": found.precision, "steps": found.steps}
         launches = (*comparison.baseline.runs, *comparison.candidate.runs)
-        if any(run.facts.config.workload.dropout != 0 for run in launches):
-            yield Seen("info", values, "dropout")
-        else:
-            yield Seen("fail", values, "gradients")
+        drops = any(run.facts.config.workload.dropout != 0 for run in launches)
+        cases = {"limit": "auto" if given == "auto" else "given", "hint": "dropout" if drops else "gradients"}
+        yield Seen("info" if drops else "fail", values | follows, cases)
 
 
 def loss_drift(evidence: Evidence) -> Iterator[Seen]:
@@ -88,16 +90,30 @@ def _couples(evidence: Evidence) -> Iterator[Pair]:
 
 
 def few_launches(evidence: Evidence) -> Iterator[Seen]:
-    """Comparisons with fewer pairs than `FEWEST`, or with an odd number of launches apart, as ABBA cannot balance."""
+    """Comparisons with fewer pairs than `FEWEST`, or with an odd number of launches apart, as ABBA cannot balance.
+
+    What so few can say follows from t alone, whatever their spread came out as. Where `resolution` says how many
+    launches are needed, no other number is advised.
+    """
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
         values = {**_arms(comparison), "pairs": pairs, "fewest": FEWEST}
         if evidence.recipe is not None:
             values |= {"recipe": evidence.recipe, "launches": max(FEWEST, pairs + pairs % 2)}
         hint = "recipe" if evidence.recipe is None else "more"
-        if pairs < FEWEST:
+        spread, level = comparison.spread, comparison.level_alone
+        if pairs < FEWEST and spread is not None:
+            per_launch = spread.df / (pairs - 1)
+            reaches = {
+                "reach": reach(pairs, level, spread.df),
+                "wanted": reach(FEWEST, level, per_launch * (FEWEST - 1)),
+            }
+            yield Seen("warn", values | reaches, {"limit": "wide", "hint": hint})
+        elif pairs < FEWEST:
             yield Seen("warn", values, {"limit": "few", "hint": hint})
-        elif sum(base.facts.together is None for base, _ in comparison.pairing.pairs) % 2:
+        elif (
+            not _unresolved(comparison) and sum(base.facts.together is None for base, _ in comparison.pairing.pairs) % 2
+        ):
             yield Seen("info", values, {"limit": "odd", "hint": hint})
 
 
@@ -150,18 +166,18 @@ def first_stage(evidence: Evidence) -> Iterator[Seen]:
 def resolution(evidence: Evidence) -> Iterator[Seen]:
     """AMBIGUOUS comparisons: what their launches could have shown, and how many would show what they estimate.
 
-    The number of launches is as rough as the spread of so few pairs.
+    The number of launches is as rough as the spread of so few pairs; that of fewer than `FEWEST` says nothing.
     """
     for comparison in evidence.comparisons:
-        spread = pair_spread(comparison.speedup, comparison.confidence)
-        if comparison.verdict is not Verdict.AMBIGUOUS or not spread:
+        spread = comparison.spread
+        if spread is None or not _unresolved(comparison):
             continue
-        pairs, confidence = comparison.speedup.pairs, comparison.confidence
+        pairs, level = comparison.speedup.pairs, comparison.level_alone
         threshold = math.log1p(comparison.noise)
         # Two arms of one configuration differ by nothing, whatever the estimate.
         estimate = abs(math.log(comparison.speedup.estimate)) if not comparison.aa else 0.0
         aim = max(estimate, threshold)
-        needed = launches_needed(aim, spread, confidence)
+        needed = launches_needed(aim, spread.sd, level, spread.df / comparison.speedup.df)
         # Enough by that count and still undecided: a close call, or chance.
         launches = MOST_LAUNCHES if needed is None else needed if needed > pairs else 2 * pairs
         yield Seen(
@@ -169,8 +185,8 @@ def resolution(evidence: Evidence) -> Iterator[Seen]:
             {
                 **_arms(comparison),
                 "pairs": pairs,
-                "spread": _percent(spread),
-                "shown": _percent(smallest_shown(spread, pairs, confidence, comparison.speedup.df)),
+                "spread": _percent(spread.sd),
+                "shown": _percent(smallest_shown(spread.sd, pairs, level, spread.df)),
                 "power": POWER,
                 "aim": _percent(aim),
                 "launches": launches,
@@ -198,9 +214,17 @@ def different_samples(evidence: Evidence) -> Iterator[Seen]:
         yield Seen("info", {**_arms(comparison), "window": facts.window, **whole}, "split")
 
 
+def _unresolved(comparison: Comparison) -> bool:
+    """Whether there is a number of launches to be told that may decide it."""
+    spread, enough = comparison.spread, comparison.speedup.pairs >= FEWEST
+    return enough and comparison.verdict is Verdict.AMBIGUOUS and spread is not None and spread.sd > 0
+
+
 def _arms(comparison: Comparison) -> dict[str, object]:
     return {"baseline": comparison.baseline.label, "candidate": comparison.candidate.label}
 
 
 def _percent(log_difference: float) -> str:
+    if log_difference > math.log(2):
+        return "> 100 %"
     return f"{100 * math.expm1(log_difference):.{1 if log_difference < 0.1 else 0}f} %"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,21 +10,21 @@ import polars as pl
 from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
 from dynbench.analysis.crowding import load_of
 from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.stats import relative_drift, robust_z
+from dynbench.analysis.pace import step_paces, step_tokens
+from dynbench.analysis.stats import drift_p_value, relative_drift, robust_z
 from dynbench.errors import RecordError
 from dynbench.runs.probe_record import read_probe
 
 MEMORY_TOLERANCE = 1.01
 """Pages of libraries that a rank touches and a trial does not."""
-WARMUP_LIMIT = 14.8
-"""Standard deviations, from absolute ones, above which a first value stands out.
-
-The number is that of hyperfine (github.com/sharkdp/hyperfine, src/outlier_detection.rs: 14.826), where it counts plain
-absolute deviations, of which 1.4826 are a standard one.
-"""
+WARMUP_LIMIT = 3.5
+"""Standard deviations above which a first value stands out: at a spread of 15 % one of twice the time does."""
+WARMUP_PACE = 1.25
+"""Times of the other steps' pace below which a first one matters to no mean, however quiet the machine."""
 DRIFT_LIMIT = 0.10
 """Change over one launch, as a part of its median step."""
-DRIFT_STANDARD_ERRORS = 4
+DRIFT_CHANCE = 0.015
+"""How often equal steps would show a change by chance."""
 PLANNING_LIMIT = 0.01
 CHEAPER_PLANS = ("prefix", "window")
 """Policies with a setting that makes planning cheaper."""
@@ -53,28 +52,29 @@ def _limit_mb(run: MergedRun) -> float | None:
 
 
 def short_warmup(evidence: Evidence) -> Iterator[Seen]:
-    """Runs whose first measured step stands so far out that it still belongs to the warm-up."""
+    """Runs whose first measured step stands so far out of what its tokens cost that it still belongs to the warm-up."""
     for run in evidence.measured_runs:
-        times = run.measured["step_time_max_ms"].to_numpy()
-        if len(times) < 10:
+        if run.measured.height < 10:
             continue
-        z = robust_z(float(times[0]), times[1:])
-        if z > WARMUP_LIMIT:
+        first, *others = step_paces(run)
+        z = robust_z(first, others)
+        if z > WARMUP_LIMIT and first > WARMUP_PACE * float(np.median(others)):
             longer = 2 * max(5, run.facts.config.train.warmup_steps)
-            first = {"first_ms": float(times[0]), "deviations": z, "limit": WARMUP_LIMIT}
-            yield Seen("warn", {"run": run.label, **first, "warmup_steps": longer})
+            taken = {"first_ms": float(run.measured["step_time_max_ms"][0]), "pace": float(first), "deviations": z}
+            yield Seen("warn", {"run": run.label, **taken, "limit": WARMUP_LIMIT, "warmup_steps": longer})
 
 
 def drift(evidence: Evidence) -> Iterator[Seen]:
-    """Runs whose steps change by more than `DRIFT_LIMIT`, and than the spread of the steps alone would show."""
+    """Runs whose steps, for what their tokens cost, change by more than `DRIFT_LIMIT`, and not by chance."""
     for run in evidence.measured_runs:
-        times = run.measured["step_time_max_ms"].to_numpy()
-        if len(times) < 20:
+        if run.measured.height < 20:
             continue
-        change = relative_drift(times)
-        by_chance = DRIFT_STANDARD_ERRORS * float(np.std(times) / np.median(times)) * math.sqrt(12 / len(times))
-        if abs(change) > max(DRIFT_LIMIT, by_chance):
-            yield Seen("warn", {"run": run.label, "drift": change, "limit": DRIFT_LIMIT})
+        paces = step_paces(run)
+        change, p = relative_drift(paces), drift_p_value(paces, step_tokens(run))
+        if abs(change) > DRIFT_LIMIT and p < DRIFT_CHANCE:
+            yield Seen(
+                "warn", {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": DRIFT_CHANCE, "p": p}
+            )
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.buckets import bucket_point, fit_buckets, size_of, sizes_differ
+from dynbench.analysis.buckets import EXPLAINS, bucket_point, fit_buckets, size_of, sizes_differ
 from dynbench.analysis.communication import communication_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
@@ -17,7 +17,7 @@ from dynbench.units import mib
 
 
 def bucket_overhead(arms: Sequence[ArmView]) -> style.Drawing | None:
-    """One marker per arm, the fitted curve, and the number of buckets at which it is least.
+    """One marker per arm; where the model explains enough, its curve and the number of buckets at which it is least.
 
     Returns:
         None where arms do not have several numbers of buckets.
@@ -29,23 +29,24 @@ def bucket_overhead(arms: Sequence[ArmView]) -> style.Drawing | None:
         return None
     beyond = all(point.against_null for point in points)
     meaning = "beyond a step without communication" if beyond else "after the last gradient"
-    least = ""
-    if fit.best_bytes is not None:
-        least = f" Dotted: its least, buckets of {mib(fit.best_bytes):.3g} MiB."
-    note = (
-        f"Overhead: {meaning}, mean over launches. Line: n*o + s/(n*w), fitted; it assumes that computing a bucket "
-        f"takes as long as sending it.{least}"
-    )
+    best = fit.best_bytes if fit.explains else None
+    model = "Line: n*o + s/(n*w), fitted; it assumes that computing a bucket takes as long as sending it."
+    if not fit.explains:
+        r_squared = "none" if fit.r_squared is None else f"{fit.r_squared:.2f}"
+        model = f"No line: n*o + s/(n*w) fits too badly (R² {r_squared}; at least {EXPLAINS:g} is asked for)."
+    least = "" if best is None else f" Dotted: its least, buckets of {mib(best):.3g} MiB."
+    note = f"Overhead: {meaning}, mean over launches. {model}{least}"
     figure, (axes,) = style.new_figure("Overhead over the number of buckets", caption([arm for arm, _ in found], note))
     calls = np.array([point.calls for point in points])
-    curve = np.geomspace(calls.min(), calls.max(), 200)
-    axes.plot(curve, [fit.overhead_ms(each) for each in curve], color=style.INK, linewidth=1, label="fitted")
+    if fit.explains:
+        curve = np.geomspace(calls.min(), calls.max(), 200)
+        axes.plot(curve, [fit.overhead_ms(each) for each in curve], color=style.INK, linewidth=1, label="fitted")
     for index, point in enumerate(points):
         label = f"{point.arm}: {size_of(point)}"
         look: dict[str, Any] = {"color": style.color(index), "marker": style.marker(index), "linestyle": "none"}
         axes.plot([point.calls], [point.overhead_ms], markersize=8, label=label, **look)
-    if fit.best_bytes is not None:
-        axes.axvline(fit.total / fit.best_bytes, color=style.FAINT_INK, linestyle=":", linewidth=1.2)
+    if best is not None:
+        axes.axvline(fit.total / best, color=style.FAINT_INK, linestyle=":", linewidth=1.2)
     axes.set_xscale("log")
     low = min(0.0, min(point.overhead_ms for point in points))
     style.label_axes(axes, "buckets per step (log scale)", "overhead per step (ms)", from_zero=low == 0)
@@ -57,9 +58,10 @@ def bucket_overhead(arms: Sequence[ArmView]) -> style.Drawing | None:
                 "arm": [point.arm for point in points],
                 "buckets": calls,
                 "overhead_ms": [point.overhead_ms for point in points],
-                "fitted_ms": [fit.overhead_ms(point.calls) for point in points],
+                "fitted_ms": [fit.overhead_ms(point.calls) if fit.explains else None for point in points],
                 "step_ms": [point.step_ms for point in points],
-            }
+            },
+            schema_overrides={"fitted_ms": pl.Float64},
         ),
     )
 

@@ -1,4 +1,4 @@
-"""How long steps would last over links of other speeds, by compressor."""
+"""How long steps would last over links of other speeds, by compressor, and where one takes as long as the baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynbench.analysis.communication import communication_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.compression import compared, plain_ticks
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.links import SPEEDS_GBPS, predicted_ms
+from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, predicted_ms
 from dynbench.analysis.merge import MergedRun
 
 SLOWEST_GBPS = 0.1
@@ -21,23 +21,32 @@ POINTS = 60
 
 def compression_links(arms: Sequence[ArmView]) -> style.Drawing | None:
     """A line per arm from slow links to fast ones, as `links.predicted_ms` has it; no arm that lacks a number of it."""
-    shown, lines = compared(arms), {}
-    speeds = np.geomspace(SLOWEST_GBPS, max(SPEEDS_GBPS), POINTS).tolist()
-    for arm in shown:
-        times = [[predicted_ms(_summary(run), speed) for run in arm.runs] for speed in speeds]
-        known = [[ms for ms in each if ms is not None] for each in times]
-        if all(len(each) == len(arm.runs) for each in known):
-            lines[arm.label] = [fmean(each) for each in known]
-    if not lines:
+    shown = compared(arms)
+    launches = {arm.label: [_summary(run) for run in arm.runs] for arm in shown}
+    known = {label: each for label, each in launches.items() if predicted_ms(each, 1) is not None}
+    if not known:
         return None
+    baseline = next(iter(launches))
+    speeds = np.geomspace(SLOWEST_GBPS, max(SPEEDS_GBPS), POINTS).tolist()
+    ends = {
+        label: [end for span in faster_gbps(each, launches[baseline]) or () for end in span if end]
+        if len(known) > 1
+        else []
+        for label, each in known.items()
+    }
+    drawn = {label: [end for end in each if SLOWEST_GBPS <= end <= speeds[-1]] for label, each in ends.items()}
     note = "Predicted from measured steps and counted bytes: what was hidden stays hidden, what is slower is exposed."
+    rings = f" Rings: as long as {baseline}." if any(drawn.values()) else ""
     figure, (axes,) = style.new_figure(
-        "Steps over links of other speeds", caption(shown, note), width_in=9, height_in=5.5
+        "Steps over links of other speeds", caption(shown, note + rings), width_in=9, height_in=5.5
     )
-    for index, (label, ms) in enumerate(lines.items()):
+    rows = []
+    for index, (label, summaries) in enumerate(known.items()):
+        along = sorted([*speeds, *drawn[label]])
+        ms = {speed: predicted_ms(summaries, speed) or 0.0 for speed in along}
         axes.plot(
             speeds,
-            ms,
+            [ms[speed] for speed in speeds],
             color=style.color(index),
             linestyle=style.dashes(index),
             marker=style.marker(index),
@@ -46,16 +55,17 @@ def compression_links(arms: Sequence[ArmView]) -> style.Drawing | None:
             linewidth=1.2,
             label=label,
         )
+        ring = {"linestyle": "none", "marker": "o", "markersize": 9, "markerfacecolor": "none"}
+        axes.plot(drawn[label], [ms[end] for end in drawn[label]], color=style.color(index), **ring)  # type: ignore[arg-type]
+        rows += [
+            {"arm": label, "gbps": speed, "predicted_ms": ms[speed], "crosses": speed in drawn[label]}
+            for speed in along
+        ]
     axes.set_xscale("log")
     axes.set_yscale("log")
     plain_ticks(axes.xaxis, axes.yaxis)
     style.label_axes(axes, "speed of the link (Gb/s)", "predicted step time (ms)", from_zero=False)
     style.legend_of_figure(figure, axes)
-    rows = [
-        {"arm": label, "gbps": speed, "predicted_ms": value}
-        for label, ms in lines.items()
-        for speed, value in zip(speeds, ms, strict=True)
-    ]
     return style.Drawing(figure, pl.DataFrame(rows))
 
 

@@ -88,7 +88,7 @@ def _rows(source: Run) -> Iterator[dict[str, object]]:
         record = read_analysis(folder)
         summary = record.runs[0].summary
         for found in record.comparisons:
-            low, high = found.ci95 or (None, None)
+            low, high = found.interval or (None, None)
             yield {
                 "cell": ", ".join(f"{key}={value}" for key, value in cell["settings"].items()),
                 **{key: summary.get(key) for key in ("launcher", "global_batch")},

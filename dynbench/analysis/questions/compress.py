@@ -35,5 +35,6 @@ QUESTION = Question(
         "step_time_distribution",
         "timeline",
     ),
+    columns=(),
     chapters=("time", "traffic", "coding", "quality", "loss", "memory"),
 )

@@ -18,7 +18,7 @@ from dynbench.config.rank_rules import buffer_size
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
 from dynbench.config.schema import Config
-from dynbench.engine.comm_model import decide_comm_model
+from dynbench.engine.comm_model import build_comm_model, decide_comm_model
 from dynbench.engine.launching.epochs import decide_steps
 from dynbench.engine.launching.error_feedback import decide_error_feedback
 from dynbench.engine.launching.image_size import decide_image_size
@@ -108,7 +108,9 @@ def resolve(config: Config, machine: Machine, store: RunStore) -> Resolved:
         "launch.threads": _threads(config, machine, device, world_size if launcher == "virtual" else nproc, decisions),
     }
     if launcher == "virtual":
-        changes["launch.comm_model"] = decide_comm_model(config.launch.comm_model, store, decisions)
+        comm_model = decide_comm_model(config.launch.comm_model, store, decisions)
+        build_comm_model(comm_model, store.root)  # what is wrong with it is told here, not by the rank
+        changes["launch.comm_model"] = comm_model
     changes["train.precision"] = _precision(config, machine, device, decisions)
     changes["train.learning_rate"] = decide_learning_rate(config, decisions)
     changes["train.steps"] = decide_steps(config, decisions)

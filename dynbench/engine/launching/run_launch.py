@@ -67,6 +67,7 @@ def plan_launch(
     """
     if config.launch.node_rank == 0:
         store.check_name(naming.get("name"), naming.get("replace", False))
+    store.check_place()
     splits = check_inputs(config)
     resolved = resolve(config, machine or this_machine(), store)
     check_batch(resolved.config, splits)

@@ -111,6 +111,8 @@ class RowBuilder:
         """The row of one step: a share, what its micro-batches gave, and `phases` and `step_ms` in milliseconds."""
         ids = np.concatenate((np.empty(0, dtype=np.int64), *share))
         lengths = self.lengths[ids]
+        real_tokens2 = int((lengths**2).sum())
+        padded_tokens2 = sum(part.tokens * part.width for part in parts)
         return StepRow(
             step=moment.step,
             rank=self.rank,
@@ -121,6 +123,8 @@ class RowBuilder:
             max_seq_len_in_batch=max((part.width for part in parts), default=0),
             real_tokens=int(lengths.sum()),
             padded_tokens=sum(part.tokens for part in parts),
+            real_tokens2=real_tokens2,
+            padded_tokens2=real_tokens2 if self.layout == "packed" else padded_tokens2,
             plan_ms=phases["plan"],
             data_ms=phases["data"],
             forward_ms=phases["forward"],

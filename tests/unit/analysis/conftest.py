@@ -126,6 +126,8 @@ def rows_of(fake: Fake) -> list[list[StepRow]]:
                     max_seq_len_in_batch=int(lengths[ids].max()),
                     real_tokens=int(lengths[ids].sum()),
                     padded_tokens=int(padded[rank]),
+                    real_tokens2=int((lengths[ids] ** 2).sum()),
+                    padded_tokens2=int(padded[rank] * lengths[ids].max()),
                     plan_ms=plan,
                     data_ms=data,
                     forward_ms=float(0.35 * compute[rank]),

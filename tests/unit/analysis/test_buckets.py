@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
+import matplotlib
 import pytest
+from matplotlib.text import Text
 
-from dynbench.analysis.buckets import BucketPoint, bucket_point, fit_buckets, nearest
+from dynbench.analysis.buckets import EXPLAINS, BucketPoint, bucket_point, fit_buckets, nearest
+from dynbench.analysis.figures import style
+from dynbench.analysis.figures.buckets import bucket_overhead
+from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.merge import merge_run
+from dynbench.runs.run import Run
 
 TOTAL = 100e6
 CALLS = (1, 4, 10, 50, 161)
@@ -35,6 +44,38 @@ def test_without_one_of_the_two_parts_there_is_no_best_size() -> None:
     assert only_calls is not None and only_calls.bytes_per_ms is None and only_calls.best_bytes is None
     assert only_bytes is not None and only_bytes.best_bytes is None and only_bytes.call_ms == pytest.approx(0)
     assert fit_buckets(points(0.5, 1e6, (1, 4, 4, 1))) is None, "two unknowns, two numbers of buckets"
+
+
+UNRULY = (30.0, 5.0, 60.0, 4.0, 45.0)
+"""Overheads, ms, that no model of a cost per call and a transfer explains."""
+
+
+def unruly() -> list[BucketPoint]:
+    return [dataclasses.replace(point, overhead_ms=ms) for point, ms in zip(points(0.5, 1e6), UNRULY, strict=True)]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_bad_fit_has_neither_curve_nor_optimum(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, good: bool
+) -> None:
+    found = points(0.5, 1e6) if good else unruly()
+    fit = fit_buckets(found)
+    assert fit is not None and fit.r_squared is not None and fit.best_bytes is not None
+    assert fit.explains == good == (fit.r_squared >= EXPLAINS)
+    by_arm = {point.arm: dataclasses.replace(point, size=f"{place}") for place, point in enumerate(found, start=1)}
+    monkeypatch.setattr("dynbench.analysis.figures.buckets.bucket_point", lambda arm, *_: by_arm[arm])
+    run = merge_run(make_run())
+    with matplotlib.rc_context(style.RC):
+        drawn = bucket_overhead([ArmView(arm, (run,)) for arm in by_arm])
+    assert drawn is not None
+    lines = drawn.figure.axes[0].lines
+    assert len([line for line in lines if line.get_linestyle() != "None"]) == (2 if good else 0), "curve and optimum"
+    assert drawn.table["fitted_ms"].null_count() == (0 if good else len(found))
+    best, printed = (
+        f"{fit.best_bytes / 2**20:.3g} MiB",
+        " ".join(text.get_text() for text in drawn.figure.findobj(Text)),
+    )
+    assert (best in printed, f"{fit.r_squared:.2f}" in printed) == (good, not good)
 
 
 SUMMARY: dict[str, object] = {

@@ -31,14 +31,20 @@ from dynbench.runs.store import RunStore
 FIELDS = ("seen", "limit", "hint")
 OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
 NAMES = ("static", "partition", "prefix", "window", "other", "elsewhere", "testhost", "data-1", "data-2")
+SETTINGS = Analysis()
 
 
 def findings(
-    arms: dict[str, list[MergedRun]], *, force: bool = False, recipe: str | None = None, first: int | None = None
+    arms: dict[str, list[MergedRun]],
+    *,
+    force: bool = False,
+    recipe: str | None = None,
+    first: int | None = None,
+    settings: Analysis = SETTINGS,
 ) -> list[Finding]:
     grouped = named_arms(arms)
-    comparisons = compare_arms(grouped, Analysis(), force=force, first=first) if len(grouped) > 1 else []
-    return run_checks(Evidence(grouped, comparisons, Analysis(), recipe))
+    comparisons = compare_arms(grouped, settings, force=force, first=first) if len(grouped) > 1 else []
+    return run_checks(Evidence(grouped, comparisons, settings, recipe))
 
 
 def scaled(run: MergedRun, **columns: pl.Expr) -> MergedRun:
@@ -73,6 +79,8 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield alone(merged("static", world_size=4, ranks_written=2))
     yield against("prefix", loss_shift=0.05)
     yield against(loss_shift=0.05)
+    shifted = {"static": [merged("static")], "partition": [merged("partition", loss_shift=0.05)]}
+    yield findings(shifted, settings=Analysis(loss_tolerance=0.002))
     yield against(loss_shift=float("nan"))
     yield against(loss_shift=0.05, both=("workload.dropout=0.1",))
     arithmetic = merged("static", loss_shift=0.05, overrides=("train.precision=bf16",))

@@ -12,7 +12,9 @@ from matplotlib.text import Text
 
 from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.compression import UNKNOWN
+from dynbench.analysis.figures.compression_links import _summary
 from dynbench.analysis.figures.views import ArmView
+from dynbench.analysis.links import faster_gbps, predicted_ms
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions.compress import QUESTION
 from dynbench.runs.run import Run
@@ -63,8 +65,15 @@ def test_a_step_is_in_its_parts(make_run: Make) -> None:
 
 @pytest.mark.slow
 def test_slower_links_take_longer_and_fewer_bytes_less_so(make_run: Make) -> None:
-    table = drawn("compression_links", compressed_arms(make_run)).table.sort("arm", "gbps")
-    times = {arm: table.filter(arm=arm) for arm in SENT}
+    arms = compressed_arms(make_run)
+    none = next([_summary(run) for run in arm.runs] for arm in arms if arm.label == "none")
+    table = drawn("compression_links", arms).table.sort("arm", "gbps")
+    crossing = table.filter("crosses")
+    spans = {arm.label: faster_gbps([_summary(run) for run in arm.runs], none) for arm in arms}
+    assert {*crossing["arm"]} == {arm for arm, found in spans.items() for span in found or () if any(span)}
+    for arm, gbps, ms in crossing.select("arm", "gbps", "predicted_ms").iter_rows():
+        assert predicted_ms(none, gbps) == pytest.approx(ms), arm
+    times = {arm: table.filter(pl.col("arm") == arm, ~pl.col("crosses")) for arm in SENT}
     for arm, found in times.items():
         assert found["predicted_ms"].is_sorted(descending=True), arm
         assert found["gbps"].to_list() == pytest.approx(times["none"]["gbps"].to_list())

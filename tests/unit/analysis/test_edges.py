@@ -8,7 +8,7 @@ import pytest
 
 from dynbench.analysis.blocks import number_blocks
 from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, fit_compute
-from dynbench.analysis.pairwise import p_value
+from dynbench.analysis.joint import p_value
 from dynbench.analysis.predecessor import _p_value
 from dynbench.analysis.questions.steps import _as_many
 from dynbench.analysis.slowest import _effective
@@ -44,7 +44,7 @@ def test_as_many_samples_in_fewer_steps(steps: tuple[object, object], as_many: b
 
 
 def rows_of(tokens: list[float], ms: list[float], micro_batches: list[float]) -> ComputeRows:
-    each = [np.array(values, dtype=np.float64) for values in (ms, micro_batches, tokens, tokens)]
+    each = [np.array(values, dtype=np.float64) for values in (ms, micro_batches, tokens, tokens, tokens, tokens)]
     return ComputeRows(np.ones(1), np.ones(len(tokens)), *each)
 
 
@@ -54,5 +54,5 @@ def test_a_cost_is_fitted_only_where_rows_tell_its_parts_apart() -> None:
     assert (fitted.alpha, fitted.beta) == (pytest.approx(2), pytest.approx(1))
     assert fit_compute(rows_of([10, 10, 10], [12, 12, 12], [1, 1, 1])) is None, "all rows are alike"
     steep = fit_compute(rows_of([10, 20], [5, 25], [1, 1]))
-    assert steep == ComputeFit(0.0, pytest.approx((50 + 500) / 500)), "nothing costs less than nothing"
+    assert steep == ComputeFit(0.0, pytest.approx((50 + 500) / 500), 0.0), "nothing costs less than nothing"
     assert fit_compute(rows_of([10, 20], [30, 10], [1, 1])) is None, "nor does more work"

@@ -12,6 +12,7 @@ from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.figures import FIGURES
+from dynbench.analysis.levels import LEAST_TOLERANCE
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS
 from dynbench.analysis.questions import DEFAULT, QUESTIONS, find_question, question_named, settings_differences
@@ -301,7 +302,7 @@ def test_equal_losses_are_asked_of_those_that_promise_them(launch, fields, found
     comparisons = compare_arms(arms, Analysis())
     findings = run_checks(Evidence(arms, comparisons, Analysis()))
     assert [(item.id, item.severity) for item in findings if item.id.startswith("loss_")] == found
-    assert comparisons[0].loss_max_rel_diff > Analysis().loss_tolerance
+    assert comparisons[0].loss_max_rel_diff > LEAST_TOLERANCE
 
 
 def test_numbers_of_ranks_are_no_other_environment(launch):

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from dynbench.analysis.rankfiles import find_rank_files, read_rank_file
@@ -121,6 +122,14 @@ def test_columns_are_declared_once(tmp_path):
     for columns in ([column, column], [replace(column, name="loss")]):
         with pytest.raises(ValueError, match="columns declared twice"):
             write_columns(tmp_path, columns)
+
+
+def test_squares_of_lengths_that_were_not_recorded_are_null_and_no_line_is_torn(rank_file):
+    names = ("real_tokens2", "padded_tokens2")
+    pl.read_csv(rank_file).drop(names).write_csv(rank_file)
+    found = read_rank_file(1, rank_file)
+    assert (found.note, found.torn_lines, found.rows.height) == (None, 0, 7)
+    assert [(found.rows[name].dtype, found.rows[name].null_count()) for name in names] == [(pl.Int64(), 7)] * 2
 
 
 def test_a_file_from_before_layouts_were_recorded_is_of_padded_batches(rank_file):

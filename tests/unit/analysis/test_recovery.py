@@ -20,12 +20,14 @@ def merged(make_run, *policies, **fields):
     return [merge_run(make_run(policy, **fields)) for policy in policies]
 
 
-def test_the_bound_is_recomputed_from_the_formula(make_run):
-    static, partition = merged(make_run, "static", "partition", world_size=4, noise=0.0)
+@pytest.mark.parametrize("attention_ms", [0.0, 0.002])
+def test_the_bound_is_recomputed_from_the_formula(make_run, attention_ms):
+    static, partition = merged(make_run, "static", "partition", world_size=4, noise=0.0, attention_ms=attention_ms)
     found = recovery([(static, partition)])
     steps = static.measured
-    tokens, longest = steps["real_tokens"].to_numpy(), steps["longest"].to_numpy()
-    least = np.maximum(2.0 + 0.05 * tokens / 4, 2.0 + 0.05 * longest)
+    tokens, tokens2, longest = (steps[name].to_numpy() for name in ("real_tokens", "real_tokens2", "longest"))
+    mean = 2.0 + (0.05 * tokens + attention_ms * tokens2) / 4
+    least = np.maximum(mean, 2.0 + 0.05 * longest + attention_ms * longest**2)
     total = steps["step_time_max_ms"].to_numpy()
     bound = (total - steps["compute_ms_max"].to_numpy() + least).sum()
     assert found.bound_speedup == pytest.approx(total.sum() / bound, rel=1e-3)
@@ -33,6 +35,23 @@ def test_the_bound_is_recomputed_from_the_formula(make_run):
     assert found.share == pytest.approx((total.sum() - other) / (total.sum() - bound), rel=1e-2)
     assert 0.3 < found.share < 1
     assert found.overhead_share == pytest.approx(2.0 / steps["compute_ms_max"].mean(), rel=1e-2)
+
+
+@pytest.mark.parametrize("level", ["step", "window"])
+@pytest.mark.parametrize(("workers", "batch"), [(2, 8), (2, 32), (4, 16), (8, 64)])
+def test_no_deal_passes_the_bound_where_time_grows_with_the_square_of_the_length(make_run, level, workers, batch):
+    fields = {"world_size": workers, "global_batch": batch, "noise": 0.0, "attention_ms": 0.002}
+    static, partition = merged(make_run, "static", "partition", **fields)
+    found = recovery([(static, partition)], level)
+    assert static.time_ms / partition.time_ms <= found.bound_speedup
+    assert found.share <= 1
+
+
+def test_a_bound_that_the_candidate_passes_is_none(make_run):
+    static, partition = merged(make_run, "static", "partition", noise=0.0)
+    (quicker,) = merged(make_run, "partition", noise=0.0, slowdown=0.5)
+    assert recovery([(static, partition)]) is not None
+    assert recovery([(static, quicker)]) is None
 
 
 def test_the_baseline_itself_recovers_nothing(make_run):
@@ -91,7 +110,7 @@ def test_a_comparison_states_bound_and_share(make_run, store):
 LENGTHS = [100, *[10] * 7]
 """Of every step, over 4 ranks: the bound of a step is the long sample's time."""
 DEALT = {
-    "static": [[[100, 10], [10, 10], [10, 10], [10, 10]]] * 2,
+    "static": [[[100, 10], [10, 10], [10, 10], [10, 10]], [[100, 10, 10], [10, 10], [10, 10], [10]]],
     "partition": [[[100], [10, 10, 10], [10, 10], [10, 10]]] * 2,
     "window": [[[100], [100], [10] * 3, [10] * 3], [[10, 10]] * 4],
 }
@@ -110,6 +129,8 @@ def dealt(make_run, policy, compute=lambda padded: 1 + 0.1 * padded):
             share = step[int(row["rank"])]
             padded = [len(each) * max(each) for each in step]
             row["local_batch"], row["real_tokens"], row["max_seq_len_in_batch"] = len(share), sum(share), max(share)
+            row["real_tokens2"] = sum(length**2 for length in share)
+            row["padded_tokens2"] = len(share) * max(share) ** 2
             row["padded_tokens"], row["compute_ms"] = len(share) * max(share), compute(len(share) * max(share))
             row["step_time_ms"] = compute(max(padded)) + 1
         with path.open("w") as file:
@@ -123,11 +144,11 @@ def test_a_window_passes_the_bound_of_steps_and_is_held_against_that_of_all_step
     static, partition, window = (dealt(make_run, policy) for policy in DEALT)
     exact = recovery([(static, partition)], "step")
     assert (exact.within_steps, exact.share) == (True, pytest.approx(1))
-    assert exact.bound_speedup == pytest.approx(22 / 12)
-    assert recovery([(static, window)], "step").share > 1
+    assert exact.bound_speedup == pytest.approx((22 + 32) / 24)
+    assert recovery([(static, window)], "step") is None
     moved = recovery([(static, window)], "window")
-    assert moved.bound_speedup == pytest.approx(22 / (2 + 0.1 * sum(LENGTHS) / 4))
-    assert moved.share == pytest.approx((44 - 16) / (44 - 2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert moved.bound_speedup == pytest.approx((22 + 32) / (2 * (2 + 0.1 * sum(LENGTHS) / 4)))
+    assert moved.share == pytest.approx((54 - 16) / (54 - 2 * (2 + 0.1 * sum(LENGTHS) / 4)))
     assert "the bound on static's samples in any of its steps is" in moved.sentence("static")
 
 

@@ -44,6 +44,8 @@ def rank_text(rng, steps):
         "max_seq_len_in_batch": rng.integers(10, 60, steps),
         "real_tokens": rng.integers(300, 600, steps),
         "padded_tokens": rng.integers(600, 1000, steps),
+        "real_tokens2": rng.integers(9_000, 20_000, steps),
+        "padded_tokens2": rng.integers(20_000, 60_000, steps),
         "plan_ms": rng.random(steps).round(4),
         "data_ms": rng.random(steps).round(4),
         "forward_ms": (compute * 0.3).round(4),

@@ -8,11 +8,14 @@ from scipy.signal import lfilter
 from dynbench.analysis.stats import (
     Ratio,
     coefficient_of_variation,
+    drift_p_value,
     mean_interval,
     paired_ratio,
     relative_drift,
     robust_z,
     student_t_quantile,
+    theil_sen,
+    without_outliers,
 )
 
 NO_TOTALS = (0.0, -1.0, math.nan, math.inf)
@@ -178,6 +181,41 @@ def test_drift_of_a_line_is_its_rise_over_the_median(size):
     blocks = [block.mean() for block in np.array_split(values, min(size, 200))]
     assert relative_drift(values) == pytest.approx((blocks[-1] - blocks[0]) / 100, rel=1e-9)
     assert relative_drift(values[::-1]) == -relative_drift(values)
+
+
+def test_what_lies_three_deviations_out_counts_as_if_it_were_there():
+    """Of 0 … 10 the median is 5 and the median deviation 3."""
+    bound = 3 * 1.4826 * 3
+    found = without_outliers([*range(11), -90.0, 100.0])
+    assert list(found) == pytest.approx([*range(11), 5 - bound, 5 + bound])
+
+
+def test_the_theil_sen_slope_is_scipys():
+    x, y = np.random.default_rng(0).normal(0, 1, (2, 40)).round(1)
+    assert theil_sen(x, y) == pytest.approx(stats.theilslopes(y, x).slope)
+    assert theil_sen(np.ones(5), np.arange(5.0)) == 0
+
+
+def test_the_test_of_drift_is_that_of_the_place_in_a_regression_on_both():
+    """A covariate costs one degree of freedom, and takes its own change with the place with it."""
+    rng = np.random.default_rng(2)
+    place, tokens = np.arange(25.0), rng.uniform(1, 2, 25)
+    values = 0.02 * place + rng.uniform(0, 1, 25)
+    assert drift_p_value(values, np.ones(25)) == pytest.approx(stats.linregress(place, values).pvalue)
+    design = np.stack([np.ones(25), tokens, place], axis=1)
+    free = values - design[:, :2] @ np.linalg.lstsq(design[:, :2], values, rcond=None)[0]
+    fit, (left,), *_ = np.linalg.lstsq(design, free, rcond=None)
+    error = math.sqrt(left / 22 * np.linalg.inv(design.T @ design)[2, 2])
+    assert drift_p_value(free, tokens) == pytest.approx(2 * stats.t.sf(abs(fit[2]) / error, 22))
+
+
+def test_the_test_of_drift_knows_nothing_of_equal_values_and_all_of_a_line():
+    assert drift_p_value(np.ones(20), np.arange(20)) == 1
+    assert drift_p_value(np.arange(20.0), np.arange(20)) == 1, "all of the line is the covariate's"
+    assert drift_p_value(np.arange(20.0), np.ones(20)) < 1e-12
+    outlier = np.random.default_rng(1).normal(10, 1, 40)
+    outlier[-1] = 1e4
+    assert drift_p_value(outlier, np.ones(40)) > 0.05
 
 
 def test_interval_of_a_mean_is_scipys():

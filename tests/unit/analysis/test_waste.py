@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dynbench.analysis.compute_fit import compute_rows, fit_compute
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
 from dynbench.analysis.waste import PARTS, waste_of
@@ -21,6 +22,12 @@ VIRTUAL = ("launch.launcher=virtual", "launch.world_size=2")
 def rewritten(run: Run, **columns: pl.Expr) -> MergedRun:
     for path in run.ranks_dir.glob("rank_*.csv"):
         pl.read_csv(path).with_columns(**columns).write_csv(path)
+    return merge_run(run)
+
+
+def without_squares(run: Run) -> MergedRun:
+    for path in run.ranks_dir.glob("rank_*.csv"):
+        pl.read_csv(path).drop("real_tokens2", "padded_tokens2").write_csv(path)
     return merge_run(run)
 
 
@@ -38,7 +45,7 @@ def parts(waste: dict[str, object]) -> np.ndarray:
         {"micro_batches": 3},
         {"world_size": 4, "ranks_written": 3},
         {"steps_written": 30, "status": "interrupted"},
-        {"steps": 1},
+        {"steps": 2},
         {"overrides": VIRTUAL},
         {"slow": {1: 2.0}, "overrides": ("launch.slowdown={1: 2.0}",)},
         {"policy": "partition", "slow": {0: 2.0}, "overrides": ("schedule.speeds=[1.0, 2.0]",)},
@@ -54,14 +61,30 @@ def test_the_parts_add_up_to_the_waste(make_run: Make, fields: dict[str, object]
     assert (parts(waste)[:-1] > -1e-9).all()
 
 
+def computed(run: MergedRun, attention_ms: float) -> tuple[float, float]:
+    """What the model behind the rows takes for real and for padded tokens, ms over all ranks, beside its overhead."""
+    rows = (
+        run.worker_rows()
+        .filter(pl.col("warmup") == 0)
+        .select(pl.col("^.*_tokens2?$").sum())
+        .collect()
+        .row(0, named=True)
+    )
+    real, padded = (
+        0.05 * rows[f"{name}_tokens"] + attention_ms * rows[f"{name}_tokens2"] for name in ("real", "padded")
+    )
+    return real, padded
+
+
+@pytest.mark.parametrize("attention_ms", [0.0, 0.002])
 @pytest.mark.parametrize("servers", [0, 4])
-def test_every_part_is_that_of_the_model_behind_the_rows(make_run: Make, servers: int) -> None:
-    run = merge_run(make_run(world_size=4, noise=0.0, servers=servers))
+def test_every_part_is_that_of_the_model_behind_the_rows(make_run: Make, servers: int, attention_ms: float) -> None:
+    run = merge_run(make_run(world_size=4, noise=0.0, servers=servers, attention_ms=attention_ms))
     steps, waste = run.measured, waste_of(run)
-    real, padded = (float(steps[name].sum()) for name in ("real_tokens", "padded_tokens"))
+    real, padded = computed(run, attention_ms)
     compute = steps["compute_ms_mean"].sum()
     expected = {
-        "padding": 0.05 * (padded - real) / 4,
+        "padding": (padded - real) / 4,
         "waiting": steps["compute_ms_max"].sum() - compute,
         "exposed_comm": 1.5 * steps.height,
         "planning": 0.02 * steps.height,
@@ -69,7 +92,7 @@ def test_every_part_is_that_of_the_model_behind_the_rows(make_run: Make, servers
         "other": 0.1 * steps.height,
     }
 
-    assert waste["s"] == pytest.approx(run.time_ms / ((2.0 + 0.8) * steps.height + 0.05 * real / 4), rel=1e-4)
+    assert waste["s"] == pytest.approx(run.time_ms / ((2.0 + 0.8) * steps.height + real / 4), rel=1e-4)
     assert {name: waste[name] * run.time_ms for name in PARTS} == pytest.approx(expected, rel=1e-3, abs=0.05)
     assert waste["waiting"] == pytest.approx(summary_of(run)["wait_fraction"], rel=1e-6)
 
@@ -96,8 +119,45 @@ def test_micro_batches_beyond_one_per_rank_are_other(make_run: Make) -> None:
     assert two["padding"] == pytest.approx(one["padding"], rel=1e-2)
 
 
+OVERHEAD_MS, TOKEN_MS, SQUARE_MS = 2.0, 0.05, 0.002
+PACKED = {"layout": pl.lit("packed"), "padded_tokens": pl.col("real_tokens"), "padded_tokens2": pl.col("real_tokens2")}
+SPLIT = {
+    "micro_batches": 1 + pl.col("step") % 3,
+    "padded_tokens": pl.col("padded_tokens") - pl.col("step") % 5,
+    "padded_tokens2": pl.col("padded_tokens2") - pl.col("max_seq_len_in_batch") * (pl.col("step") % 7),
+}
+
+
+@pytest.mark.parametrize("columns", [PACKED, SPLIT])
+def test_the_cost_of_packed_rows_and_of_several_micro_batches_is_found(
+    make_run: Make, columns: dict[str, pl.Expr]
+) -> None:
+    run = rewritten(make_run("partition", world_size=4), **columns)
+    terms = ("micro_batches", "padded_tokens", "padded_tokens2")
+    cost = pl.sum_horizontal(
+        ms * pl.col(name) for ms, name in zip((OVERHEAD_MS, TOKEN_MS, SQUARE_MS), terms, strict=True)
+    )
+    found = fit_compute(compute_rows(rewritten(run.run, compute_ms=cost), np.ones(4)))
+
+    assert found is not None
+    assert (found.alpha, found.beta, found.gamma) == pytest.approx((OVERHEAD_MS, TOKEN_MS, SQUARE_MS), rel=1e-3)
+
+
+def test_rows_of_an_earlier_version_have_an_ideal_only_where_nothing_is_padded(make_run: Make) -> None:
+    old = without_squares(make_run())
+    waste = waste_of(old)
+    assert {waste[name] for name in ("s", *PARTS)} == {None}
+    assert waste["reason_said"]["say"] == "waste.no_squares"
+    assert fit_compute(compute_rows(old, np.ones(2))) is None
+
+    packed = rewritten(without_squares(make_run()).run, padded_tokens=pl.col("real_tokens"))
+    needed = packed.measured["compute_ms_mean"].sum() + packed.measured["optimizer_ms_mean"].sum()
+    assert waste_of(packed)["s"] == pytest.approx(packed.time_ms / needed)
+    assert parts(waste_of(packed)).sum() == pytest.approx(1 - 1 / waste_of(packed)["s"])
+
+
 def test_without_padding_the_compute_itself_is_needed_whatever_it_grows_with(make_run: Make) -> None:
-    run = rewritten(make_run(), padded_tokens=pl.lit(64), real_tokens=pl.lit(64))
+    run = rewritten(make_run(), **dict.fromkeys(("padded_tokens", "real_tokens"), pl.lit(64)))
     waste = waste_of(run)
     needed = run.measured["compute_ms_mean"].sum() + run.measured["optimizer_ms_mean"].sum()
 

@@ -24,7 +24,8 @@ def test_three_arms_have_a_table_of_who_beats_whom(cli, three):
     code, out, _ = cli("analyze", *three)
     assert code == 0
     assert out.index("question:") < out.index("who beats whom") < out.index("figures  ")
-    assert "p is held jointly over 3 pairs (Holm); spread pooled over the arms" in out
+    assert "hold jointly (Holm) for the 2 with static, and the 1 others" in out
+    assert "intervals that hold jointly for 2 arms, on which verdicts rest" in out
     assert "who beats whom" not in cli("analyze", *three, "--quiet")[1]
 
 
@@ -50,6 +51,7 @@ def test_the_folder_and_json_hold_every_pair(cli, store, three):
     for pair, known in zip(found["pairs"], found["comparisons"], strict=False):
         assert {key: pair[key] for key in known} == known
     assert {pair["p_holm"] is None for pair in found["pairs"]} == {False}
+    assert [pair["judged_together"] for pair in found["pairs"]] == [2, 2, 1]
     folder = store.resolve("@latest").path
     assert json.loads((folder / "comparison.json").read_text())["pairs"] == found["pairs"]
     page = (folder / "summary.md").read_text()

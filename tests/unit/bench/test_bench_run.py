@@ -361,6 +361,7 @@ def test_the_list(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert main([*arguments, "--json"]) == 0
     lines = {line["name"]: line["options"] for line in json.loads(capsys.readouterr().out)["plugins"]}
     defaults = {name: {option["key"]: option["default"] for option in options} for name, options in lines.items()}
+    assert defaults.pop("assignment") == {}, "it has no options of its own"
     assert defaults == {name: entry.options().model_dump(mode="json") for name, entry in BENCHMARKS.items()}
 
 

@@ -194,6 +194,8 @@ def test_the_run_that_ended_so_is_named(
         (["runs", "shw"], "No such command 'shw'. Did you mean 'show'?", "dynbench runs --help"),
         (["runs", "show", "--jsn"], "No such option '--jsn'. Did you mean '--json'?", "dynbench runs show --help"),
         (["--nope"], "No such option '--nope'.", "dynbench --help"),
+        (["probe", "--stepps"], "No such option '--stepps'. Did you mean '--steps'?", "dynbench probe --help"),
+        (["bench", "asignment"], "benchmark: 'asignment' is not a benchmark. Did you mean 'assignment'?", "Known: "),
         (["runs", "ls", "extra"], "Got unexpected extra argument", "dynbench runs ls --help"),
     ],
 )
@@ -203,6 +205,11 @@ def test_usage_mistakes(arguments: list[str], message: str, hint: str, capsys: p
     assert len(err) == 2
     assert err[0].startswith(f"error: {message}")
     assert err[1].startswith(f"hint: {hint}")
+
+
+def test_what_shares_little_more_than_its_dashes_is_not_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "--dry-run"]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "error: No such option '--dry-run'."
 
 
 def test_usage_mistakes_under_json(capsys: pytest.CaptureFixture[str]) -> None:

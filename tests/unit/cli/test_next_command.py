@@ -213,7 +213,7 @@ PLAN = ["--policy", "static,partition,window", "--window", "2", "--steps", "4", 
     [
         (["sst2"], {"workload.dataset": "embedded", "workload.max_length": 256}),
         (["lognormal", "--max-length", "300"], {"workload.dataset": "lognormal", "workload.max_length": 300}),
-        (["lognormal"], {"workload.dataset": "lognormal", "workload.max_length": 512}),
+        (["lognormal", "--max-length", "512"], {"workload.dataset": "lognormal", "workload.max_length": 512}),
         (["embedded", "--subset", "200"], {"workload.dataset": "embedded", "workload.subset": 200}),
         (
             [*OWN, "--subset", "150", "--seed", "5"],
@@ -254,6 +254,7 @@ def test_solve_suggests_training_on_the_same_data(
     assert ("FILE below stands" in out) == ("FILE" in line)
     if "FILE" in line:
         shutil.copy("it's my data.tsv", "FILE")
+        line += " --tokenizer vocab.txt"  # in place of the model's own, which would be fetched
 
     shown = dry_run(line, capsys)
 
@@ -294,19 +295,60 @@ def test_solve_suggests_as_many_ranks(results: Path, monkeypatch: pytest.MonkeyP
 def test_solve_suggests_what_its_probe_was_made_with(results: Path, capsys: Output, own: list[str]) -> None:
     """Longer samples, another model or slower ranks than were probed are refused by `train`."""
     store = RunStore(results)
-    made = make_probe(store, tables=[[(64, 9), (256, 2)]] * 2, workload={"size": "base", "max_length": 256})
+    made = make_probe(store, tables=[[(64, 16), (256, 16)]] * 2, workload={"size": "base", "max_length": 256})
     asked = ["workload.size=base", "workload.dropout=0.1", "launch.slowdown={1: 2.0}", "train.precision=fp32"]
     write_text(made.config_file, dump_config(load_config(None, asked)))
     write_json(made.env_file, {"decisions": {"train.precision": {"value": "fp32", "reason": "on a CPU"}}})
     words = ["lognormal", "--probe", made.label, "--world-size", "2", *own, "--policy", "partition", "--steps", "2"]
     assert main(["solve", *words, "--no-figures", "--results", str(results)]) == 0
-    out = capsys.readouterr().out
+    assert suggested(capsys.readouterr().out) == "the same with --max-length 256"
+    assert main(["solve", *words, "--max-length", "256", "--no-figures", "--results", str(results)]) == 0
 
-    config = parsed(suggested(out)).config()
+    config = parsed(suggested(capsys.readouterr().out)).config()
 
-    assert "train cuts at 256, the most that" in out
     assert (config.workload.size, config.workload.dropout, config.launch.slowdown) == ("base", 0.1, {1: 2.0})
     assert (config.workload.max_length, config.train.precision, config.probe.run) == (256, "auto", made.label)
+
+
+FEW = ["--policy", "static,partition", "--steps", "4", "--no-figures"]
+
+
+@pytest.mark.parametrize("asked", [[], ["--max-length", "700"]])
+def test_solve_suggests_no_training_on_other_lengths_than_it_planned(
+    results: Path, capsys: Output, asked: list[str]
+) -> None:
+    """The small model takes 512 tokens, and the samples have up to 1,024."""
+    words = ["solve", "lognormal", *FEW, "--world-size", "2", "--results", str(results)]
+    assert main([*words, *asked]) == 0
+    out = capsys.readouterr().out
+    assert "dynbench train" not in out
+    assert suggested(out) == "the same with --max-length 512"
+
+    assert main([*words, *asked, *suggested(out).split()[-2:]]) == 0
+
+    assert parsed(suggested(capsys.readouterr().out)).config().workload.max_length == 512
+    (planned, *_) = json.loads((RunStore(results).resolve("@latest").path / "results.json").read_text())["results"]
+    assert planned["max_length"] == 512 and planned["cut_samples"]
+
+
+def test_solve_suggests_training_on_every_number_of_ranks(
+    results: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solve_next, "_places", lambda _: 64)
+    assert main(["solve", "sst2", *FEW, "--world-size", "8,2,4", "--results", str(results)]) == 0
+    out = capsys.readouterr().out
+    commands = [line.removeprefix("Next: ") for line in out.splitlines() if line.startswith("Next: ")]
+    configs = [parsed(command).config() for command in commands]
+    assert [(config.launch.nproc, config.train.global_batch) for config in configs] == [(2, 16), (4, 32), (8, 64)]
+    assert {config.schedule.policy for config in configs} == {"partition"}
+
+
+def test_solve_suggests_whole_windows(results: Path, capsys: Output) -> None:
+    words = ["sst2", "--policy", "window", "--window", "7", "--steps", "70", "--world-size", "2", "--no-figures"]
+    assert main(["solve", *words, "--results", str(results)]) == 0
+    config = parsed(suggested(capsys.readouterr().out)).config()
+    assert (config.schedule.policy_name, config.schedule.window_size) == ("window", 7)
+    assert config.train.warmup_steps % 7 == config.train.steps % 7 == 0
 
 
 def test_recipes_cp_suggests_the_copy(results: Path, capsys: Output) -> None:

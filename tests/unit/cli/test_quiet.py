@@ -42,7 +42,7 @@ LINES: dict[str, tuple[list[str], Callable[[Run], list[str]]]] = {
     "sync check": (["sync", "check", "ddp"], lambda run: ["ddp sgd 1e-17", "ddp adamw 2e-17"]),
     "compress": (["compress", "ls"], lambda run: list(COMPRESSORS)),
     "bench": (["bench", "collectives", "--set", "backend=gloo"], lambda run: [_latest(run, "bench")]),
-    "bench ls": (["bench", "ls"], lambda run: list(BENCHMARKS)),
+    "bench ls": (["bench", "ls"], lambda run: [*BENCHMARKS, "assignment"]),
     "doctor": (["doctor"], lambda run: ["poor"]),
 }
 ELSEWHERE = {"analyze", "compare", "report", "eval", "generate", "tensorboard"}

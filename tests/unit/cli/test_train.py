@@ -59,6 +59,22 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("place", ["file/below", "link", "locked"])
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_dry_run_refuses_results_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, command: str, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "locked").mkdir()
+    if place == "locked":  # for root too
+        monkeypatch.setattr("dynbench.runs.store.os.access", lambda path, _: path != tmp_path / "locked")
+    before = sorted(tmp_path.rglob("*"))
+    assert main([command, "--dry-run", "--nproc", "2", "--results", str(tmp_path / place)]) == 2
+    assert f"{tmp_path / place}: the results folder cannot be written: " in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_dry_run_refuses_what_cannot_take_turns_with_no_communication(results: Path, capsys: Output) -> None:
     asked = ["train", "--dry-run", "--exposed", "--device", "cpu", "--nproc", "2"]
     assert main([*asked, "--set", "launch.launcher=virtual", "--set", "launch.world_size=2"]) == 2

@@ -46,10 +46,10 @@ def row(step: int, rank: int, step_ms: float) -> StepRow:
     ids = np.arange(4) + 8 * step + 4 * rank
     return StepRow(
         step=step, rank=rank, warmup=int(step == 0), policy="static", local_batch=4, micro_batches=1,
-        max_seq_len_in_batch=10, real_tokens=30, padded_tokens=40, plan_ms=0.1, data_ms=0.1,
-        forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms, optimizer_ms=1.0,
-        compute_ms=0.6 * step_ms, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0, loss=0.5,
-        work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
+        max_seq_len_in_batch=10, real_tokens=30, padded_tokens=40, real_tokens2=240, padded_tokens2=400,
+        plan_ms=0.1, data_ms=0.1, forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms,
+        optimizer_ms=1.0, compute_ms=0.6 * step_ms, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0,
+        loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
     )  # fmt: skip
 
 

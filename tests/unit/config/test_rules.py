@@ -5,10 +5,12 @@ from unittest.mock import patch
 
 import pytest
 
+from dynbench.config.change import changed
 from dynbench.config.load import load_config
 from dynbench.config.rank_rules import buffer_size
 from dynbench.config.rules import check_rules, known_world_size, rule_warnings
 from dynbench.config.schema import Config
+from dynbench.config.window_steps import whole_window_steps
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry
 
@@ -207,6 +209,30 @@ def test_a_window_of_one_batch_warns() -> None:
 
 
 @pytest.mark.parametrize(
+    ("train", "wanted"),
+    [
+        ("warmup_steps: 16, steps: 40", {}),
+        ("warmup_steps: 0, steps: 8", {}),
+        ("warmup_steps: 10, steps: 40", {"train.warmup_steps": 16}),
+        ("warmup_steps: 10, steps: 38", {"train.warmup_steps": 16, "train.steps": 40}),
+        ("warmup_steps: 8, steps: 50", {"train.steps": 56}),
+        ("warmup_steps: 24, steps: 32, epochs: 2", {}),  # 28 steps an epoch: windows end at 8, 16, 24, 28, 36, …
+        ("warmup_steps: 28, steps: 28, epochs: 2", {}),
+        ("warmup_steps: 30, steps: 26, epochs: 2", {"train.warmup_steps": 36}),
+    ],
+)
+def test_steps_that_split_a_window_warn_and_say_what_to_set(train: str, wanted: dict[str, int]) -> None:
+    config = config_of(f"schedule: {{policy: window, window: 8}}\ntrain: {{{train}}}")
+    assert whole_window_steps(config) == wanted
+    warnings = rule_warnings(config, 2, ())
+    assert len(warnings) == bool(wanted)
+    assert all(f"{key} to {steps}" in warnings[0] for key, steps in wanted.items())
+    mended = {"train.steps": config.train.warmup_steps + config.train.steps - wanted.get("train.warmup_steps", 0)}
+    assert whole_window_steps(changed(config, (mended if wanted and config.train.epochs else {}) | wanted)) == {}
+    assert rule_warnings(changed(config, {"schedule.policy": "partition"}), 2, ()) == []
+
+
+@pytest.mark.parametrize(
     ("without_effect", "in_use"),
     [
         ("workload: {weights: pretrained, size: base}", "workload: {size: base}"),
@@ -214,7 +240,7 @@ def test_a_window_of_one_batch_warns() -> None:
         ("schedule: {mode: dynamic, solver: greedy}", "schedule: {policy: prefix, buffer: 99, solver: greedy}"),
         ("schedule: {mode: dynamic, buffer: 99}", "schedule: {policy: prefix, buffer: 99}"),
         ("schedule: {mode: dynamic, replan_steps: 4}", "schedule: {mode: dynamic, speeds: auto, replan_steps: 4}"),
-        ("schedule: {policy: partition, window: 4}", "schedule: {mode: dynamic, window: 4}"),
+        ("schedule: {policy: partition, window: 5}", "schedule: {mode: dynamic, window: 5}"),
     ],
 )
 def test_a_setting_without_effect_is_warned_about(without_effect: str, in_use: str) -> None:

@@ -96,6 +96,14 @@ def test_what_names_no_run_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert decisions == {}
 
 
+def test_a_model_that_cannot_be_built_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    config = load_config(
+        None, ["launch.launcher=virtual", "launch.device=cpu", f"launch.comm_model={tmp_path / 'absent.json'}"]
+    )
+    with pytest.raises(UsageError, match=r"absent\.json: No such file"):
+        resolve(config, Machine(cores=2, gpus=0, bf16=False), RunStore(tmp_path))
+
+
 @pytest.mark.parametrize("reference", ["@latest:probe", "probed"])
 def test_a_run_is_decided_by_its_id(tmp_path: Path, reference: str) -> None:
     store = RunStore(tmp_path)

@@ -147,6 +147,7 @@ def test_rows_record_the_layout_and_no_padding(tmp_path: Path) -> None:
     )
     assert (row.layout, row.micro_batches) == ("packed", 2)
     assert row.padded_tokens == row.real_tokens == workload.train.lengths[:12].sum()
+    assert row.padded_tokens2 == row.real_tokens2 == (workload.train.lengths[:12] ** 2).sum()
     assert row.max_seq_len_in_batch == workload.train.lengths[:12].max()
 
 

@@ -66,6 +66,8 @@ def test_plans_rows_and_tensors_agree(workload: Workload, policy: str, cost_type
                 skipped=False,
             )
             assert row.padded_tokens == planned.padded_tokens[rank] == sum(n * width for n, width in shapes)
+            assert row.padded_tokens2 == sum(n * width**2 for n, width in shapes)
+            assert row.real_tokens2 == (problem.lengths[np.concatenate(share)] ** 2).sum()
             assert row.max_seq_len_in_batch == max(width for _, width in shapes)
             costs = sum(float(problem.cost.cost_padded(n, width)) for n, width in shapes)
             assert planned.costs[rank] == pytest.approx(costs)

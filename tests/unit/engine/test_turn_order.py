@@ -57,6 +57,7 @@ def test_every_round_has_every_arm_and_a_drift_meets_all_alike(n: int, seed: int
     for cycle in (found[:whole], found[whole : 2 * whole]):
         at = [sum(order.index(arm) for order in cycle) for arm in range(n)]
         assert len(set(at)) == 1
+        assert is_balanced(cycle)
 
 
 @given(ARMS, st.integers(0, 99), st.integers(0, 4))

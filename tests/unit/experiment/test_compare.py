@@ -21,9 +21,10 @@ from probes import make_probe
 
 from dynbench.cli.main import COMMANDS, main
 from dynbench.config.dump import dump_config
-from dynbench.config.recipes import Recipe, load_recipe
+from dynbench.config.recipes import RECIPE_FILE, Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching import run_launch
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import (
     BugError,
     DataError,
@@ -104,7 +105,7 @@ class FakeTraining:
     def train(self, config: Config, run: Run, name: str, together: Mapping[str, object]) -> None:
         """The run of one arm."""
         self.calls.append((name, config.schedule.policy_name, config.train.seed))
-        write_text(run.config_file, dump_config(config))
+        write_text(run.config_file, dump_config(resolve(config, this_machine(), RunStore(run.path.parent)).config))
         write_json(run.env_file, {"data": self.data, "cpu_cores": {"usable": 2}, **together})
         run.update(status=Status.RUNNING)
         if len(self.calls) - 1 == self.fail_at:
@@ -121,11 +122,13 @@ class FakeTraining:
 
 def row(step: int, rank: int, config: Config, step_ms: float) -> StepRow:
     ids, longer = np.arange(4) + 8 * step + 4 * rank, step % 3
+    padded, compute_ms = 40 + 4 * longer, 0.9 * step_ms * (40 + 4 * longer) / 48
     return StepRow(
         step=step, rank=rank, warmup=int(step == 0), policy=config.schedule.policy_name, local_batch=4,
-        micro_batches=1, max_seq_len_in_batch=10 + longer, real_tokens=30, padded_tokens=40 + 4 * longer,
-        plan_ms=0.1, data_ms=0.1, forward_ms=0.3 * step_ms, backward_ms=0.3 * step_ms, sync_ms=0.2 * step_ms,
-        optimizer_ms=1.0, compute_ms=0.6 * step_ms + longer, step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0,
+        micro_batches=1, max_seq_len_in_batch=10 + longer, real_tokens=15, padded_tokens=padded, real_tokens2=60,
+        padded_tokens2=padded * (10 + longer), plan_ms=0.1, data_ms=0.1, forward_ms=0.5 * compute_ms,
+        backward_ms=0.5 * compute_ms, sync_ms=0.05 * step_ms, optimizer_ms=1.0, compute_ms=compute_ms,
+        step_time_ms=step_ms, peak_mem_mb=1.0, reserved_mem_mb=1.0,
         loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
     )  # fmt: skip
 
@@ -212,8 +215,56 @@ def test_a_failed_launch_is_repeated_and_finished_ones_are_not(
 def test_launches_that_cannot_be_compared_are_not_gone_on_with(store: RunStore, recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(NotComparable) as caught, resumable(start_comparison(recipe(), store, name="demo")):
         raise NotComparable("they differ in data.fingerprint", "Train both.")
-    said = "Train both. Its launches are done, and going on repeats none: start anew (--replace takes the name over)."
+    said = "Train both. Going on repeats no launch that is done: start anew (--replace takes the name over)."
     assert caught.value.hint == said
+
+
+def begun(store: RunStore, training: FakeTraining, recipe: Recipe) -> Run:
+    """A comparison of which two launches are done and the third has failed."""
+    comparison, training.fail_at = start_comparison(recipe, store, name="demo"), 2
+    with pytest.raises(WorkerFailed):
+        run_comparison(comparison, store)
+    training.fail_at = None
+    return comparison
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_a_comparison_goes_on_with_the_recipe_that_it_was_started_with_and_no_other(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe]
+) -> None:
+    comparison = begun(store, training, recipe())
+    edit(comparison.path / RECIPE_FILE, "steps: 6", "steps: 4")
+
+    with pytest.raises(UsageError, match="was changed since the comparison was started"):
+        run_comparison(comparison, store)
+    assert len(training.calls) == 3
+
+    edit(comparison.path / RECIPE_FILE, "steps: 4", "steps: 6")
+    assert not run_comparison(comparison, store).state.missing
+
+
+@pytest.mark.parametrize("changed", ["launch", "recipe"])
+def test_launches_of_one_arm_have_one_configuration(
+    store: RunStore, training: FakeTraining, recipe: Callable[..., Recipe], changed: str
+) -> None:
+    """Planted: a launch that was trained with other steps, and a recipe of a version that kept no digest."""
+    comparison = begun(store, training, recipe())
+    state = read_state(comparison.path)
+    if changed == "launch":
+        edit(store.resolve(state.arms["partition"][0]).config_file, "steps: 6", "steps: 4")
+    else:
+        replace(state, recipe_digest=None).write(comparison.path)
+        edit(comparison.path / RECIPE_FILE, "steps: 6", "steps: 8")
+
+    with pytest.raises(NotComparable, match=r"train\.steps \((4 and 6|6 and 8)\)") as caught:
+        run_comparison(comparison, store)
+    assert len(training.calls) == 3
+    assert "start anew" in caught.value.hint
 
 
 @pytest.mark.slow

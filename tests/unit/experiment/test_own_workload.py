@@ -81,8 +81,9 @@ def row(step: int, rank: int, policy: str) -> StepRow:
     ids = np.arange(4) + 8 * step + 4 * rank
     return StepRow(
         step=step, rank=rank, warmup=0, policy=policy, local_batch=4, micro_batches=1, max_seq_len_in_batch=10,
-        real_tokens=30, padded_tokens=40, plan_ms=0.1, data_ms=0.1, forward_ms=30.0, backward_ms=30.0, sync_ms=20.0,
-        optimizer_ms=1.0, compute_ms=60.0, step_time_ms=100.0 + step + rank, peak_mem_mb=1.0, reserved_mem_mb=1.0,
+        real_tokens=30, padded_tokens=40, real_tokens2=240, padded_tokens2=400, plan_ms=0.1, data_ms=0.1,
+        forward_ms=30.0, backward_ms=30.0, sync_ms=20.0, optimizer_ms=1.0, compute_ms=60.0,
+        step_time_ms=100.0 + step + rank, peak_mem_mb=1.0, reserved_mem_mb=1.0,
         loss=0.5, work_hash=work_hash(ids, np.full(4, 10)), skipped=0, weight=4.0,
     )  # fmt: skip
 

@@ -14,12 +14,12 @@ from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
 MakeComparison = Callable[..., Run]
-POOLED = {"spread": "pooled", "pooled_ci95": [1.21, 1.29]}
+ARMS = {"spread": "arms", "judged_together": 2}
 PAIRS: list[dict[str, object]] = [
-    {"candidate": "other", "p_holm": 0.4, "speedup": 1.01, "spread": "pooled", "pooled_ci95": [0.98, 1.04]},
-    {"candidate": "partition", "p_holm": 0.0002, "faster": "partition", **POOLED},
+    {"candidate": "other", "p_holm": 0.4, "speedup": 1.01, "ci_joint": [0.98, 1.04], **ARMS},
+    {"candidate": "partition", "p_holm": 0.0002, "faster": "partition", "ci_joint": [1.21, 1.29], **ARMS},
     {"baseline": "partition", "candidate": "other", "speedup": 0.5, "p_holm": 0.031, "faster": "partition",
-     "spread": "pooled", "pooled_ci95": [0.4, 0.625]},
+     "spread": "arms", "ci_joint": [0.4, 0.625]},
 ]  # fmt: skip
 
 
@@ -46,30 +46,48 @@ def rows(text: str, language: str) -> list[list[str]]:
 def test_every_pair_stands_once_the_faster_arm_first(
     store: RunStore, make_comparison: MakeComparison, language: str, question: str | None
 ) -> None:
-    make_comparison({}, {"candidate": "other"}, pairs=PAIRS, question=question)
+    candidates = [{"ci_joint": [1.21, 1.29], "judged_together": 2}, {"candidate": "other", "judged_together": 2}]
+    make_comparison(*candidates, pairs=PAIRS, question=question)
     text = report(store, language)
-    words = load_template(language).labels
-    yes, no = words["words.yes"], words["words.no"]
+    labels = load_template(language).labels
+    yes, no = labels["words.yes"], labels["words.no"]
     assert rows(text, language) == [
         ["partition", "other", yes, "2.000", "[1.600, 2.500]", "0.031"],
         ["partition", "static", yes, "1.250", "[1.210, 1.290]", "< 0.001"],
         ["other", "static", no, "1.010", "[0.980, 1.040]", "0.400"],
     ]
-    joint = words["pairs.pooled"].partition("{{")[0]
-    assert " ".join(joint.split()) in " ".join(text.split())
-    assert " 3 " in text.partition("Holm 1979")[0][-80:]
+    assert "[1.210, 1.290]" in text.partition(labels["headings.told_apart"])[0], (
+        "the interval of the verdict is the pair's"
+    )
+    assert begins(labels["joint.arms"]) in " ".join(text.split())
+    assert begins(labels["pairs.others"]) in " ".join(text.split())
+
+
+def begins(label: str) -> str:
+    """A label up to its second placeholder, as far as it is plain text."""
+    return " ".join(label.split("}}", 1)[-1].partition("{{")[0].split())[:40]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_spreads_that_could_not_be_pooled_are_said_so(
+@pytest.mark.parametrize("pairs", [0, 2])
+def test_spreads_of_pairs_alone_are_said_so_and_one_candidate_has_no_family(
+    store: RunStore, make_comparison: MakeComparison, language: str, pairs: int
+) -> None:
+    labels = load_template(language).labels
+    own = [{**pair, "spread": "own"} for pair in PAIRS[:pairs]]
+    make_comparison(*({"candidate": name, "judged_together": pairs or 1} for name in ("partition", "other")), pairs=own)
+    text = " ".join(report(store, language).split())
+    assert ("Holm" in text, begins(labels["joint.own"]) in text) == (bool(pairs), bool(pairs))
+    assert " ".join(labels["joint.arms"].split())[-160:] not in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_p_values_of_a_pooled_spread_are_not_shown(
     store: RunStore, make_comparison: MakeComparison, language: str
 ) -> None:
-    make_comparison(
-        {}, {"candidate": "other"}, pairs=[{**pair, "spread": "own", "pooled_ci95": None} for pair in PAIRS]
-    )
-    labels, text = load_template(language).labels, report(store, language)
-    assert labels["pairs.own"].split("Holm 1979")[1].strip()[:40] in " ".join(text.split())
-    assert "[1.200, 1.300]" in [row[4] for row in rows(text, language)]
+    """Earlier versions kept them: they tell equal arms apart where one arm spreads more."""
+    make_comparison({}, {"candidate": "other"}, pairs=[{**pair, "spread": "pooled"} for pair in PAIRS])
+    assert rows(report(store, language), language) == []
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared import compared
 from languages import english_sentences
 
-from dynbench.analysis.record import ScalingRecord
+from dynbench.analysis.record import PairRecord, ScalingRecord
 from dynbench.experiment import profile_answers, server_answers
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.communication_answers import exposures
@@ -102,13 +104,38 @@ def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path
     assert [row[4] for row in cells] == ["3.000", "2.000", "4.500", "3.000"]
 
 
-@pytest.mark.parametrize(("rate", "holds"), [(600.0, True), (1000.0, False), (250.0, False)])
-def test_the_order_is_told_as_it_came(tmp_path: Path, rate: float, holds: bool) -> None:
-    """Only arms with as many workers count, so that `ps_1w` is none of them."""
-    found = subject(tmp_path, by_hand={"throughput_samples_per_s": {"mean": rate}})
-    text = server_answers.order_sentence(speaker(found))
-    assert text.startswith("**`ddp` > `by_hand` > `ps` holds here" if holds else "**`ddp` > `by_hand` > `ps` does not")
-    assert "ps_1w" not in text
+def against(verdict: str, baseline: str, candidate: str) -> PairRecord:
+    found = compared(verdict=verdict, baseline=baseline, candidate=candidate)
+    return PairRecord.model_validate(found.model_dump())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("verdicts", "case"),
+    [
+        (("SLOWER", "SLOWER", "SLOWER"), "holds"),
+        (("SLOWER", "SLOWER", "FASTER"), "not"),
+        (("SLOWER", "SLOWER", "AMBIGUOUS"), "open"),
+        (("SAME", "SLOWER", "SLOWER"), "open"),
+        (("ESTIMATE", "ESTIMATE", "ESTIMATE"), "open"),
+    ],
+)
+def test_the_order_holds_only_where_every_verdict_says_so(
+    tmp_path: Path, verdicts: Sequence[str], case: str, language: str
+) -> None:
+    """The throughputs come in that order in all cases; only arms with as many workers count, so `ps_1w` does not."""
+    couples = (("ddp", "by_hand"), ("ddp", "ps"), ("by_hand", "ps"))
+    pairs = [against(verdict, *couple) for verdict, couple in zip(verdicts, couples, strict=True)]
+    found = replace(subject(tmp_path), pairs=[*pairs, against("FASTER", "ddp", "ps_1w")])
+    text = server_answers.order_sentence(speaker(found, language))
+    told = (
+        load_template(language)
+        .label(f"answers.order.{case}")
+        .replace("{{ server.expected }}", "`ddp` > `by_hand` > `ps`")
+    )
+    assert text.startswith(told.partition("{{")[0]) and "ps_1w" not in text
+    assert ("(`by_hand`, `ps`)" in text) == (verdicts[2] in ("FASTER", "AMBIGUOUS", "ESTIMATE"))
+    assert ("(`ddp`, `by_hand`)" in text) == (verdicts[0] in ("SAME", "ESTIMATE"))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

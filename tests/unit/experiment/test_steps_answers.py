@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from languages import english_words
 
 from dynbench.experiment.answers import Speaker
-from dynbench.experiment.steps_answers import steps_sentence, steps_table
+from dynbench.experiment.steps_answers import Effect, steps_sentence, steps_table
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
@@ -38,30 +39,63 @@ def arms(fewer: float, rows: float, spread: float = 1.0, few_steps: int = 64) ->
 
 def said(members: dict[str, Sequence[Member]], tmp_path, language: str = "en") -> str:
     subject = Subject(Run(tmp_path), members)
-    return " ".join(steps_sentence(Speaker(subject, load_template(language), {})).split())
+    return " ".join(steps_sentence(Speaker(subject, load_template(language), {"baseline.name": "`many`"})).split())
 
 
-@pytest.mark.parametrize(
-    ("fewer", "rows", "ending"),
-    [
-        (0.05, 0.0, "what costs loss is the fewer steps, not the packing."),
-        (0.0, 0.05, "what costs loss is the packing, not the fewer steps."),
-        (-0.05, 0.0, "neither costs loss here."),
-        (0.001, 0.0, "these launches do not tell which of the two costs loss."),
-    ],
-)
-def test_the_sentence_says_which(fewer: float, rows: float, ending: str, tmp_path) -> None:
-    text = said(arms(fewer, rows), tmp_path)
-    assert text.endswith(ending)
-    assert "8,192" in text and "4 seeds" in text and "4 times fewer" in text and f"by {fewer:+.4f}" in text
+def judgements(text: str, language: str = "en") -> list[str]:
+    """Which text was said of fewer steps, and which of rows without padding."""
+    template, found = load_template(language), []
+    for name in ("fewer", "rows"):
+        effect = template.label(f"answers.steps.of.{name}")
+        told = {case: template.label(f"answers.steps.{case}").replace("{{ cost.effect }}", effect) for case in CASES}
+        found += [case for case, said_so in told.items() if " ".join(said_so.split()) in text]
+    return found
+
+
+CASES = ("costs", "least", "none", "gains", "open")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_seeds_that_differ_as_much_as_the_effect_do_not_tell(language: str, tmp_path) -> None:
-    clear, open_ = (said(arms(0.02, 0.0, spread), tmp_path, language) for spread in (1.0, 30.0))
-    assert clear.split("，" if language == "zh" else ":")[-1] != open_.split("，" if language == "zh" else ":")[-1]
-    if language == "zh":
-        assert english_words(clear) == english_words(open_) == []
+@pytest.mark.parametrize(
+    ("fewer", "rows", "spread", "expected"),
+    [
+        (0.05, 0.0, 0.1, ["costs", "none"]),
+        (0.0, 0.05, 0.1, ["none", "costs"]),
+        (0.30, 0.05, 0.1, ["costs", "costs"]),
+        (0.0, 0.0, 0.1, ["none", "none"]),
+        (-0.05, 0.0, 0.1, ["gains", "none"]),
+        (0.0, 0.0, 3.0, ["open", "none"]),
+        (0.0, 0.05, 30.0, ["open", "costs"]),
+        (0.003, 0.0, 1.0, ["least", "none"]),
+    ],
+    ids=["fewer", "rows", "both", "neither", "better", "open", "open beside a cost", "a little"],
+)
+def test_each_effect_is_judged_by_its_own_interval(
+    fewer: float, rows: float, spread: float, expected: list[str], language: str, tmp_path: Path
+) -> None:
+    """Of a loss of 0.65, up to 0.00065 counts as none."""
+    text = said(arms(fewer, rows, spread), tmp_path, language)
+    assert judgements(text, language) == expected
+    assert all(number in text for number in ("8,192", f"{fewer:+.4f}", f"{rows:+.4f}", "0.0007"))
+    if language != "en":
+        assert english_words(text) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.047, 0.053, "costs"),
+        (0.0005, 0.003, "least"),
+        (-0.001, 0.001, "none"),
+        (0.0, 0.0, "none"),
+        (0.0002, 0.0008, "none"),
+        (-0.002, 0.0005, "open"),
+        (-0.004, -0.002, "gains"),
+        (-0.01, 0.08, "open"),
+    ],
+)
+def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, expected: str) -> None:
+    assert Effect((low + high) / 2, low, high).judged(0.001) == expected
 
 
 def test_what_cannot_be_told_is_said(tmp_path) -> None:

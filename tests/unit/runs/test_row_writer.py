@@ -17,7 +17,8 @@ from dynbench.runs.row_writer import RowWriter
 
 ROW = StepRow(
     step=0, rank=1, warmup=1, policy="prefix", local_batch=3, micro_batches=1, max_seq_len_in_batch=9, real_tokens=20,
-    padded_tokens=27, plan_ms=0.1, data_ms=0.2, forward_ms=1.0, backward_ms=2.0, sync_ms=0.3, optimizer_ms=0.4,
+    padded_tokens=27, real_tokens2=146, padded_tokens2=243, plan_ms=0.1, data_ms=0.2,
+    forward_ms=1.0, backward_ms=2.0, sync_ms=0.3, optimizer_ms=0.4,
     compute_ms=3.0, step_time_ms=4.0, peak_mem_mb=10.5, reserved_mem_mb=11.5, loss=0.7, work_hash=2**64 - 1, skipped=0,
     weight=3.0,
 )  # fmt: skip

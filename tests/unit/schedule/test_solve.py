@@ -57,7 +57,9 @@ def test_the_reported_cost_is_that_of_the_plans():
     for name, result in lines(request()).items():
         policy, layout = plan_of(name)
         planned = replace(problem, layout=layout)
-        costs = np.array([step_costs(p, planned) for p in islice(make_policy(policy, planned).plans(), 20)])
+        costs = np.array(
+            [step_costs(p, planned) for p in islice(make_policy(policy, planned).plans(), result["steps"])]
+        )
         assert result["mean_max_cost"] == costs.max(axis=1).mean(), name
         assert result["p95_max_cost"] == np.percentile(costs.max(axis=1), 95), name
         assert result["mean_cost_variance"] == pytest.approx(costs.var(axis=1).mean()), name
@@ -157,7 +159,7 @@ def test_packed_lines_know_capacities_in_tokens_only():
     found = lines(request(capacity=capacity, layout="packed"))
     assert set(found) == {"static packed", "packed"}
     assert found["packed"]["capacity_violations"] == 0 < found["static packed"]["capacity_violations"]
-    assert found["packed"]["speedup_vs_static"] == lines(request())["packed"]["speedup_vs_static"]
+    assert found["packed"]["speedup_vs_static"] == lines(request(["packed"]))["packed"]["speedup_vs_static"]
     assert set(lines(request(["static", "partition"], layout="packed"))) == {"static packed", "packed"}
     with pytest.raises(NothingFits, match=r"packed tokens is longer than any rank.s capacity allows .at most 300"):
         solve(request(capacity=PackedCapacity.uniform(300), layout="packed"))
@@ -248,10 +250,27 @@ def test_the_planning_time_of_a_window_is_spread_over_its_steps():
     assert series.plan_ms.tolist() == pytest.approx([1750.0] * 4 + [7000 / 3] * 3)
 
 
-def test_steps_default_to_whole_windows():
-    quick = SolveRequest([HEAVY], [4], lambda n, g, w: Problem(n, g, 32, window=w), ["static"], windows=(3, 8))
-    (line,) = solve(quick)
-    assert line.result["steps"] == 104
+@pytest.mark.parametrize(
+    ("steps", "windows", "whole"),
+    [(32, (16,), 44), (28, (16,), 28), (16, (16,), 16), (45, (3, 8), 52), (None, (8,), 100)],
+)
+def test_a_line_ends_with_a_window_of_every_policy(steps, windows, whole):
+    """28 steps an epoch: windows of 16 end at 16, 28, 44, 56 and so on."""
+    trace = replace(HEAVY, lengths=HEAVY.lengths[: 28 * 32])
+    asked = request(["static", "partition", "window"], [trace], steps=steps, windows=windows)
+    found = [outcome for outcome in solve(asked) if isinstance(outcome, Line)]
+    assert {line.whole_steps for line in found} == {line.result["steps"] for line in found} == {whole}
+    alone = request(["static", "partition"], [trace], steps=steps or 100, windows=windows)
+    assert {result["steps"] for result in lines(alone).values()} == {steps or 100}
+
+
+def test_a_window_is_no_slower_than_partition_however_many_steps_are_asked_for():
+    """Of the same samples it is never dearer; a window cut short has others."""
+    trace = replace(HEAVY, lengths=HEAVY.lengths[: 28 * 32])
+    for steps in range(1, 60, 6):
+        found = lines(request(["partition", "window"], [trace], steps=steps, windows=(16,)))
+        assert found["window"]["cost_per_token"] <= found["partition"]["cost_per_token"]
+        assert found["window"]["speedup_vs_static"] >= found["partition"]["speedup_vs_static"]
 
 
 SST2_TARGETS = {

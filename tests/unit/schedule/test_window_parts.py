@@ -1,4 +1,4 @@
-"""What `window` asks `partition` for, and how it shares a step's micro-batches out."""
+"""What `window` asks `partition` for, how it shares a step's micro-batches out, and in which order its steps come."""
 
 from itertools import islice
 
@@ -7,8 +7,14 @@ import pytest
 
 from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.partition import cut
+from dynbench.schedule.partition_search import sort_longest_first
 from dynbench.schedule.policy import Problem, make_policy
+from dynbench.schedule.window import plan_window
+from dynbench.schedule.window_search import search
+from dynbench.schedule.window_sweep import SortedWindow
 
 TIGHT = Capacity.table([[(10, 6), (100, 3)]])
 
@@ -59,3 +65,38 @@ def test_each_rank_runs_as_many_micro_batches_as_the_others_though_one_is_dearer
     assert sorted(len(share) for share in shares) == [2, 2]
     dear = next(share for share in shares if any(0 in ids for ids in share))
     assert [ids.tolist() for ids in dear] == [[0], [1, 2]] or [ids.tolist() for ids in dear] == [[0], [3, 4]]
+
+
+def cost_by_position(seed: int, windows: int, **changes) -> np.ndarray:
+    """What the steps of so many windows of 8 cost, shape [windows, 8]."""
+    problem = Problem(lengths_of(seed, 8 * 16 * windows), 2, 16, seed=seed, window=8, **changes)
+    plans = islice(make_policy("window", problem).plans(), 8 * windows)
+    return np.array([step_costs(plan, problem).max() for plan in plans]).reshape(windows, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"micro_batches": 2}, {"speeds": np.array([1.0, 1.7])}], ids=str)
+def test_a_step_costs_on_average_the_same_wherever_in_its_window_it_comes(changes):
+    costs = cost_by_position(0, 100, **changes)
+    error = costs.std() / np.sqrt(len(costs))
+    assert np.abs(costs.mean(axis=0) - costs.mean()).max() < 4 * error
+
+
+def test_the_order_of_a_windows_steps_is_drawn_for_each_from_the_seed():
+    windows = [cost_by_position(seed, 6) for seed in (0, 1)]
+    dearest = [tuple(costs.argmax(axis=1)) for costs in windows]
+    assert len(set(dearest)) == 2
+    assert all(len(set(places)) > 1 for places in dearest)
+    assert np.array_equal(windows[0], cost_by_position(0, 6))
+
+
+def test_but_for_their_order_the_steps_are_as_the_search_leaves_them():
+    lengths = lengths_of(3, 5 * 12)
+    longest_first = sort_longest_first(lengths)
+    rng = np.random.default_rng([7, 2])
+    order, counts = search(SortedWindow(lengths[longest_first], 5, 3, CostModel()), rng)
+    left = [set() for _ in range(5)]
+    for step, positions in zip(order, cut(longest_first, counts), strict=True):
+        left[step].add(tuple(positions))
+    dealt = plan_window(lengths, 3, 5, CostModel(), seed=[7, 2])
+    assert sorted(map(sorted, left)) == sorted(sorted(map(tuple, step)) for step in dealt)

@@ -9,7 +9,8 @@ import pytest
 
 from dynbench.config.batch import with_global_batch
 from dynbench.config.load import load_config
-from dynbench.errors import DataError, UsageError
+from dynbench.errors import DataError, HubError, UsageError
+from dynbench.workloads import hub
 from dynbench.workloads.contents import contents_of
 from dynbench.workloads.datasets.base import CorpusSplit
 from dynbench.workloads.datasets.registry import load_dataset
@@ -35,6 +36,41 @@ def test_a_mistake_at_the_end_of_a_stream_is_found(tmp_path: Path) -> None:
         check(path)
     with pytest.raises(DataError, match="premature EOF"):
         check(written(tmp_path / "b.json", 200), f"workload.eval_path={path}")
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Settings of labelled texts in a file, and folders `none`, no model's, and `shape`, a model's without weights."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "why_unreachable", lambda *_: "no route")
+    Path("texts.csv").write_text("sentence,label\n" + "some words,0\nothers,1\n" * 20)
+    for folder, file, text in (("none", "readme.txt", "hi"), ("shape", "config.json", '{"model_type": "distilbert"}')):
+        Path(folder).mkdir()
+        Path(folder, file).write_text(text)
+    return ["workload.dataset=csv", "workload.data_path=texts.csv"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        (["workload.model=nobody/nothing"], HubError, "'nobody/nothing' is not in the hub's cache"),
+        (["workload.tokenizer=none"], DataError, "none: expected a tokenizer"),
+        (["workload.tokenizer=bytes", "workload.size=model", "workload.model=none"], DataError, "expected a model"),
+        (["workload.tokenizer=bytes", "workload.weights=pretrained", "workload.model=none"], DataError, "a model"),
+        (["workload.tokenizer=bytes", "workload.weights=pretrained", "workload.model=shape"], DataError, "no weights"),
+    ],
+)
+def test_tokenizer_and_model_are_read_before_a_rank_starts(
+    labelled: list[str], settings: list[str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        check_inputs(load_config(None, [*labelled, *settings]))
+
+
+@pytest.mark.parametrize("settings", [[], ["workload.model=none"], ["workload.size=model", "workload.model=shape"]])
+def test_no_more_of_a_model_is_asked_for_than_the_ranks_read(labelled: list[str], settings: list[str]) -> None:
+    splits = check_inputs(load_config(None, [*labelled, "workload.tokenizer=bytes", *settings]))
+    assert splits is not None and len(splits.train) == 40
 
 
 def test_texts_are_too_few_for_a_batch_but_their_blocks_are_not_known(tmp_path: Path) -> None:

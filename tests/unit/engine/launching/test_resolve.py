@@ -29,7 +29,12 @@ def test_nothing_is_left_open() -> None:
     for machine in (LAPTOP, SERVER, ONE_GPU, OLD_GPUS):
         resolved = decide(machine)
         decided = {key for key, value in flatten(resolved.config).items() if value == "auto"}
-        assert decided <= {"schedule.buffer", "workload.image_size", "compress.error_feedback"}
+        assert decided <= {
+            "schedule.buffer",
+            "workload.image_size",
+            "compress.error_feedback",
+            "analysis.loss_tolerance",  # follows from the steps that two runs are compared over
+        }
         assert all(decision["reason"] for decision in resolved.decisions.values())
 
 

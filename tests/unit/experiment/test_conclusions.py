@@ -1,0 +1,190 @@
+"""A conclusion says no more than the verdict, the level and the warnings allow, in both languages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dynbench.analysis.checks.finding import Seen, worded
+from dynbench.experiment.conclusions import best_of, doubts_of, faster_otherwise, recommended, training_of
+from dynbench.experiment.reporting import render_report
+from dynbench.experiment.subject import Subject, find_subject
+from dynbench.report import LANGUAGES, load_template
+from dynbench.runs.run import Run
+from dynbench.runs.store import RunStore
+
+MakeComparison = Callable[..., Run]
+LOCAL = {"candidate": "local", "level": "tokens", "speedup": 1.353, "ci95": [1.3, 1.4]}
+BY_HAND = {"candidate": "by_hand", "speedup": 1.1, "ci95": [1.05, 1.15]}
+INT8 = {"candidate": "int8", "speedup": 1.2, "compared": {"compress.name": ["none", "int8"]}}
+
+
+def opening(language: str, key: str) -> str:
+    """How a text begins where its first placeholder is the name of the best arm."""
+    before, _, rest = load_template(language).label(key).partition("{{ best.name }}")
+    return before.strip() or rest.partition("{{")[0].strip()
+
+
+def conclusion(store: RunStore, language: str) -> str:
+    subject = find_subject(store, None)
+    text = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
+    last = {"en": "## 6. Conclusion\n", "zh": "## 6. 结论\n"}[language]
+    return " ".join(text.partition(last)[2].partition("\n## ")[0].replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("strategy", "training"),
+    [("local_sgd", "apart"), ("diloco", "apart"), ("ddp_noop", "untrained"), ("bucketed", "batch")],
+)
+def test_another_training_is_never_recommended_for_its_speed(
+    store: RunStore, make_comparison: MakeComparison, strategy: str, training: str, language: str
+) -> None:
+    flags = {"local": {"sync.name": strategy}}
+    make_comparison(LOCAL, {**BY_HAND, "verdict": "SAME"}, flags=flags, question="sync")
+    subject = find_subject(store, None)
+    assert training_of(subject, subject.comparisons[0]) == training
+    text = conclusion(store, language)
+    assert opening(language, "recommendation.other") in text and "`local`" in text
+    assert "`by_hand`" in text and "GPU" not in text and "261" not in text
+
+    make_comparison(LOCAL, BY_HAND, flags=flags, question="sync")
+    subject = find_subject(store, None)
+    best, other = best_of(subject), faster_otherwise(subject)
+    assert best is not None and best.candidate == "by_hand" and other is not None and other.candidate == "local"
+    text = conclusion(store, language)
+    assert text.startswith("**`by_hand`") and " 91 " in text, "of 1,000 GPU-hours"
+    assert "1.353" in text and load_template(language).label(f"training.{training}").strip() in text
+
+
+def evaluated(losses: tuple[float, float]) -> list[dict[str, object]]:
+    return [{"eval": {"loss": loss}} for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("loss", "drift", "training"),
+    [(0.9, 0.0, "same"), (1.2, 0.0, "worse"), (None, 0.2, "drift"), (None, 0.01, "unproven")],
+)
+def test_what_is_lossy_is_the_same_training_only_where_evaluations_show_it(
+    store: RunStore, make_comparison: MakeComparison, loss: float | None, drift: float, training: str
+) -> None:
+    """Of two seeds alike, so that the interval is a point."""
+    summaries = {"static": {"eval": {"loss": 1.0}}, "int8": {"eval": {"loss": loss}}}
+    make_comparison({**INT8, "loss_drift": drift}, summaries=summaries, launches=2, question="levers")
+    subject = find_subject(store, None)
+    assert training_of(subject, subject.comparisons[0]) == training
+    keys = {"same": "FASTER", "unproven": "open"}
+    assert recommended(subject)[0] == f"recommendation.{keys.get(training, 'other')}"
+
+
+def test_an_arm_that_is_faster_and_the_same_comes_before_one_on_other_samples(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
+    group = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
+    window = {"candidate": "window", "level": "window", "speedup": 1.6, "ci95": [1.5, 1.7]}
+    make_comparison(group, window)
+    subject = find_subject(store, None)
+    assert best_of(subject) == subject.comparisons[1] and faster_otherwise(subject) == subject.comparisons[0]
+    make_comparison(group, {**window, "verdict": "SLOWER"})
+    subject = find_subject(store, None)
+    assert best_of(subject) == subject.comparisons[0] and faster_otherwise(subject) is None
+    assert recommended(subject) == ["recommendation.open", "same.found"]
+
+
+def found(check: str, case: str | dict[str, str] = "", **values: object) -> dict[str, object]:
+    return worded(check, Seen("warn", values, case)).as_dict()
+
+
+FEW = {"baseline": "static", "pairs": 2, "fewest": 4, "recipe": "demo.yaml", "launches": 4}
+WARM = {"first_ms": 9.0, "pace": 2.0, "deviations": 20.0, "limit": 3.5, "warmup_steps": 10}
+DRIFTS = {"drift": 0.2, "limit": 0.1, "chance": 0.015, "p": 0.001}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("verdict", ["FASTER", "SLOWER", "SAME"])
+def test_two_launches_with_warnings_end_in_what_to_do_next(
+    store: RunStore, make_comparison: MakeComparison, verdict: str, language: str
+) -> None:
+    checks = [
+        found("few_launches", {"limit": "few", "hint": "more"}, candidate="part", **FEW),
+        found("short_warmup", run="part-1", **WARM),
+    ]
+    make_comparison({"candidate": "part", "verdict": verdict, "launches": 2}, checks=checks)
+    text = conclusion(store, language)
+    assert opening(language, "recommendation.again") in text and "GPU" not in text
+    assert [said in text for said in ("`few_launches`, `short_warmup`", "--launches 4", "--warmup-steps 10")] == [
+        True
+    ] * 3
+
+
+def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
+    checks = [
+        found("few_launches", {"limit": "few", "hint": "more"}, candidate="other", **FEW),
+        found("short_warmup", run="other-1", **WARM),
+        found("planning_cost", "other", arm="part", share=0.02, limit=0.01),
+        {**found("drift", run="part-1", **DRIFTS), "severity": "info"},
+    ]
+    make_comparison({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=checks)
+    assert recommended(find_subject(store, None)) == ["recommendation.FASTER"]
+
+    def doubted(subject: Subject) -> list[str]:
+        best = best_of(subject)
+        assert best is not None
+        return [check.id for check in doubts_of(subject, best)]
+
+    for run in ("static-1", "part-1"):
+        make_comparison({"candidate": "part"}, checks=[found("drift", run=run, **DRIFTS)])
+        assert doubted(find_subject(store, None)) == ["drift"]
+    wrong = {
+        **found(
+            "loss_parity", {"limit": "given", "hint": "gradients"}, candidate="part", difference=1.0, tolerance=0.1
+        ),
+        "severity": "fail",
+    }
+    make_comparison({"candidate": "part"}, checks=[wrong])
+    assert doubted(find_subject(store, None)) == ["loss_parity"], "what fails makes numbers wrong, whatever it is"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("losses", "case", "chosen"),
+    [
+        ({"fp16": 1.0, "int8": 1.0, "topk": 1.5}, "kept", "int8"),
+        ({"fp16": 1.2, "int8": 1.3, "topk": 1.5}, "none", None),
+        ({"fp16": None, "int8": 1.0, "topk": 1.5}, "unknown", None),
+    ],
+)
+def test_compressors_are_concluded_by_bytes_and_quality_not_by_hours(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    losses: dict[str, float | None],
+    case: str,
+    chosen: str | None,
+    language: str,
+) -> None:
+    """The slower of two that keep the quality is named, as it sends less."""
+    times = {"fp16": 2.0, "int8": 4.0, "topk": 100.0}
+    summaries = {arm: {"eval": {"loss": loss}, "compression_ratio": times[arm]} for arm, loss in losses.items()}
+    arms = [
+        {
+            "candidate": arm,
+            "compared": {"compress.name": ["none", arm]},
+            "verdict": "SLOWER",
+            "speedup": 1 / (1 + place),
+        }
+        for place, arm in enumerate(times, start=1)
+    ]
+    make_comparison(*arms, summaries={"static": {"eval": {"loss": 1.0}}, **summaries}, launches=2, question="compress")
+    text = conclusion(store, language)
+    template = load_template(language)
+    told = template.label(f"compressing.{case}").partition("{{")[0].strip()
+    assert text.startswith(told) and "GPU" not in text
+    assert [name for name in times if f"`{name}`" in text] == ([chosen] if chosen else [])
+    if chosen:
+        assert times[chosen] == 4.0 and " 4 " in text and "0.333" in text
+    subject = find_subject(store, None)
+    page = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
+    assert template.label("headings.saved") not in page and "-2000" not in page
