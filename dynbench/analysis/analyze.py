@@ -26,7 +26,9 @@ from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
 from dynbench.analysis.result_line import RESULTS_FILE, results_csv
 from dynbench.analysis.scaling import scaling_of
+from dynbench.analysis.shared_ideal import share_ideal
 from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary
+from dynbench.analysis.waste import waste_of
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
@@ -174,6 +176,8 @@ def analyze_runs(
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
     if lead is not None:
         grouped = led_by(lead, grouped)
+    grouped = share_ideal(grouped)
+    summaries |= {run.run.id: summaries[run.run.id] | {"waste": waste_of(run)} for arm in grouped for run in arm.runs}
     terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
     comparisons = compare_candidates(terms)
     pairs = compare_pairs(terms, comparisons)

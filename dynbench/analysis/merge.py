@@ -51,6 +51,8 @@ class MergedRun:
         notes: what was wrong with which file.
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
         calls: when the collectives of every rank were under way, see `calls.read_calls`; None where that was not kept.
+        ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`shared_ideal`);
+            None where no arms are compared, nan where they do not share the work.
     """
 
     run: Run
@@ -65,6 +67,7 @@ class MergedRun:
     notes: tuple[Phrase, ...] = ()
     evaluations: pl.DataFrame = field(default_factory=pl.DataFrame)
     calls: pl.DataFrame | None = None
+    ideal_ms: float | None = None
 
     @cached_property
     def measured(self) -> pl.DataFrame:

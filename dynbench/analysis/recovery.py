@@ -13,8 +13,9 @@ from dynbench.analysis.pairing import Pair
 from dynbench.analysis.record import Level
 from dynbench.runs.phrase import Phrase
 
-SURPASSED = 1.005
-"""A recovered share that rounds to more than 100 %: what the candidate does, the bound says cannot be."""
+FIT_ERROR = 0.05
+"""A candidate passes the bound by at most this part of its time for want of a better fit: the bound is then the
+candidate's time. One that passes it further does what the fitted cost says cannot be."""
 
 LEAST_LOSS = 0.01
 """A loss below this part of the baseline's time is within its noise; no share of it is stated."""
@@ -67,7 +68,7 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
 
     Returns:
         None where nothing is known: the rows tell no cost (`fit_compute`), the arms' ranks were slowed differently, or
-        the candidate is faster than the bound, so that the fitted cost is not what its steps cost.
+        the candidate is faster than the bound beyond `FIT_ERROR`, so that the fitted cost is not what its steps cost.
     """
     within_steps = level == "step"
     baseline = candidate = bound = overhead = 0.0
@@ -81,10 +82,11 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
         candidate += other.time_ms / float(other.measured["real_tokens"].sum())
         bound += bound_ms / tokens
         overhead += overhead_share / len(pairs)
+    if bound > (1 + FIT_ERROR) * candidate:
+        return None
+    bound = min(bound, candidate)
     lost = baseline - bound
     share = (baseline - candidate) / lost if lost > LEAST_LOSS * baseline else None
-    if share is not None and share > SURPASSED:
-        return None
     return Recovery(baseline / bound, within_steps, share, overhead)
 
 

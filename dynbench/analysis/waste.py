@@ -19,6 +19,8 @@ measured one, fit or not. The parts, as shares of the step time:
     exposed_comm  sync of the last rank to arrive; of virtual ranks that of their communication model
     planning      plan, mean over ranks
     data          data, mean over ranks
+    compute       what the run's own ideal is above the one that arms of the same work share (`shared_ideal`); 0 in a
+                  run by itself
     other         the rest: time in no phase, ranks that end a block before the last one does, launching the
                   micro-batches beyond one per rank, and the residual of the fit, because of which it may fall below 0
 
@@ -27,6 +29,7 @@ They add up to 1 - 1/S. What a pass waits for other ranks is sync; what runs bes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -35,7 +38,7 @@ from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, compute_rows,
 from dynbench.analysis.merge import MergedRun
 from dynbench.runs.phrase import Phrase
 
-PARTS = ("padding", "waiting", "exposed_comm", "planning", "data", "other")
+PARTS = ("padding", "waiting", "exposed_comm", "planning", "data", "compute", "other")
 """What a step's time is spent on that is not needed work, in the order in which it is shown."""
 
 Waste = dict[str, object]
@@ -46,7 +49,7 @@ def waste_of(merged: MergedRun) -> Waste:
 
     Returns:
         `s` and `PARTS`, and None for `reason` and `reason_said`; where no ideal can be stated, None for the former, and
-        why as a text and as a phrase.
+        why as a text and as a phrase. Where the arms compared share none, `s` and `compute` alone are None.
     """
     if not merged.measured.height:
         return _unknown(Phrase.of("waste.no_step"))
@@ -72,7 +75,12 @@ def waste_of(merged: MergedRun) -> Waste:
     }
     time_ms = merged.time_ms
     ms["other"] = time_ms - ideal - sum(ms.values())
-    return {"s": time_ms / ideal, **{name: ms[name] / time_ms for name in PARTS}, "reason": None, "reason_said": None}
+    shared = ideal if merged.ideal_ms is None else merged.ideal_ms
+    ms["compute"] = ideal - shared
+    found = {"s": time_ms / shared, **{name: ms[name] / time_ms for name in PARTS}}
+    if math.isnan(shared):
+        return _unknown(Phrase.of("waste.not_shared")) | {name: x for name, x in found.items() if not math.isnan(x)}
+    return {**found, "reason": None, "reason_said": None}
 
 
 def _needed(rows: ComputeRows) -> ComputeFit | None:

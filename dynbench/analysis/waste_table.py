@@ -19,6 +19,7 @@ HEADINGS: Mapping[str, str] = {
     "exposed_comm": "exposed comm.",
     "planning": "planning",
     "data": "data",
+    "compute": "slower compute",
     "other": "other",
     "distinct": "slowest ranks",
     "most": "most often slowest",
@@ -44,7 +45,14 @@ def waste_table(launches: Launches, label: Label = in_english) -> Table | None:
     if not any(any(cells) for _, *cells in rows):
         return None
     headings = [label("headings.arm", "arm"), *(heading(key, label) for key in HEADINGS)]
-    return Table(headings, rows, label("waste.title", TITLE), width=MARKDOWN_WIDTH)
+    shown = [place for place, key in enumerate(("arm", *HEADINGS)) if _tells(key, [row[place] for row in rows])]
+    rows = [[row[place] for place in shown] for row in rows]
+    return Table([headings[place] for place in shown], rows, label("waste.title", TITLE), width=MARKDOWN_WIDTH)
+
+
+def _tells(key: str, cells: Sequence[str]) -> bool:
+    """Whether a column is shown: times of an ideal that arms share, and what they differ from it by, where they do."""
+    return key not in ("s", "compute") or any(cell not in ("", format_value(0.0, "%")) for cell in cells)
 
 
 def heading(key: str, label: Label = in_english) -> str:
@@ -53,16 +61,16 @@ def heading(key: str, label: Label = in_english) -> str:
 
 
 def mean_waste(summaries: Sequence[Mapping[str, object]]) -> dict[str, float]:
-    """`s` and the parts, means over the launches that know them; empty where none does."""
-    found = [[lookup(summary, f"waste.{key}") for key in ("s", *PARTS)] for summary in summaries]
-    known = [[value for value in launch if value is not None] for launch in found if None not in launch]
-    return {key: fmean(values) for key, values in zip(("s", *PARTS), zip(*known, strict=True), strict=False)}
+    """`s` and the parts, each its mean over the launches that know it; without those that none does."""
+    found = {key: [lookup(summary, f"waste.{key}") for summary in summaries] for key in ("s", *PARTS)}
+    known = {key: [value for value in values if value is not None] for key, values in found.items()}
+    return {key: fmean(values) for key, values in known.items() if values}
 
 
 def _cells(summaries: Sequence[Mapping[str, object]]) -> list[str]:
     waste, (distinct, most, equal) = mean_waste(summaries), _slowest(summaries)
     shares = [format_value(waste.get(part), "%") for part in PARTS]
-    return [f"{waste['s']:.2f}" if waste else "", *shares, distinct, most, equal]
+    return [f"{waste['s']:.2f}" if "s" in waste else "", *shares, distinct, most, equal]
 
 
 def _slowest(summaries: Sequence[Mapping[str, object]]) -> tuple[str, str, str]:

@@ -34,7 +34,7 @@ def waste_sentences(speaker: Speaker) -> str:
     for name, members in speaker.subject.arms.items():
         summaries = _summaries(members)
         found = mean_waste(summaries)
-        if not found:
+        if "s" not in found:
             reason = _reason(summaries, speaker.template)
             if reason is not None:
                 lines.append(speaker.say("answers.waste.unknown", arm_name=f"`{name}`", waste_reason=reason))

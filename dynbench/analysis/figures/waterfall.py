@@ -26,10 +26,11 @@ TITLES: Mapping[str, str] = {
     "compression": "compression",
     "planning": "planning",
     "data": "data",
+    "compute": "slower compute",
     "other": "other",
-    "ideal": "needed work",
 }
-"""A change's part and what its line is called, from top to bottom; compression only where an arm compresses."""
+"""A change's part and what its line is called, from top to bottom; those of `_SELDOM` only where an arm has any."""
+_SELDOM = ("compression", "compute")
 GAIN, COST, IDEAL, LOST = "#009E73", "#D55E00", "#0072B2", "#BBBBBB"
 BAR = 0.66
 LINE_IN = 0.27
@@ -53,7 +54,7 @@ def waterfall(arms: Sequence[ArmView]) -> style.Drawing | None:
     shown = dict(sorted(known.items(), key=lambda item: sum(item[1].values()))[:MOST_PANELS])
     note = (
         "Mean over launches. Ideal: the same samples without padding, waiting, communication, planning or loading, by "
-        "a cost fitted to the arm's own compute. Needed work: by how much the ideals differ."
+        "the cost of the arm that computes fastest. Slower compute: what an arm's own cost is above it."
     )
     more = f" Of {len(known)} candidates, the {len(shown)} fastest." if len(known) > len(shown) else ""
     columns = min(2, len(shown))
@@ -104,7 +105,7 @@ def _of_launch(run: MergedRun) -> Times | None:
 
 def _parts(arms: Iterable[Times]) -> list[str]:
     """Of `TITLES`, those that say something of the arms."""
-    return [part for part in TITLES if part != "compression" or any(times[part] for times in arms)]
+    return [part for part in TITLES if part not in _SELDOM or any(times[part] for times in arms)]
 
 
 def _changes(base: Times, times: Times) -> list[tuple[str, float]]:
@@ -158,7 +159,7 @@ def _short(label: str, most: int) -> str:
 
 def _rows(base: Times, shown: Mapping[str, Times]) -> Iterator[dict[str, object]]:
     """One per arm and part, and the total of each arm."""
-    parts = _parts(shown.values())
+    parts = [*_parts(shown.values()), "ideal"]
     for label, times in shown.items():
         for part in parts:
             yield {"arm": label, "part": part, "ms": times[part], "change_ms": times[part] - base[part]}

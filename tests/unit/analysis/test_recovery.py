@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dynbench.analysis.analyze import analyze_runs
@@ -161,3 +163,20 @@ def test_a_comparison_uses_the_bound_of_its_level(make_run, policy):
     assert stated["bound_within_steps"] is (stated["level"] == "step") is (policy == "partition")
     assert stated["bound_speedup"] == pytest.approx(recovery([(static, other)], found.level).bound_speedup)
     assert recovery([(static, other)], "window").bound_speedup >= recovery([(static, other)], "step").bound_speedup
+
+
+@pytest.mark.parametrize(("passes", "stated"), [(0.01, True), (0.04, True), (0.06, False)])
+def test_a_bound_is_passed_by_no_more_than_its_fit_is_off(make_run, passes, stated):
+    static, partition = merged(make_run, "static", "partition", noise=0.0)
+    bound_speedup = recovery([(static, partition)]).bound_speedup
+    at_bound = replace(
+        partition,
+        blocks=partition.blocks.with_columns(
+            time_ms=pl.col("time_ms") * (static.time_ms / bound_speedup / (1 + passes) / partition.time_ms)
+        ),
+    )
+    found = recovery([(static, at_bound)])
+    assert (found is not None) is stated
+    if found is not None:
+        assert found.share == pytest.approx(1)
+        assert found.bound_speedup == pytest.approx(static.time_ms / at_bound.time_ms)

@@ -89,6 +89,7 @@ def test_every_part_is_that_of_the_model_behind_the_rows(make_run: Make, servers
         "exposed_comm": 1.5 * steps.height,
         "planning": 0.02 * steps.height,
         "data": 0.2 * steps.height,
+        "compute": 0.0,
         "other": 0.1 * steps.height,
     }
 

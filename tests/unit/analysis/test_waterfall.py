@@ -8,10 +8,12 @@ from itertools import combinations
 import matplotlib
 import pytest
 
+from dynbench.analysis.arms import named_arms
 from dynbench.analysis.figures import draw_figure, style
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.figures.waterfall import MOST_PANELS
-from dynbench.analysis.merge import merge_run
+from dynbench.analysis.merge import MergedRun, merge_run
+from dynbench.analysis.shared_ideal import share_ideal
 from dynbench.analysis.waste import PARTS
 from dynbench.runs.run import Run
 
@@ -28,10 +30,16 @@ ARMS: dict[str, dict[str, object]] = {
 
 
 def views(make_run: Make, number: int) -> list[ArmView]:
-    return [
-        ArmView(label, tuple(merge_run(make_run(world_size=4, seed=seed, **ARMS[label])) for seed in range(2)))
-        for label in list(ARMS)[:number]
-    ]
+    return shared(
+        {
+            label: [merge_run(make_run(world_size=4, seed=seed, **ARMS[label])) for seed in range(2)]
+            for label in list(ARMS)[:number]
+        }
+    )
+
+
+def shared(runs: dict[str, list[MergedRun]]) -> list[ArmView]:
+    return [ArmView(arm.label, arm.runs) for arm in share_ideal(named_arms(runs))]
 
 
 def drawn(arms: list[ArmView]) -> style.Drawing | None:
@@ -59,10 +67,8 @@ def test_the_steps_lead_from_the_baseline_to_the_candidate(make_run: Make) -> No
 def test_compression_has_its_part_of_what_is_exposed(make_run: Make) -> None:
     """Three quarters of what the arm takes to communicate and compress is compression."""
     spent = {"comm_ms": 1.0, "compresses": 1, "compress_ms": 2.0, "decompress_ms": 1.0}
-    arms = [
-        ArmView("as it is", (merge_run(make_run(transfer_ms=2.0, noise=0.0)),)),
-        ArmView("compressed", (merge_run(make_run(transfer_ms=4.0, noise=0.0, extra=spent)),)),
-    ]
+    as_it_is, compressed = make_run(transfer_ms=2.0, noise=0.0), make_run(transfer_ms=4.0, noise=0.0, extra=spent)
+    arms = shared({"as it is": [merge_run(as_it_is)], "compressed": [merge_run(compressed)]})
     found = drawn(arms)
     assert found is not None
     rows = {row["part"]: row for row in found.table.filter(arm="compressed").iter_rows(named=True)}

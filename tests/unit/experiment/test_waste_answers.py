@@ -20,7 +20,7 @@ from dynbench.runs.store import RunStore
 MakeComparison = Callable[..., Run]
 
 KNOWN = {
-    "waste": {"s": 2.0, **dict.fromkeys(PARTS, 0.05), "waiting": 0.25, "reason": None, "reason_said": None},
+    "waste": {"s": 2.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.25, "reason": None, "reason_said": None},
     "step_time_ms": {"total": 400.0},
     "real_tokens": 2000,
     "slowest_ranks": {"distinct": 2, "shares": [0.75, 0.25], "equal": 0.5},
@@ -58,9 +58,9 @@ def test_what_the_best_candidate_gave_back_is_said_with_its_part(
     store: RunStore, make_comparison: MakeComparison, language: str
 ) -> None:
     make_comparison({"candidate": "partition"}, summary=KNOWN)
-    waste = {"s": 1.6, **dict.fromkeys(PARTS, 0.05), "waiting": 0.125}
+    waste = {"s": 1.6, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.125}
     better = waterfall_sentence(speaker(store, language, {"waste": waste, "step_time_ms": {"total": 320.0}}))
-    worse = {"s": 3.0, **dict.fromkeys(PARTS, 0.05), "waiting": 0.25, "exposed_comm": 13 / 60}
+    worse = {"s": 3.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.25, "exposed_comm": 13 / 60}
     costly = waterfall_sentence(speaker(store, language, {"waste": worse, "step_time_ms": {"total": 600.0}}))
 
     assert [number in better for number in ("200", "160", "30", "60")] == [True] * 4
