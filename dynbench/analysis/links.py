@@ -26,6 +26,8 @@ from dynbench.table_text import MARKDOWN_WIDTH, Table
 SPEEDS_GBPS = (1, 10, 25, 100, 400)
 """Links that steps are predicted for, Gb/s."""
 TITLE = "steps over links of other speeds, predicted from what was measured, ms"
+SLOWEST_GBPS = 0.001
+"""No slower link is looked at: arms whose bytes are all but equal cross at speeds that no link has."""
 LEAST = 1e-9
 """Part of a step by which a shorter one is no rounding."""
 _BYTES_PER_MS = 1e9 / 8 / 1e3
@@ -81,8 +83,8 @@ def predicted_ms(summaries: Summaries, gbps: float) -> float | None:
 def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
     """Spans of speeds over which an arm's step is the shorter one, from slow links to fast; None where not known.
 
-    Both times are straight lines of 1/b that bend where more than was hidden is exposed: they are compared between all
-    points at which one of them bends or the two cross.
+    A span that reaches `SLOWEST_GBPS` begins at 0. Both times are straight lines of 1/b that bend where more than was
+    hidden is exposed: they are compared between all points at which one of them bends or the two cross.
     """
     steps, others = _steps(arm), _steps(baseline)
     if steps is None or others is None:
@@ -92,19 +94,36 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
         least = _mean(others, ms_per_byte)
         return least - _mean(steps, ms_per_byte) - LEAST * least
 
-    edges = sorted({0.0, *(each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)})
+    end = 1 / (SLOWEST_GBPS * _BYTES_PER_MS)
+    bends = (each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)
+    edges = sorted({0.0, end, *(bend for bend in bends if bend < end)})
     edges = sorted({*edges, *_crossings(ahead, edges)})
     spans: list[Span] = []
-    for low, high in [*pairwise(edges), (edges[-1], None)]:
-        between = _beyond(low) if high is None else (low + high) / 2
-        if ahead(between) <= 0:
+    for low, high in pairwise(edges):
+        if ahead((low + high) / 2) <= 0:
             continue
-        slowest, fastest = 0.0 if high is None else _gbps(high), _gbps(low) if low else None
+        slowest, fastest = 0.0 if high == end else _gbps(high), _gbps(low) if low else None
         if spans and spans[-1][0] == fastest:
             spans[-1] = (slowest, spans[-1][1])
         else:
             spans.append((slowest, fastest))
     return spans[::-1]
+
+
+def over_link(launches: Launches, gbps: float) -> dict[str, float]:
+    """Each arm's predicted step over one link, ms, of those that can be predicted."""
+    found = {name: predicted_ms(summaries, gbps) for name, summaries in launches.items()}
+    return {name: ms for name, ms in found.items() if ms is not None}
+
+
+def link_sentence(predicted: Mapping[str, float], gbps: float) -> str:
+    """What `over_link` comes to, the quickest arm first."""
+    link = f"a link of {gbps:g} Gb/s"
+    if not predicted:
+        return f"steps over {link} cannot be predicted: no arm's transfer is known"
+    (quickest, least), *others = sorted(predicted.items(), key=lambda item: item[1])
+    steps = [f"{name} {_cell(ms)} ms ({ms / least:.2f} times that)" for name, ms in others]
+    return f"over {link}, predicted: " + ", ".join([f"a step of {quickest} takes {_cell(least)} ms", *steps])
 
 
 def links_table(launches: Launches, label: Label = in_english) -> Table | None:
@@ -167,20 +186,14 @@ def _mean(steps: Sequence[Step], ms_per_byte: float) -> float:
 
 
 def _crossings(ahead: Callable[[float], float], edges: Sequence[float]) -> list[float]:
-    """Where a function that bends at no other points than `edges` is 0 between these or beyond the last."""
-    far = _beyond(edges[-1])
+    """Where a function that bends at no other points than `edges` is 0 between these."""
     found = []
-    for low, high in [*pairwise(edges), (edges[-1], far)]:
+    for low, high in pairwise(edges):
         start, rise = ahead(low), ahead(high) - ahead(low)
         point = low - start * (high - low) / rise if rise else low
-        if point > low and (point < high or high == far):
+        if low < point < high:
             found.append(point)
     return found
-
-
-def _beyond(ms_per_byte: float) -> float:
-    """A link that is slower by as much as shows."""
-    return ms_per_byte + max(ms_per_byte, 1 / _BYTES_PER_MS)
 
 
 def _gbps(ms_per_byte: float) -> float:

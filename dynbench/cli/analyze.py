@@ -48,6 +48,12 @@ Examples:
 @click.option("--baseline", metavar="ARM", help="Arm that the others are compared with.  [default: the first]")
 @question_option
 @gate_options
+@click.option(
+    "--link",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GBPS",
+    help="Predict each arm's step over a link of this speed.",
+)
 @click.option("--force", is_flag=True, help="Show the numbers of runs that cannot be compared.")
 @click.option("--csv", is_flag=True, help="Write merged_metrics.csv also above a million rows.")
 @config_options("analysis")
@@ -62,6 +68,7 @@ def command(
     question: str | None,
     strict: bool,
     fail_on: tuple[str, ...],
+    link: float | None,
     force: bool,
     csv: bool,
 ) -> None:
@@ -73,6 +80,7 @@ def command(
     """
     from dynbench.analysis.analyze import analyze_runs
     from dynbench.analysis.gate import judge, read_conditions
+    from dynbench.analysis.links import link_sentence, over_link
     from dynbench.analysis.questions import question_named
     from dynbench.analysis.selection import select_runs
     from dynbench.cli.console import working
@@ -111,9 +119,15 @@ def command(
         elif not settings.as_json:
             show_report(report, documents)
         record = report.record()
-        judge(conditions, strict, record.comparisons, report.findings, record.as_dict())
+        found = record.as_dict()
+        if link is not None:
+            predicted = over_link(report.launches, link)
+            found["link"] = {"gbps": link, "predicted_ms": predicted}
+            if not settings.as_json:
+                print_line(f"\n{link_sentence(predicted, link)}")
+        judge(conditions, strict, record.comparisons, report.findings, found)
         if settings.as_json:
-            print_json(record.as_dict())
+            print_json(found)
 
 
 def _reports_anew(report: Report, store: RunStore) -> list[Path]:

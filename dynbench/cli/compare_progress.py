@@ -53,7 +53,7 @@ class _Bar(Display):
     def on_progress(self, progress: CompareProgress) -> None:
         _tell(self._epochs, progress)
         fraction = progress.steps_done / progress.total_steps
-        facts = f"step {progress.steps_done}/{progress.total_steps}" if progress.steps_done else "starting ranks"
+        facts = f"{fraction:.0%} of its steps" if progress.steps_done else "starting ranks"
         self._update(
             description=_title(progress),
             completed=progress.done + fraction,

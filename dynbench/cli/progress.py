@@ -42,13 +42,19 @@ def _bar() -> Iterator[OnProgress]:
         def show(progress: Progress) -> None:
             epochs.tell(progress.epochs)
             update(
-                description="training" if progress.steps_done else progress.preparing or "starting ranks",
-                completed=progress.steps_done,
-                total=progress.total_steps,
+                description=_doing(progress),
+                completed=max(0, progress.steps_done - progress.warmup_steps),
+                total=progress.total_steps - progress.warmup_steps,
                 facts=describe(progress),
             )
 
         yield show
+
+
+def _doing(progress: Progress) -> str:
+    if not progress.steps_done:
+        return progress.preparing or "starting ranks"
+    return progress.place if progress.steps_done < progress.warmup_steps else "training"
 
 
 def _line_printer() -> Callable[[Progress], None]:
@@ -63,9 +69,7 @@ def _line_printer() -> Callable[[Progress], None]:
         tenth = progress.steps_done * LINES // progress.total_steps
         if tenth > shown:
             shown = tenth
-            text = (
-                f"step {progress.steps_done}/{progress.total_steps}  {progress.elapsed_s:.0f} s  {describe(progress)}"
-            )
+            text = f"{progress.place}  {progress.elapsed_s:.0f} s  {describe(progress)}"
             stderr.print(text.rstrip(), soft_wrap=True)
 
     return show

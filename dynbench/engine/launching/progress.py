@@ -39,6 +39,16 @@ class Progress:
     """What `tokens_per_s` counts."""
     epochs: tuple[tuple[str, ...], ...] = ()
     """Of each run that shares the launch, what came of the epochs that have ended, a line each."""
+    warmup_steps: int = 0
+    """Those of the steps that do not count."""
+
+    @property
+    def place(self) -> str:
+        """How far it is, in the steps that were asked for, or in those of the warm-up."""
+        measured = self.steps_done - self.warmup_steps
+        if measured < 0:
+            return f"warm-up {self.steps_done}/{self.warmup_steps}"
+        return f"step {measured}/{self.total_steps - self.warmup_steps}"
 
 
 OnProgress = Callable[[Progress], None]
@@ -103,10 +113,8 @@ class _Arm:
         compute = [[float(row["compute_ms"]) for row in rows] for rows in zip(*by_rank, strict=True)]
         tokens = sum(int(row["real_tokens"]) for rows in by_rank for row in rows)
         longest, mean = sum(map(max, compute)), sum(sum(row) / len(row) for row in compute)
-        return Progress(
-            progress.steps_done,
-            progress.total_steps,
-            progress.elapsed_s,
+        return replace(
+            progress,
             loss=sum(float(row["weight"]) * float(row["loss"]) for row in newest) / weight if weight else None,
             tokens_per_s=tokens / (sum(step_ms) / 1e3),
             imbalance=longest / mean if mean > 0 else None,
@@ -122,6 +130,7 @@ class ProgressReader:
         total_steps: steps of a run, warm-up included.
         on_progress: called in the thread whenever a step was completed, and once at the end.
         unit: what samples are counted in: of those without lengths, samples.
+        warmup_steps: of the run's steps.
     """
 
     def __init__(
@@ -131,10 +140,11 @@ class ProgressReader:
         total_steps: int,
         on_progress: OnProgress | None,
         unit: str = "tokens",
+        warmup_steps: int = 0,
     ) -> None:
         self._runs = runs
         self._arms = [_Arm(run, of_run) for run, of_run in zip(runs, ranks, strict=True)]
-        self._total_steps = total_steps * len(runs)
+        self._total_steps, self._warmup_steps = total_steps * len(runs), warmup_steps * len(runs)
         self._on_progress = on_progress
         self._unit = unit
         self._started = time.monotonic()
@@ -157,7 +167,8 @@ class ProgressReader:
         for arm in self._arms:
             arm.look()
         done = sum(arm.done for arm in self._arms)
-        progress = Progress(done, self._total_steps, time.monotonic() - self._started)
+        elapsed_s = time.monotonic() - self._started
+        progress = Progress(done, self._total_steps, elapsed_s, warmup_steps=self._warmup_steps)
         ahead = max(self._arms, key=lambda arm: arm.done)
         if not ahead.done:
             return replace(progress, preparing=read_preparing(self._runs[0]))

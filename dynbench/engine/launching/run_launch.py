@@ -153,7 +153,8 @@ def launch_arms(
             turns.write(runs[0].path)
         on_made(runs)
         try:
-            with ProgressReader(runs, ranks, train.warmup_steps + train.steps, on_progress, unit):
+            steps = train.warmup_steps + train.steps
+            with ProgressReader(runs, ranks, steps, on_progress, unit, train.warmup_steps):
                 ended = launch_ranks(WORKER_MODULE, runs, launch)
         finally:
             with handled(signal.SIG_IGN):

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, links_table, predicted_ms, spans_text
+from dynbench.analysis.links import (
+    SPEEDS_GBPS,
+    faster_gbps,
+    link_sentence,
+    links_table,
+    over_link,
+    predicted_ms,
+    spans_text,
+)
 from dynbench.analysis.record import Span
 from dynbench.analysis.summary import summarise
 from dynbench.report import load_template
@@ -52,6 +60,23 @@ def test_what_compressing_costs_beside_its_own_time_counts_too() -> None:
     whole = summary(step=60, transfer=10, sent=50, raw=100)
     assert faster_gbps([whole], [PLAIN]) == [(0.0, None)], "one that takes no time of its own is not blank"
     assert faster_gbps([summary(130, 10, sent=110, raw=100, coding=40)], [PLAIN]) == []
+
+
+def test_links_that_nobody_has_are_not_looked_at() -> None:
+    """Of nearly equal bytes: the two would cross at 1e-8 Gb/s."""
+    fewer = summary(step=101, transfer=20, sent=100 - 1e-6, raw=100)
+    assert faster_gbps([fewer], [PLAIN]) == []
+    assert faster_gbps([PLAIN], [fewer]) == [(0.0, None)]
+
+
+def test_one_link_is_answered_in_a_sentence() -> None:
+    launches = {"none": [PLAIN], "coded": [CODED], "old": [{}]}
+    predicted = over_link(launches, 10)
+    assert predicted == {"none": pytest.approx(160), "coded": pytest.approx(140)}
+    said = link_sentence(predicted, 10)
+    assert said.endswith("a step of coded takes 140.0 ms, none 160.0 ms (1.14 times that)")
+    assert "10 Gb/s" in said
+    assert "cannot be predicted" in link_sentence(over_link({"old": [{}]}, 10), 10)
 
 
 @given(data=st.data())

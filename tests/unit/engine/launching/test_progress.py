@@ -86,3 +86,11 @@ def test_the_end_is_always_reported(run: Run) -> None:
     with ProgressReader([run], [range(1)], 1, seen.append):
         append(run, 0, HEADER + "0,1,10,10,40,1.0\n")
     assert seen[-1].steps_done == 1
+
+
+@pytest.mark.parametrize(
+    ("done", "place"), [(0, "warm-up 0/10"), (9, "warm-up 9/10"), (10, "step 0/40"), (50, "step 40/40")]
+)
+def test_steps_are_those_asked_for(done: int, place: str) -> None:
+    assert Progress(done, 50, 1.0, warmup_steps=10).place == place
+    assert Progress(done, 50, 1.0).place == f"step {done}/50"
