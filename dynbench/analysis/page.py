@@ -104,11 +104,11 @@ def verdict_legend(report: Report) -> list[str]:
     """What the numbers of `verdict_lines` and of the overview are."""
     first = report.comparisons[0]
     together = max(item.joint.family if item.joint else 1 for item in report.comparisons)
-    joint = f" that hold jointly for {together} arms, on which verdicts rest" if together > 1 else ""
+    joint = f", on which verdicts rest, hold jointly for {together} arms" if together > 1 else ""
     numbers = f"{100 * first.confidence:g} % intervals{joint}; differences below {100 * first.noise:.1f} % are noise"
     if (aa_noise := max(item.aa_noise or 0.0 for item in report.comparisons)) > first.noise:
         numbers += f", and equal arms came out different by {100 * aa_noise:.1f} %"
-    lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}; {numbers}"]
+    lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}", numbers]
     if len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons):
         lines.append("bound: the speed-up of perfect balance; recovered: how much of what is lost to it came back")
     return lines

@@ -108,13 +108,13 @@ def few_launches(evidence: Evidence) -> Iterator[Seen]:
                 "reach": reach(pairs, level, spread.df),
                 "wanted": reach(FEWEST, level, per_launch * (FEWEST - 1)),
             }
-            yield Seen("warn", values | reaches, {"limit": "wide", "hint": hint})
+            yield Seen("warn", values | reaches, {"seen": "wide", "limit": "few", "hint": hint})
         elif pairs < FEWEST:
-            yield Seen("warn", values, {"limit": "few", "hint": hint})
+            yield Seen("warn", values, {"seen": "few", "limit": "few", "hint": hint})
         elif (
             not _unresolved(comparison) and sum(base.facts.together is None for base, _ in comparison.pairing.pairs) % 2
         ):
-            yield Seen("info", values, {"limit": "odd", "hint": hint})
+            yield Seen("info", values, {"seen": "few", "limit": "odd", "hint": hint})
 
 
 def launch_order(evidence: Evidence) -> Iterator[Seen]:

@@ -97,8 +97,8 @@ def test_quiet_says_what_the_whole_says_of_each_verdict(store: RunStore, show: S
     number, ends = r"\d\.\d{3}", r"\[\d\.\d{3}, \d\.\d{3}\]"
     whole = rf"[A-Z]+ +\S.* {number}x static {ends}, level step, 2 launches"
     assert len(lines) == 3 and all(re.fullmatch(whole, line) for line in lines)
-    told = [line for line in show(*named, width=100) if line.startswith(("(1.5x", "(bound"))]
-    assert len(told) == 2 and max(map(len, lines + told)) <= 100
+    told = [line for line in show(*named, width=100) if line.startswith(("(1.5x", "(95 %", "(bound"))]
+    assert len(told) == 3 and max(map(len, lines + told)) <= 100
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_partial_launches_are_left_out_below_their_verdict(store: RunStore, show
 def test_the_forms_of_many_arms(store: RunStore, show: Show) -> None:
     named = arms(store, 5)
     shown = "\n".join(show(*named, "--format", "md"))
-    assert shown.startswith("| arm | verdict | level | speed-up | 95 % interval |")
+    assert shown.startswith("| arm | verdict | level | speed-up | 95 % interval, joint |")
     page = (store.resolve("@latest:analyze").path / "summary.md").read_text(encoding="utf-8")
     assert [block for block in shown.split("\n\n") if block not in page] == []
     assert page.index("| arm | verdict") < page.index("times as fast as") < page.index("**Step time**")

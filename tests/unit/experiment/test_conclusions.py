@@ -107,7 +107,7 @@ def test_two_launches_with_warnings_end_in_what_to_do_next(
     store: RunStore, make_comparison: MakeComparison, verdict: str, language: str
 ) -> None:
     checks = [
-        found("few_launches", {"limit": "few", "hint": "more"}, candidate="part", **FEW),
+        found("few_launches", {"seen": "few", "limit": "few", "hint": "more"}, candidate="part", **FEW),
         found("short_warmup", run="part-1", **WARM),
     ]
     make_comparison({"candidate": "part", "verdict": verdict, "launches": 2}, checks=checks)
@@ -122,7 +122,7 @@ def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
     store: RunStore, make_comparison: MakeComparison
 ) -> None:
     checks = [
-        found("few_launches", {"limit": "few", "hint": "more"}, candidate="other", **FEW),
+        found("few_launches", {"seen": "few", "limit": "few", "hint": "more"}, candidate="other", **FEW),
         found("short_warmup", run="other-1", **WARM),
         found("planning_cost", "other", arm="part", share=0.02, limit=0.01),
         {**found("drift", run="part-1", **DRIFTS), "severity": "info"},
