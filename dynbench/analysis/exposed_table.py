@@ -59,7 +59,7 @@ def exposed_table(launches: Launches, label: Label = in_english) -> Table | None
             values = known(summaries, key)
             cells.append(format_value(fmean(values), unit) if values else "")
         rows.append(cells)
-    ms, interval = f"({label('units.ms', 'ms')})", label("headings.interval", "interval")
+    ms, interval = f"({label('units.ms', 'ms')})", label("exposed_table.interval", "95 % interval")
     columns = [label("headings.arm", "arm")]
     for key, text in TWO_WAYS.items():
         columns += [f"{label(f'exposed_table.{key}', text)}\n{ms}", interval]

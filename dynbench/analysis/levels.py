@@ -46,8 +46,8 @@ def weakest(levels: Iterable[Level]) -> Level:
 def work_level(a: MergedRun, b: MergedRun) -> Level:
     """How far two launches of the same data and seed computed the same samples.
 
-    `tokens` with different batches, and where a strategy trains otherwise than one process, or samples of a row see
-    each other, unless both are equal in that and deal every rank the same samples in every step.
+    `tokens` with different batches, also of single steps, and where a strategy trains otherwise than one process, or
+    samples of a row see each other, unless both are equal in that and deal every rank the same samples in every step.
 
     `window` asks that the measured steps are whole windows: where the warm-up, the end of the run, or a step that does
     not count splits one, the measured samples differ.
@@ -56,7 +56,7 @@ def work_level(a: MergedRun, b: MergedRun) -> Level:
     inexact = not (one.sync.exact and other.sync.exact and a.facts.apart and b.facts.apart)
     alike = one.sync == other.sync and a.facts.apart == b.facts.apart
     batches_differ = one.train.global_batch != other.train.global_batch
-    if batches_differ or (inexact and not (alike and _dealt_alike(a, b))):
+    if batches_differ or _step_batches_differ(a, b) or (inexact and not (alike and _dealt_alike(a, b))):
         return "tokens"
     done = agreements(a, b)
     if done is not None and len(done) > a.steps.height:
@@ -65,6 +65,12 @@ def work_level(a: MergedRun, b: MergedRun) -> Level:
         return "stream"
     ends = np.concatenate([_ends_of_stretches(run) for run in (a, b)])
     return "window" if np.isin(ends, done).all() else "stream"
+
+
+def _step_batches_differ(a: MergedRun, b: MergedRun) -> bool:
+    """Whether a step that both have is of more samples in one of them, as under a budget of tokens."""
+    both = a.steps.join(b.steps, on="step")
+    return bool((both["global_batch"] != both["global_batch_right"]).any())
 
 
 def _dealt_alike(a: MergedRun, b: MergedRun) -> bool:

@@ -25,7 +25,7 @@ from dynbench.table_text import MARKDOWN_WIDTH, Table
 
 SPEEDS_GBPS = (1, 10, 25, 100, 400)
 """Links that steps are predicted for, Gb/s."""
-TITLE = "steps over links of other speeds, predicted from what was measured, ms"
+TITLE = "steps over links of other speeds, predicted from means over launches, without intervals, ms"
 SLOWEST_GBPS = 0.001
 """No slower link is looked at: arms whose bytes are all but equal cross at speeds that no link has."""
 LEAST = 1e-9

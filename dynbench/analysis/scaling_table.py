@@ -45,7 +45,7 @@ def scaling_table(records: Sequence[ScalingRecord], label: Label = in_english) -
         *(label(f"scaling.{key}", text) for key, text in (("strategy", "strategy"), ("kind", "scaled"))),
         label("scaling.batch", "global batch"),
         label("headings.speedup", "speed-up"),
-        label("scaling.interval", "interval"),
+        label("scaling.interval", "interval of the pair alone"),
         label("scaling.efficiency", "efficiency"),
         *([label("scaling.efficiency_of_ranks", "of all ranks")] if serve else []),
         *(_heading(*said, label) for said in COLUMNS.values()),

@@ -78,8 +78,12 @@ def format_ratio(value: float | None) -> str:
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:
-    """`[1.251, 1.380]`; an empty cell for an estimate."""
-    return "" if ends is None else f"[{ends[0]:.3f}, {ends[1]:.3f}]"
+    """`[1.251, 1.380]`; an empty cell for an estimate. Ends that three decimals do not hold have one digit."""
+    return "" if ends is None else f"[{_end(ends[0])}, {_end(ends[1])}]"
+
+
+def _end(value: float) -> str:
+    return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 1e4 else f"{value:.0e}"
 
 
 def readable(rows: Rows, improvements: int = 0) -> tuple[list[str], list[list[str]]]:

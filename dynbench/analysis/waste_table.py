@@ -61,10 +61,11 @@ def heading(key: str, label: Label = in_english) -> str:
 
 
 def mean_waste(summaries: Sequence[Mapping[str, object]]) -> dict[str, float]:
-    """`s` and the parts, each its mean over the launches that know it; without those that none does."""
+    """The parts, each a mean over the launches that know it, and the `s` they add up to; without what none knows."""
     found = {key: [lookup(summary, f"waste.{key}") for summary in summaries] for key in ("s", *PARTS)}
     known = {key: [value for value in values if value is not None] for key, values in found.items()}
-    return {key: fmean(values) for key, values in known.items() if values}
+    means = {key: fmean(values) for key, values in known.items() if values}
+    return means | {"s": 1 / (1 - sum(means[part] for part in PARTS))} if "s" in means else means
 
 
 def _cells(summaries: Sequence[Mapping[str, object]]) -> list[str]:

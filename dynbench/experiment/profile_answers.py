@@ -55,7 +55,7 @@ def bottleneck_sentences(speaker: Speaker) -> str:
         for kind, names in (("is", more), ("not", less))
         if names
     ]
-    return "\n\n".join([speaker.bullets(lines), *verdicts])
+    return "\n\n".join([speaker.bullets(lines), *verdicts, speaker.say("answers.bottleneck.how")])
 
 
 def _line(speaker: Speaker, one: Bottleneck) -> str:

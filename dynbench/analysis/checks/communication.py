@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
-from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
+from dynbench.analysis.checks.finding import Evidence, Seen, mean_share
 from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.profile import profile_of
 
@@ -19,33 +20,32 @@ PROFILE_LIMIT, PROFILED_FROM = 0.10, 0.25
 
 
 def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
-    """The first arm with over `COMMUNICATION_LIMIT` of communication that even its last rank to arrive spends."""
-    for arm in evidence.arms:
-        share = share_of_time(arm.runs[0], "exposed_comm_ms")
-        if share > COMMUNICATION_LIMIT:
-            yield Seen("info", {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT})
-            return
+    """The arm that communicates longest while even its last rank to arrive waits, if over `COMMUNICATION_LIMIT`."""
+    share, arm = max(((mean_share(arm, "exposed_comm_ms"), arm) for arm in evidence.arms), key=lambda each: each[0])
+    if share > COMMUNICATION_LIMIT:
+        compresses = arm.runs[0].facts.config.compress.name != "none"
+        values = {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT}
+        yield Seen("info", values, "compress" if compresses else "none")
 
 
 def exposed_two_ways(evidence: Evidence) -> Iterator[Seen]:
-    """Arms of which the two ways to tell exposed communication differ by more than `TWO_WAYS_LIMIT`."""
+    """Arms of which two ways to tell exposed communication, means over launches, differ by over `TWO_WAYS_LIMIT`."""
     for arm in evidence.arms:
-        run = arm.runs[0]
-        against = against_null(run) if run.measured.height else None
-        if against is None:
+        found = [(run, against) for run in arm.whole if run.measured.height and (against := against_null(run))]
+        if not found:
             continue
-        sync_ms = float(run.measured["exposed_comm_ms"].sum()) / run.measured.height
-        apart = abs(against.exposed_ms - sync_ms)
-        if apart <= max(TWO_WAYS_LIMIT * max(sync_ms, against.exposed_ms), LEAST_DIFFERENCE * against.null_ms):
+        sync_ms = fmean(float(run.measured["exposed_comm_ms"].sum()) / run.measured.height for run, _ in found)
+        exposed_ms, null_ms = (fmean(getattr(one, name) for _, one in found) for name in ("exposed_ms", "null_ms"))
+        if abs(exposed_ms - sync_ms) <= max(TWO_WAYS_LIMIT * max(sync_ms, exposed_ms), LEAST_DIFFERENCE * null_ms):
             continue
         parts = {
-            "waiting": against.sync_ms - sync_ms,
-            "compute": against.compute_ms,
-            "optimizer": against.optimizer_ms,
-            "other": against.other_ms,
+            "waiting": fmean(against.sync_ms for _, against in found) - sync_ms,
+            "compute": fmean(against.compute_ms for _, against in found),
+            "optimizer": fmean(against.optimizer_ms for _, against in found),
+            "other": fmean(against.other_ms for _, against in found),
         }
         most = max(parts, key=lambda part: abs(parts[part]))
-        values = {"sync_ms": sync_ms, "null_ms": against.exposed_ms, "part_ms": parts[most], "limit": TWO_WAYS_LIMIT}
+        values = {"sync_ms": sync_ms, "null_ms": exposed_ms, "part_ms": parts[most], "limit": TWO_WAYS_LIMIT}
         yield Seen("info", {"arm": arm.label, **values}, most)
 
 

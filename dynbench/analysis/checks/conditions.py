@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.checks.finding import Evidence, Seen, share_of_time
+from dynbench.analysis.checks.finding import Evidence, Seen, mean_share
 from dynbench.analysis.crowding import load_of
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pace import step_paces, step_tokens
@@ -91,9 +91,9 @@ def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
 
 
 def planning_cost(evidence: Evidence) -> Iterator[Seen]:
-    """Arms whose first launch plans for more than `PLANNING_LIMIT` of its step time, which contains it."""
+    """Arms that plan for more than `PLANNING_LIMIT` of their step time, which contains it, mean over launches."""
     for arm in evidence.arms:
-        share, policy = share_of_time(arm.runs[0], "plan_ms_mean"), arm.runs[0].facts.policy
+        share, policy = mean_share(arm, "plan_ms_mean"), arm.runs[0].facts.policy
         if share > PLANNING_LIMIT:
             values = {"arm": arm.label, "share": share, "limit": PLANNING_LIMIT}
             yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "other")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import yaml
 
@@ -48,6 +49,11 @@ class Evidence:
 def share_of_time(run: MergedRun, column: str) -> float:
     """A column of times summed over the measured steps, as a part of the run's time; 0 without a measured step."""
     return float(run.measured[column].sum()) / run.time_ms if run.measured.height else 0.0
+
+
+def mean_share(arm: Arm, column: str) -> float:
+    """`share_of_time` of an arm, mean over its whole launches."""
+    return fmean(share_of_time(run, column) for run in arm.whole)
 
 
 @dataclass(frozen=True)

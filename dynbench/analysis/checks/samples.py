@@ -36,7 +36,10 @@ def one_length(evidence: Evidence) -> Iterator[Seen]:
         yield Seen(
             "info",
             {"run": run.label, "shortest": shortest, "longest": longest, "padded": padded},
-            {"seen": "length" if shortest == longest else "padded", "hint": "cut" if cut and cut[0] else "alike"},
+            {
+                "seen": "length" if shortest == longest else "padded",
+                "hint": "multiple" if shortest < min(longest, padded) else "cut" if cut and cut[0] else "alike",
+            },
         )
         return
 

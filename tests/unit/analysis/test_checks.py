@@ -92,7 +92,8 @@ def test_training_samples_of_one_class(merged, policy):
     ("facts", "multiple", "seen", "hint"),
     [
         ({"shortest": 16, "longest": 16}, 1, "has 16 tokens", "no policy can win anything"),
-        ({"shortest": 9, "longest": 16}, 8, "of 9 to 16 tokens, is padded to 16", "no policy can win anything"),
+        ({"shortest": 9, "longest": 16}, 8, "of 9 to 16 tokens, is padded to 16", "pad_to_multiple_of"),
+        ({"shortest": 9, "longest": 16, "cut_samples": 5, "cut_tokens": 9}, 8, "is padded to 16", "pad_to_multiple_of"),
         ({"shortest": 9, "longest": 12, "positions": 8}, 8, "of 9 to 12 tokens, is padded to 8", "no policy"),
         ({"shortest": 16, "longest": 16, "cut_samples": 5, "cut_tokens": 9}, 1, "has 16 tokens", "raise --max-length"),
         ({"shortest": 8, "longest": 16}, 8, None, ""),
@@ -511,7 +512,17 @@ def test_planning_cost(merged, policy, overrides, hint):
 
 
 def test_exposed_communication(merged):
-    assert "exposed communication" in found({"a": [merged("static", transfer_ms=40.0)]})["exposed_communication"].seen
+    """That of the arm that has most of it, mean over its launches."""
+    arms = {
+        "a": [merged("static", transfer_ms=40.0)],
+        "b": [merged("static", transfer_ms=ms, overrides=("compress.name=fp16",)) for ms in (60.0, 90.0)],
+    }
+    runs = arms["b"]
+    share = sum(run.measured["exposed_comm_ms"].sum() / run.time_ms for run in runs) / 2
+    only, larger = found({"a": arms["a"]})["exposed_communication"], found(arms)["exposed_communication"]
+    assert "exposed communication" in only.seen and "or compression can" in only.hint
+    assert larger.seen.startswith(f"b: {100 * share:.0f} % of")
+    assert "decompressing" in larger.hint and "or compression can" not in larger.hint
 
 
 def test_different_samples(merged):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -18,6 +20,13 @@ def test_static_and_partition_agree_in_every_step(merged):
 
 def test_static_and_prefix_share_the_data_only(merged):
     assert work_level(merged("static"), merged("prefix")) == "stream"
+
+
+def test_steps_of_other_batches_are_other_training(merged):
+    """As under a budget of tokens, which deals as many samples as fit it."""
+    static, budget = merged("static"), merged("static")
+    varying = pl.when(pl.col("step") == 20).then(pl.col("global_batch") + 1).otherwise("global_batch")
+    assert work_level(static, replace(budget, steps=budget.steps.with_columns(global_batch=varying))) == "tokens"
 
 
 def gaps(a, b):

@@ -195,3 +195,16 @@ def test_every_metric_stands_in_one_family_and_new_ones_in_the_last() -> None:
 def test_intervals_are_numbers_and_stand_to_the_right() -> None:
     rows = [("a", "", format_interval(None)), ("b", "1.3", format_interval((1.2, 1.4)))]
     assert Table(("arm", "n", "interval"), rows).markdown().splitlines()[1] == "| --- | ---: | ---: |"
+
+
+@pytest.mark.parametrize(
+    ("ends", "cell"),
+    [
+        ((0.9, 1.2345), "[0.900, 1.234]"),
+        ((0.0, 9999.0), "[0.000, 9999.000]"),
+        ((0.00002, 1.97e27), "[2e-05, 2e+27]"),
+        ((-182.9, 492.5), "[-182.900, 492.500]"),
+    ],
+)
+def test_an_interval_that_says_nothing_is_no_longer_for_it(ends: tuple[float, float], cell: str) -> None:
+    assert format_interval(ends) == cell

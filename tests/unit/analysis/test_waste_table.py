@@ -21,7 +21,7 @@ def test_a_row_is_the_mean_over_the_launches_that_know() -> None:
 
     assert table.columns == ["arm", *HEADINGS.values()]
     cells = dict(zip(HEADINGS, table.rows[0][1:], strict=True))
-    assert (cells["s"], cells["waiting"], cells["padding"]) == ("2.00", "20.0 %", "5.0 %")
+    assert (cells["s"], cells["waiting"], cells["padding"]) == ("2.00", "20.0 %", "5.0 %"), "1 / (1 - 0.2 - 6 * 0.05)"
     assert (cells["distinct"], cells["most"], cells["equal"]) == ("2 / 2", "rank 2: 58.3 %", "50.0 %")
 
 
