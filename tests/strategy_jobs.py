@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.worker import train
+from dynbench.engine.whereabouts import Place, last_seen
 from dynbench.plugins import CompressorEntry, StrategyEntry
 from dynbench.runs.run import Run
 from dynbench.sync.fsdp import Fsdp
@@ -198,10 +200,10 @@ def watched_steps(
             before = strategy.full_state()
             strategy.wire.take()
             watch.events, watch.gradients, watch.gradients_at_ready = [], 0, []
-            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine), ranks.workers)
+            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), ranks.workers)
             batches = one.load(tuple(mine))
             if strategy.collective_forward:
-                batches = evened_out(batches, total.most_micro_batches())
+                batches = evened_out(batches, max(map(len, shares)))
             if fault == "repeats":
                 total = GlobalBatch(total.samples(), sum(batch.weight for batch in batches))
             with watch.over(strategy.wire):
@@ -250,10 +252,10 @@ def trained_beside_one_process(
         for _ in range(steps):
             shares = random_shares(random, random.integers(1, 4, size=ranks.workers))
             mine = [] if ranks.serves(rank) else shares[ranks.worker(rank)]
-            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), len(mine), ranks.workers)
+            total = GlobalBatch(sum(map(len, mine)), one.weight(tuple(mine)), ranks.workers)
             batches = one.load(tuple(mine))
             if strategy.collective_forward:
-                batches = evened_out(batches, total.most_micro_batches())
+                batches = evened_out(batches, max(map(len, shares)))
             one.compute(batches, total.scale)
             one.update()
             whole = np.concatenate([ids for share in shares for ids in share])
@@ -374,8 +376,12 @@ def train_run(rank: int, folder: str, config: Config, tell: bool = False, forget
     whole = ReplicatedPlans.share
 
     def uneven(self: ReplicatedPlans, step: int) -> tuple[np.ndarray, ...]:
-        ids = np.concatenate(whole(self, step))
-        return tuple(np.array_split(ids, min(len(ids), 1 + (step + self._rank) % 3)))
+        whole(self, step)
+        everyone = [np.concatenate(share) for share in self._shares]
+        self._shares = tuple(
+            tuple(np.array_split(ids, min(len(ids), 1 + (step + rank) % 3))) for rank, ids in enumerate(everyone)
+        )
+        return self._shares[self._rank]
 
     context, run = RankContext(rank, rank, dist.get_world_size(), CPU), Run(Path(folder))
     with (
@@ -390,6 +396,70 @@ def train_run(rank: int, folder: str, config: Config, tell: bool = False, forget
             if tell:
                 tell_failure(run, rank, error)
             raise
+
+
+PLACES = ("plan", "data", "compute")
+"""What the last rank is late with in the steps that are measured, one after the other."""
+Spans = list[tuple[int, int]]
+
+
+def train_late(rank: int, folder: str, config: Config, first: int, late_s: float) -> dict[str, Spans]:
+    """This rank's part of a run whose last rank is late in every measured step, see `PLACES`.
+
+    It stops until the rank `first` has waited for a while, and then for so long again.
+
+    Returns:
+        By place, begin and end in nanoseconds of the host's clock: of the last rank's second stop, and of what the
+        others spent in sync.
+    """
+    world_size, run = dist.get_world_size(), Run(Path(folder))
+    context, found = RankContext(rank, rank, world_size, CPU), {place: [] for place in PLACES}
+    late = rank == world_size - 1
+    share, load, loss, end_step = ReplicatedPlans.share, Replica.load, Replica._loss, StepTimer.end_step
+    step = [0]
+
+    def place() -> str | None:
+        return PLACES[step[0] % len(PLACES)] if step[0] >= config.train.warmup_steps else None
+
+    def stop(at: str) -> None:
+        if not late or at != place():
+            return
+        in_sync, deadline = 0, time.monotonic() + 20
+        while in_sync < 20 and time.monotonic() < deadline:
+            in_sync = in_sync + 1 if last_seen(run, first) == Place(step[0], "sync") else 0
+            time.sleep(0.01)
+        begin = time.perf_counter_ns()
+        time.sleep(late_s)
+        found[at].append((begin, time.perf_counter_ns()))
+
+    def planned(self: ReplicatedPlans, number: int) -> Any:
+        step[0] = number
+        stop("plan")
+        return share(self, number)
+
+    def loaded(self: Replica, *arguments: Any) -> Any:
+        stop("data")
+        return load(self, *arguments)
+
+    def computed(self: Replica, *arguments: Any) -> Any:
+        stop("compute")
+        return loss(self, *arguments)
+
+    def ended(self: StepTimer) -> Any:
+        phases = end_step(self)
+        if not late and (at := place()) is not None:
+            found[at].extend(self.synchronised.spans_ns)
+        return phases
+
+    context.whereabouts.keep(run, rank)
+    with (
+        patch.object(ReplicatedPlans, "share", planned),
+        patch.object(Replica, "load", loaded),
+        patch.object(Replica, "_loss", computed),
+        patch.object(StepTimer, "end_step", ended),
+    ):
+        train([run], [config], context, StopFlag())
+    return found
 
 
 def _one_batch_too_few() -> Any:

@@ -35,7 +35,10 @@ class PlanSource(Protocol):
         """The micro-batches of sample ids that this rank runs in `step`; asked for in order."""
 
     def all_shares(self) -> Sequence[Share] | None:
-        """Every worker's share of the step that was asked for last; None where this rank knows but its own."""
+        """Every worker's share of the step that was asked for last.
+
+        None where this rank knows but its own, which is one micro-batch on every rank then.
+        """
 
     def observe(self, share: Share, compute_ms: float) -> None:
         """Told how long this rank computed the last share."""

@@ -24,28 +24,22 @@ PATIENCE = timedelta(days=7)
 class GlobalBatch:
     """The step's samples over all ranks (B_t) and what they weigh (W_t), summed while the forward pass runs.
 
-    Also what each rank runs them in. What a rank runs again without counting it is no part of this.
+    What a rank runs again without counting it is no part of this.
 
     Args:
         local_batch: samples of this rank in this step.
         weight: what they count in the loss together.
-        micro_batches: of this rank.
         workers: ranks over which gradients are averaged (G); None for all.
     """
 
-    def __init__(self, local_batch: int, weight: float, micro_batches: int = 1, workers: int | None = None) -> None:
+    def __init__(self, local_batch: int, weight: float, workers: int | None = None) -> None:
         self._workers = dist.get_world_size() if workers is None else workers
-        self._total = torch.zeros(2 + dist.get_world_size(), dtype=torch.float64)
-        self._total[0], self._total[1], self._total[2 + dist.get_rank()] = local_batch, weight, micro_batches
+        self._total = torch.tensor([local_batch, weight], dtype=torch.float64)
         self._work = dist.all_reduce(self._total, async_op=True)
 
     def samples(self) -> int:
         """B_t; waits for the slowest rank's plan."""
         return int(self._waited()[0])
-
-    def most_micro_batches(self) -> int:
-        """Of the rank that has most; waits for the slowest rank's plan."""
-        return int(self._waited()[2:].max())
 
     def scale(self) -> float:
         """G / W_t, which makes of a rank's summed loss its part of the step's mean: strategies average over workers.
@@ -85,7 +79,7 @@ class PlannedBatch(GlobalBatch):
     def __init__(self, shares: Sequence[Share], weight: Callable[[Share], float]) -> None:
         self._workers, self._work = len(shares), None
         samples = sum(len(ids) for share in shares for ids in share)
-        self._total = torch.tensor([samples, sum(map(weight, shares)), *map(len, shares)], dtype=torch.float64)
+        self._total = torch.tensor([samples, sum(map(weight, shares))], dtype=torch.float64)
 
 
 def wait_for_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynbench.config.ranks import Ranks
@@ -58,11 +59,12 @@ class Loop(ArmLoop):
         self.memory.reset()
         with self.timer.host("plan"):
             share = self.plans.share(step)
-        total = self._total(share)
+        shares = self.plans.all_shares()
+        total = self._total(share, shares)
         with self.timer.host("data"):
             batches = self.replica.load(share)
         if batches and strategy.collective_forward:
-            batches = evened_out(batches, total.most_micro_batches())
+            batches = evened_out(batches, max(map(len, shares or (share,))))
         if batches:
             seed_dropout(train.seed, self.ranks.worker(self.context.rank), step, self.context.device)
         with self.held.computing():
@@ -103,10 +105,9 @@ class Loop(ArmLoop):
         self.epochs.add(row, extra)
         self.told.step(row)
 
-    def _total(self, share: Share) -> GlobalBatch:
+    def _total(self, share: Share, shares: Sequence[Share] | None) -> GlobalBatch:
         """What all ranks train on in the step; asked of them where ranks do not step apart by plans that all know."""
-        shares = self.plans.all_shares() if self.replica.strategy.steps_apart else None
-        if shares is not None:
+        if self.replica.strategy.steps_apart and shares is not None:
             return PlannedBatch(shares, self.replica.weight)
         samples, weight = sum(len(ids) for ids in share), self.replica.weight(share)
-        return GlobalBatch(samples, weight, len(share), self.ranks.workers)
+        return GlobalBatch(samples, weight, self.ranks.workers)
