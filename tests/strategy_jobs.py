@@ -35,6 +35,8 @@ from dynbench.engine.planning import ReplicatedPlans
 from dynbench.engine.rank import evaluation, replica, wiring
 from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
 from dynbench.engine.rank.hearsay import tell_failure
+from dynbench.engine.rank.held_memory import HeldMemory
+from dynbench.engine.rank.memory import memory_meter
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica
@@ -263,6 +265,25 @@ def trained_beside_one_process(
             optimizer.step()
             optimizer.zero_grad()
         return strategy.full_state(), alone.state_dict()
+
+
+def held_and_lost(rank: int, folder: str, sync: str, null: bool) -> tuple[dict[str, float | None], list[float]]:
+    """What this rank holds after a step, MB by kind, and the losses of a few steps, with communication or without."""
+    settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1e-2"]
+    config = named(load_config(None, settings), sync, "none", null)
+    toy, losses, run = Toy(), [], Run(Path(folder))
+    run.ranks_dir.mkdir(exist_ok=True)
+    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+        one = Replica(config, toy, CPU, StepTimer(CPU), strategy)
+        held = HeldMemory(run, rank, one, memory_meter(CPU), wanted=True)
+        for _ in range(3):
+            with held.computing():
+                parts = one.compute(one.load((np.arange(8 * rank, 8 * rank + 8),)), lambda: 1 / 8)
+            one.update(held.stepped)
+            losses += [float(part.total) for part in parts]
+        strategy.drain()
+    found = held._found["after_step"]
+    return {kind: value for kind, value in found.items() if kind != "peak_mb"}, losses
 
 
 def trained(rank: int, sync: str) -> tuple[float | None, list[str] | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,41 +19,24 @@ from dynbench.wire.channel import Channel
 from dynbench.wire.null import NullWire
 from dynbench.wire.segment import Segment
 
-_FAKE = "torch.testing._internal.distributed.fake_pg"
-"""Importing it registers torch's back end `fake`, whose collectives return at once."""
-
-
-def silent_group() -> dist.ProcessGroup:
-    """A group of all processes of the default one, over which nothing goes; a collective."""
-    importlib.import_module(_FAKE)
-    group: dist.ProcessGroup = dist.new_group(backend="fake")
-    return group
-
 
 class RehearsalWire(NullWire):
     """A wire to ranks that are not there, which have what this rank has.
 
-    So what is gathered is finite, where a null wire leaves what was in memory.
-
     Args:
         rank: this rank.
         world_size: their number (G).
-        group: of as many ranks, for what torch sets up by itself; it outlives the wire.
+        group: of as many ranks, as `silent_group`.
         compressor: of gradients; of every parameter it takes one, to hold what it keeps of it.
     """
 
     def __init__(
         self, rank: int, world_size: int, group: dist.ProcessGroup, compressor: Compressor | None = None
     ) -> None:
-        super().__init__(rank, world_size)
-        self._silent, self._compressor = group, compressor
+        super().__init__(rank, world_size, group, echoes=True)
+        self._compressor = compressor
         self._kept: set[str] = set()
         """Parameters of which it has had a gradient."""
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The group that was given."""
-        return self._silent
 
     def mean(self, flat: Tensor, segments: Sequence[Segment]) -> Future[Tensor]:
         """This rank's own gradient, of a compressor's first time what it makes of it."""
@@ -74,14 +56,9 @@ class RehearsalWire(NullWire):
     ) -> None:
         names = {segment.name for segment in segments}
         if self._compressor is not None and not names <= self._kept:
-            work(self._compressor, Channel(self._silent, flat.device))
+            work(self._compressor, Channel(self.group, flat.device))
             flat.nan_to_num_(0.0, 0.0, 0.0)  # what nobody sent may be anything
             self._kept |= names
-
-    def gather(self, full: Tensor, shard: Tensor) -> Future[Tensor]:
-        """This rank's shard in every place; it may be a part of `full`."""
-        full.view(self.world_size, -1).copy_(shard.view(1, -1).clone())
-        return self._answer(shard, full)
 
 
 def rehearsed(config: Config, worker: int, workers: int, group: dist.ProcessGroup) -> Strategy:

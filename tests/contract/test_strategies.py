@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from strategy_jobs import (
     LARGEST_NORM,
     SETTINGS,
     STEPS,
+    held_and_lost,
     named,
     overflow,
     profiled,
@@ -158,6 +160,18 @@ def test_a_compressors_bytes_are_those_that_it_sends(ranks: WarmRanks, compress:
 def test_without_a_wire_every_rank_takes_its_own_gradient(ranks: WarmRanks, sync: str) -> None:
     for step in ranks(watched_steps, sync, "none", True)[0]:
         assert step["error"] < EXACT
+
+
+@pytest.mark.parametrize("sync", [name for name, entry in REGISTERED.items() if not entry.servers and entry.trains])
+def test_without_communication_a_rank_holds_and_steps_what_it_does_with_it(
+    ranks: WarmRanks, tmp_path: Path, sync: str
+) -> None:
+    """So that a step with it takes more by the communication alone; what nobody sent is finite."""
+    for (held, _), (alone, losses) in zip(
+        ranks(held_and_lost, str(tmp_path), sync, False), ranks(held_and_lost, str(tmp_path), sync, True), strict=True
+    ):
+        assert alone == {kind: pytest.approx(size) for kind, size in held.items()}
+        assert np.isfinite(losses).all()
 
 
 def test_strategies_work_on_plain_torch(ranks: WarmRanks) -> None:

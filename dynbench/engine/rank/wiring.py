@@ -19,7 +19,7 @@ from dynbench.sync.local import Local
 from dynbench.wire.base import Wire
 from dynbench.wire.channel import Channel
 from dynbench.wire.link import Link
-from dynbench.wire.null import NullWire
+from dynbench.wire.null import NullWire, silent_group
 from dynbench.wire.plain import PlainWire
 from dynbench.wire.queued import QueuedWire
 
@@ -40,7 +40,9 @@ def build_wire(config: Config, device: torch.device) -> Wire:
     Or, with `sync.communicate: false`, one that sends nothing, where nothing is compressed either.
     """
     if not config.sync.communicate:
-        return NullWire(dist.get_rank(), dist.get_world_size())
+        entry = STRATEGIES.find(config.sync.name)
+        silent = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
+        return NullWire(dist.get_rank(), dist.get_world_size(), silent, echoes=not entry.whole)
     channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
     if options_of(config.sync, ShardOptions).reduce_scatter == "native":
         channel.native_reduce_scatter = True
