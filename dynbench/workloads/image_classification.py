@@ -33,15 +33,19 @@ class ImageClassification:
     An image counts as one token: all cost the same. Batch normalisation sees the samples that a rank runs together,
     so that losses depend on who runs what.
 
+    Args:
+        config: resolved configuration.
+        classes: those of a trained model in order, see `load_dataset`.
+
     Raises:
         DataError: files or a model that cannot be used.
         HubError: a hub name that is neither cached nor reachable.
         UsageError: a model that is no image classifier.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, classes: Sequence[str] = ()) -> None:
         settings = config.workload
-        found = image_samples(settings, config.train.seed, lambda split: without_unreadable(split, settings))
+        found = image_samples(settings, config.train.seed, lambda split: without_unreadable(split, settings), classes)
         self._image, (self._side, reason) = found.image, image_side(settings)
         self._source = image_model(settings, found.num_labels, self._side)
         if found.classes:

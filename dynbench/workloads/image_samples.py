@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from PIL import Image
@@ -42,6 +42,7 @@ def image_samples(
     settings: Workload,
     seed: int,
     checked: Callable[[ImageSplit], tuple[ImageSplit, tuple[str, ...]]] = lambda split: (split, ()),
+    classes: Sequence[str] = (),
 ) -> ImageSamples:
     """The images of `workload.dataset`.
 
@@ -49,11 +50,12 @@ def image_samples(
         settings: the configuration's `workload` section.
         seed: `train.seed`, for the subset.
         checked: a split without what is unreadable in it, and the paths of that.
+        classes: those of a trained model in order, see `load_dataset`.
 
     Raises:
         DataError: files that cannot be used.
     """
-    splits = load_dataset(settings)
+    splits = load_dataset(settings, classes)
     assert isinstance(splits.train, ImageSplit), "rules ask for images"
     assert splits.eval is None or isinstance(splits.eval, ImageSplit)
     train, unreadable = checked(splits.train)

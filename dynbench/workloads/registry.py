@@ -57,8 +57,12 @@ def import_model_code(settings: schema.Workload) -> None:
         import_module(module)
 
 
-def build_workload(config: Config) -> Workload:
+def build_workload(config: Config, classes: Sequence[str] = ()) -> Workload:
     """The workload of `workload.name` with its data loaded and tokenised; no model is built yet.
+
+    Args:
+        config: resolved configuration.
+        classes: those of a trained classifier of ours in order, which the data are numbered by; none keeps their own.
 
     Raises:
         DataError: a data file or vocabulary that cannot be used.
@@ -72,5 +76,5 @@ def build_workload(config: Config) -> Workload:
     made = WORKLOADS.find(name).load()
     if name not in WORKLOADS.ours:
         return OwnWorkload(config, registered_code(name, made), made)
-    workload: Workload = made(config)
+    workload: Workload = made(config, classes) if classes else made(config)
     return workload

@@ -114,7 +114,7 @@ def _tokenise(splits: Splits, settings: Workload) -> Samples:
     train = _tokens_of(first, tokenizer, settings)
     evaluation = None if splits.eval is None else _tokens_of(splits.eval, tokenizer, settings)
     facts = _facts(splits, settings, tokenizer)
-    num_labels = max(2, int(train.labels.max()) + 1)
+    num_labels = max(2, len(_class_names(splits)), int(train.labels.max()) + 1)
     if tokenizer is not None:
         return Samples(train, evaluation, tokenizer.vocab_size, padding_of(tokenizer), num_labels, facts)
     assert isinstance(first, TokenSplit | LengthSplit)
@@ -136,9 +136,12 @@ def _numbers(first: int, labels: IntArray) -> TokenisedData:
     return TokenisedData.from_arrays(numbers, np.arange(len(labels) + 1, dtype=np.int64), labels)
 
 
+def _class_names(splits: Splits) -> tuple[str, ...]:
+    return splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
+
+
 def _facts(splits: Splits, settings: Workload, tokenizer: TextTokenizer | None) -> dict[str, object]:
-    classes = splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
-    names = classes if has_classes(settings) else ()
+    names = _class_names(splits) if has_classes(settings) else ()
     return {
         "dataset": settings.dataset,
         "train_source": splits.train.source,
@@ -188,7 +191,7 @@ def _tell_cut(split: LengthSplit, samples: Samples, max_length: int) -> None:
 def _check_labels(samples: Samples, splits: Splits) -> None:
     if len(np.unique(samples.train.labels)) == 1:
         only = int(samples.train.labels[0])
-        classes = splits.train.classes if isinstance(splits.train, TextSplit | ImageSplit) else ()
+        classes = _class_names(splits)
         label = classes[only] if classes else only
         logger.warning("every sample of %s has the label %s: nothing to learn", splits.train.source, label)
     if samples.eval is None or splits.eval is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dynbench.config.schema import Config
 from dynbench.workloads.data import IntArray, TokenisedData
+from dynbench.workloads.datasets.base import TextSplit
 from dynbench.workloads.datasets.registry import load_dataset
 from dynbench.workloads.model import model_source
 from dynbench.workloads.model_config import CLASSIFIER
@@ -25,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class TextClassification:
-    """The samples of `workload.dataset` and the model of `workload.model`.
+    """The samples of `workload.dataset` and the model of `workload.model`, saved with the names of its classes.
+
+    Args:
+        config: resolved configuration.
+        classes: those of a trained model in order, see `load_dataset`.
 
     Raises:
         DataError: a data file, vocabulary or model folder that cannot be used.
@@ -33,12 +38,17 @@ class TextClassification:
         UsageError: a tokenizer and a model that do not fit.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, classes: Sequence[str] = ()) -> None:
         settings = config.workload
-        samples = prepare_samples(load_dataset(settings), settings, config.train.seed)
+        splits = load_dataset(settings, classes)
+        samples = prepare_samples(splits, settings, config.train.seed)
         self._source = model_source(
             settings, samples.vocab_size, samples.pad_id, samples.num_labels, _end(samples.train)
         )
+        if isinstance(splits.train, TextSplit):
+            names = splits.train.classes or tuple(map(str, range(samples.num_labels)))
+            self._source.config.id2label = dict(enumerate(names))
+            self._source.config.label2id = {name: number for number, name in enumerate(names)}
         self.positions: int | None = self._source.positions
         _fit_to_model(samples, settings.max_length, self._source.positions)
         self._pad_id = samples.pad_id

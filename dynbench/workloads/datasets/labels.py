@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dynbench.errors import DataError
 from dynbench.workloads.data import IntArray
+from dynbench.workloads.datasets.base import ImageSplit, Split, Splits, TextSplit
 from dynbench.workloads.datasets.lines import is_unicode, quoted
 
 Label = int | str
@@ -109,3 +111,37 @@ def class_indices(labels: Sequence[Label], where: Where, classes: Sequence[Label
 def class_names(classes: Sequence[Label]) -> tuple[str, ...]:
     """The labels by class as words; empty where each is its class's number already."""
     return () if list(classes) == list(range(len(classes))) else tuple(str(label) for label in classes)
+
+
+def numbered_as(splits: Splits, names: Sequence[str], model: str) -> Splits:
+    """The splits with the classes of a model: those of texts and images get its numbers, by their names.
+
+    An integer without such a name is a number of the model's, unless all its names are integers themselves.
+
+    Args:
+        splits: as the data set numbers its classes.
+        names: the model's classes in order.
+        model: its name, for messages.
+
+    Raises:
+        DataError: a sample of a class that the model does not tell.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    if not all(map(_INTEGER.fullmatch, names)):
+        numbers = {str(number): number for number in range(len(names))} | numbers
+
+    def numbered(split: Split) -> Split:
+        if not isinstance(split, TextSplit | ImageSplit):
+            return split
+        own = split.classes or tuple(map(str, range(int(split.labels.max()) + 1)))
+        unknown = [own[label] for label in np.unique(split.labels) if own[label] not in numbers]
+        if unknown:
+            shown = ", ".join(map(quoted, names[:SHOWN_CLASSES])) + (", …" if len(names) > SHOWN_CLASSES else "")
+            raise DataError(
+                f"{split.source}: class {quoted(unknown[0])}; expected one of {model}: {shown}",
+                "Name data of the classes that it was trained for (--dataset, --data-path).",
+            )
+        of_model = np.array([numbers.get(name, -1) for name in own], dtype=np.int64)
+        return replace(split, labels=of_model[split.labels], classes=tuple(names))
+
+    return Splits(numbered(splits.train), None if splits.eval is None else numbered(splits.eval))

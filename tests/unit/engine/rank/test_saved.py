@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.keeping import Keeper
 from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.saved import Saved, Writer, _check_classes, evaluate_saved, find_saved
+from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
@@ -110,11 +110,14 @@ def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> Non
 def test_a_classifier_is_read_back_too(tmp_path: Path) -> None:
     config = changed(configured(None), {"workload.name": "text_classification", "workload.size": "small"})
     [found] = kept(tmp_path, config)
-    again = evaluate_saved(
-        Saved(tmp_path / "model" / "best").config(("workload.max_length=24", "train.eval_samples=64"))
-    )
+    settings = Saved(tmp_path / "model" / "best").config(("workload.max_length=24", "train.eval_samples=64"))
+    again = evaluate_saved(settings)
     assert again["accuracy"] == found["accuracy"] and again["loss"] == pytest.approx(found["loss"], rel=1e-6)
     assert again["tokens"] is None and "unigram_perplexity" not in again
+    names = {"id2label": {"0": "a", "1": "b", "2": "c"}, "architectures": ["BertForSequenceClassification"]}
+    (tmp_path / "model" / "best" / "config.json").write_text(json.dumps({"model_type": "bert", **names}))
+    with pytest.raises(DataError, match="tells 3 classes apart, the data have 2"):
+        evaluate_saved(settings)
 
 
 def test_without_evaluation_the_last_model_is_kept(tmp_path: Path) -> None:
@@ -301,25 +304,32 @@ def test_the_commands_print_one_object(
     assert "the prompt has 2001 tokens" in err, "and the next one is asked for"
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ({"0": "cat", "1": "dog"}, None),
-        ({"0": "LABEL_0", "1": "LABEL_1"}, None),
-        ({"0": "dog", "1": "cat"}, "class 0 is 'dog' to .*, in the data it is 'cat'"),
-        ({"0": "cat", "1": "bee"}, "class 1 is 'bee' to .*, in the data it is 'dog'"),
-        ({"0": "cat", "1": "dog", "2": "bee"}, "tells 3 classes apart, the data have 2"),
-    ],
-)
-def test_data_of_other_classes_are_refused(tmp_path: Path, names: dict[str, str], said: str | None) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"id2label": names}))
-    config = load_config(None, ["workload.name=image_classification", f"workload.model={tmp_path}"])
-    facts = {"num_labels": 2, "labels": {"cat": 0, "dog": 1}}
-    if said is None:
-        _check_classes(config, facts)
-    else:
-        with pytest.raises(DataError, match=said):
-            _check_classes(config, facts)
+def labelled(path: Path, classes: Sequence[str | int]) -> Path:
+    lines = ({"sentence": f"number {i} of {i % 7}", "label": classes[i % len(classes)]} for i in range(40))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [("a", "b", "c"), (0, 1, 2), (1, 2, 5)])
+def test_classes_of_other_texts_are_those_of_the_model_by_name(tmp_path: Path, classes: tuple[str | int, ...]) -> None:
+    first, second, third = classes
+    trained = labelled(tmp_path / "trained.jsonl", classes)
+    config = configured(trained, "workload.tokenizer=bytes", "train.eval_samples=40")
+    kept(tmp_path, changed(config, {"workload.name": "text_classification", "workload.size": "small"}))
+    saved = Saved(tmp_path / "model" / "best", tmp_path / "config.yaml")
+    names = {str(number): str(name) for number, name in enumerate(classes)}
+    assert json.loads((saved.folder / "config.json").read_text())["id2label"] == names
+
+    def found(path: Path, *keys: str) -> dict[str, object]:
+        return evaluate_saved(saved.config((), {f"workload.{key}": str(path) for key in keys}))
+
+    other = labelled(tmp_path / "other.jsonl", (third, second))
+    by_the_training_file = found(other, "eval_path")
+    assert found(other, "data_path", "eval_path") == by_the_training_file
+    unknown = labelled(tmp_path / "unknown.jsonl", (second, third, 9 if isinstance(first, int) else "d"))
+    with pytest.raises(DataError, match=r"unknown.jsonl: class '[9d]'; expected one of .*best: '\w', '\w', '\w'"):
+        found(unknown, "data_path", "eval_path")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError
-from dynbench.workloads.datasets.labels import MOST_CLASSES, read_label
+from dynbench.workloads.datasets.labels import MOST_CLASSES, numbered_as, read_label
 from dynbench.workloads.datasets.registry import load_dataset
 
 
@@ -95,3 +95,29 @@ def test_a_label_that_training_never_shows_is_refused(tmp_path, dataset, labels,
     known = ", ".join(map(repr, sorted(labels)))
     assert caught.value.message.startswith(f"{tmp_path / 'dev'}:{2 + HEADER[dataset]}: label {other!r}")
     assert caught.value.message.endswith(f"expected one of {tmp_path / 'train'}: {known}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "numbers"),
+    [
+        (["c", "b"], ("a", "b", "c"), [2, 1]),
+        ([1, 2], ("0", "1", "2"), [1, 2]),
+        ([5, 1], ("1", "2", "5"), [2, 0]),
+        ([0, 1], ("LABEL_0", "LABEL_1", "LABEL_2"), [0, 1]),
+        ([2, 0], ("dog", "cat", "bee"), [2, 0]),
+        (["cat", "dog"], ("dog", "cat", "bee"), [1, 0]),
+        (["b", "d"], ("a", "b", "c"), "class 'd'; expected one of a model: 'a', 'b', 'c'"),
+        ([0, 1], ("1", "2", "5"), "class '0'"),
+        ([1, 3], ("dog", "cat", "bee"), "class '3'"),
+        (["dog", "cat"], ("LABEL_0", "LABEL_1"), "class 'cat'"),
+    ],
+)
+def test_labels_become_the_classes_of_a_model_by_name(tmp_path, labels, names, numbers) -> None:
+    splits = load(tmp_path, "jsonl", labels, labels[:1])
+    if isinstance(numbers, str):
+        with pytest.raises(DataError, match=numbers):
+            numbered_as(splits, names, "a model")
+        return
+    known = numbered_as(splits, names, "a model")
+    assert (known.train.labels.tolist(), known.eval.labels.tolist()) == (numbers, numbers[:1])
+    assert known.train.classes == known.eval.classes == names
