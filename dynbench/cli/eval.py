@@ -19,16 +19,20 @@ _KEYS = (
 )
 @click.argument("source", metavar="RUN|FOLDER")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Samples at a time.")
+@click.option("--eval-samples", type=click.IntRange(min=1), help="Samples to draw. [all of a file named here]")
 @config_options(*_KEYS)
 @common_options
-def command(settings: Settings, source: str, batch_size: int) -> None:
+def command(settings: Settings, source: str, batch_size: int, eval_samples: int | None) -> None:
     """Evaluate a saved model on the samples that training evaluates: the evaluation file, or those held out.
 
-    Of a run it is the best model that --save-model kept, on the run's own data unless others are named.
+    Of a run it is the best model that --save-model kept, on the run's own data unless others are named. A file that
+    is named is evaluated whole, each sample cut as in the run.
     """
     from dynbench.engine.rank.saved import evaluate_saved, find_saved
 
     saved = find_saved(settings.store(), source)
+    if eval_samples is not None:
+        settings = settings.with_flag("train.eval_samples", eval_samples)
     found = evaluate_saved(saved.config(settings.overrides, settings.flags), batch_size)
     result = {"source": source, **found}
     metric = "perplexity" if "perplexity" in found else "accuracy"

@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 
+from dynbench.config.layers import Layers
 from dynbench.config.load import load_config
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, means_path
 from dynbench.config.schema import Config, Workload
+from dynbench.config.yaml_strict import Document
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.keeping import BEST, FOLDER
 from dynbench.engine.rank.precision import Precision
-from dynbench.errors import DataError, UsageError
-from dynbench.plugins import DATASETS, WORKLOADS
+from dynbench.errors import DataError, RecordError, UsageError
+from dynbench.plugins import DATASETS, WORKLOADS, options_of
+from dynbench.plugins.datasets import FileOptions
 from dynbench.runs.json_text import load_json
+from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.language_model import language_model
@@ -27,6 +31,8 @@ from dynbench.workloads.registry import build_workload
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
+ALL = 2**31 - 1
+"""Samples to evaluate, the most that can be asked for."""
 DATASET_OF = {".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 """Data set that reads a file, by its ending."""
 LEAST_TEMPERATURE = 1e-4
@@ -49,14 +55,19 @@ class Saved:
     def config(self, overrides: tuple[str, ...] = (), flags: Mapping[str, object] | None = None) -> Config:
         """The settings that read the model back: those of its run, and what was asked for on top.
 
+        Data that are named are evaluated whole, unless `train.eval_samples` is asked for too. That the run trained on
+        them is warned of.
+
         Raises:
             ConfigError: settings that cannot work.
             UsageError: a run of code of its own that was not made here, and whose code is not named either.
         """
         known: dict[str, object] = {"workload.name": _workload_of(self.folder)}
-        if self.base is not None:
-            trained = load_config(self.base, trains=False).workload
-            named = {text.partition("=")[0].strip() for text in overrides} | {*(flags or {})}
+        layers = Layers(Document(""))
+        layers.lay(overrides, flags or {})
+        named = {*layers.given_by}
+        trained = None if self.base is None else load_config(self.base, trains=False).workload
+        if self.base is not None and trained is not None:
             known_code = "workload.name" in named or is_remembered(self.base.parent.name, trained)
             if trained.is_own and not known_code:
                 raise UsageError(
@@ -71,10 +82,14 @@ class Saved:
         machine = {"launch.device": device, "train.precision": "fp32"}
         padding = {"workload.layout": "padded", "workload.use_cache": False, "workload.pad_to_multiple_of": 1}
         asked = {key: value for key, value in (flags or {}).items() if value is not None}
-        other_data = _other_data(Path(str(asked["workload.data_path"]))) if "workload.data_path" in asked else {}
-        settings = {**known, **other_data, **machine, **padding, **least, **read_back, **asked}
+        other_data = _other_data(layers, Workload() if trained is None else trained)
+        laid = {key: value for key, value in {**known, **other_data}.items() if key not in named}
+        settings = {**laid, **machine, **padding, **least, **read_back, **asked}
         nothing = [f"{key}=null" for key, value in settings.items() if value is None]  # which a flag cannot say
-        return load_config(self.base, (*nothing, *overrides), settings, trains=False)
+        config = load_config(self.base, (*nothing, *overrides), settings, trains=False)
+        if self.base is not None and trained is not None:
+            _tell_overlap(config.workload, trained, Run(self.base.parent))
+        return config
 
 
 def _tokenizer_of(workload: Workload) -> str | None:
@@ -89,10 +104,38 @@ def _tokenizer_of(workload: Workload) -> str | None:
     return name
 
 
-def _other_data(path: Path) -> dict[str, object]:
-    """What goes with texts other than the run's: a data set that reads them, and no evaluation file of the run's."""
-    dataset = {"workload.dataset": DATASET_OF[path.suffix]} if path.suffix in DATASET_OF else {}
-    return {"workload.eval_path": None, **dataset}
+def _other_data(layers: Layers, trained: Workload) -> dict[str, object]:
+    """What goes with data that are named: a data set that reads them, and that all of them are evaluated.
+
+    Args:
+        layers: what was asked for.
+        trained: the run's settings, or the defaults.
+    """
+    section = layers.values.get("workload")
+    asked = section if isinstance(section, dict) else {}
+    path = asked.get("data_path")
+    whole: dict[str, object] = {"train.eval_samples": ALL}
+    if path is None:
+        return {} if asked.get("eval_path") is None else whole
+    dataset = str(asked.get("dataset") or DATASET_OF.get(Path(str(path)).suffix, trained.dataset))
+    of_one_file = dataset in DATASETS and DATASETS[dataset].reads("eval_path")
+    return {"workload.dataset": dataset, "workload.eval_path": path if of_one_file else None, **whole}
+
+
+def _tell_overlap(settings: Workload, trained: Workload, run: Run) -> None:
+    """Warn where the samples that are to be evaluated are those of the run's training file."""
+    evaluated, seen = options_of(settings, FileOptions).eval_path, options_of(trained, FileOptions).data_path
+    if evaluated is None or seen is None or Path(evaluated).expanduser().resolve() != Path(seen).expanduser().resolve():
+        return
+    try:
+        data = run.env().get("data")
+        of_training = data.get("train") if isinstance(data, dict) else None
+        samples = of_training.get("samples") if isinstance(of_training, dict) else None
+    except RecordError:
+        samples = None
+    number = "samples" if samples is None else f"{samples:,} samples"
+    said = "%s: run %s was trained on %s of it; where no data are named, those that it evaluated itself are taken"
+    _log.warning(said, evaluated, run.id, number)
 
 
 def find_saved(store: RunStore, source: str) -> Saved:
@@ -131,7 +174,7 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
             f"{config.workload.model} tells {len(classes)} classes apart, the data have {workload.facts['num_labels']}",
             "Name the data that it was trained for (--dataset, --data-path).",
         )
-    if workload.eval is None or config.train.eval_samples == 0:
+    if not workload.eval or config.train.eval_samples == 0:
         raise DataError(
             "no samples to evaluate on: too few to hold some out, or train.eval_samples is 0",
             "Name an evaluation file (--eval-path FILE).",
@@ -142,10 +185,13 @@ def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object
     found = evaluator.measure(strategy, Precision("fp32", device))
     if found is None:
         raise DataError("the samples to evaluate on weigh nothing together: no text has a second token")
-    facts = workload.facts
+    facts, held, longest = workload.facts, workload.eval.describe(), config.workload.max_length
+    longest = min(longest, workload.positions or longest)
+    there = {"available": held["samples"], "cut_samples": held["cut_samples"], "max_length": longest}
     data = facts.get("eval_source") or f"held out of {facts.get('train_source')}"
     unigram = {"unigram_perplexity": facts.get("unigram_perplexity")} if "perplexity" in found else {}
-    return {"data": data, "samples": found.pop("samples"), "tokens": found.pop("tokens", None), **found, **unigram}
+    counted = {"samples": found.pop("samples"), **there, "tokens": found.pop("tokens", None)}
+    return {"data": data, **counted, **found, **unigram}
 
 
 def _class_names(config: Config) -> tuple[str, ...]:

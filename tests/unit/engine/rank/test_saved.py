@@ -102,7 +102,7 @@ def test_a_folder_alone_brings_its_tokenizer(tmp_path: Path, texts: Path) -> Non
     assert saved.config(overrides).workload.tokenizer_name == str(saved.folder)
     # A text that spells the end's name is the one thing that transformers reads otherwise than bytes.
     texts.write_text(texts.read_text(encoding="utf-8").replace("<|end|> ", ""), encoding="utf-8")
-    [plain] = kept(tmp_path, configured(texts))
+    [plain] = kept(tmp_path, configured(texts, f"workload.eval_path={texts}", "train.eval_samples=1000"))
     assert evaluate_saved(saved.config(overrides))["loss"] == pytest.approx(plain["loss"], rel=1e-6) != found["loss"]
 
 
@@ -229,20 +229,40 @@ def test_the_ends_of_temperature_and_share(writer: Writer, caplog: pytest.LogCap
 
 
 @pytest.mark.slow
-def test_other_texts_are_read_by_their_ending_and_as_they_are_held_out(tmp_path: Path, texts: Path) -> None:
-    [found] = kept(tmp_path, configured(texts, f"workload.eval_path={texts}"))
+def test_other_texts_are_read_by_their_ending_and_evaluated_whole(tmp_path: Path, texts: Path) -> None:
+    kept(tmp_path, configured(texts, f"workload.eval_path={texts}", "train.eval_samples=8"))
     other = tmp_path / "other.json"
-    articles = [{"id": i, "title": f"so {i}", "text": "here"} for i in range(40)]
+    articles = [{"id": i, "title": f"so {i}", "text": "here" * (i % 20)} for i in range(40)]
     other.write_text(json.dumps(articles), encoding="utf-8")
-    for saved in (Saved(tmp_path / "model" / "last", tmp_path / "config.yaml"), Saved(tmp_path / "model" / "last")):
-        config = saved.config(("workload.max_length=24",), {"workload.data_path": str(other)})
-        again = evaluate_saved(config)
-        assert (config.workload.dataset, again["samples"]) == ("json", 4)
-        assert again["data"] == f"held out of {other}" and again["loss"] != found["loss"]
-        workload = build_workload(config)
-        assert len(workload.train) == 1, "no more of the training texts is tokenised"
-        whole = build_workload(changed(config, {"workload.subset": None}))
-        assert len(whole.train) == 36 and whole.eval.fingerprint == workload.eval.fingerprint
+    of_run = Saved(tmp_path / "model" / "last", tmp_path / "config.yaml")
+    for saved in (of_run, Saved(tmp_path / "model" / "last")):
+        for overrides, flags in (((), {"workload.data_path": str(other)}), ((f"workload.data_path={other}",), {})):
+            config = saved.config(("workload.max_length=24", *overrides), flags)
+            again = evaluate_saved(config)
+            assert (config.workload.dataset, again["data"], again["samples"]) == ("json", str(other), 40)
+            assert (again["available"], again["max_length"], again["cut_samples"]) == (40, 24, 30)
+            assert len(build_workload(config).train) == 1, "no more of the training texts is tokenised"
+        fewer = evaluate_saved(saved.config((*overrides, "workload.max_length=24", "train.eval_samples=6")))
+        assert (fewer["samples"], fewer["available"]) == (6, 40)
+
+
+@pytest.mark.slow
+def test_the_training_file_named_again_is_evaluated_whole_and_told(
+    tmp_path: Path, texts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(texts)
+    [found] = kept(tmp_path, config)
+    saved = Saved(tmp_path / "model" / "last", tmp_path / "config.yaml")
+    assert evaluate_saved(saved.config())["samples"] == found["samples"] == 8
+    assert not caplog.records
+    facts = build_workload(config).facts
+    (tmp_path / "env.json").write_text(json.dumps({"data": facts}))
+    [whole] = kept(tmp_path, changed(config, {"workload.eval_path": str(texts), "train.eval_samples": 1000}))
+    (tmp_path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    again = evaluate_saved(saved.config((), {"workload.data_path": str(texts.parent / "." / texts.name)}))
+    assert again["samples"] == whole["samples"] == 80
+    assert again["perplexity"] == pytest.approx(whole["perplexity"], rel=1e-6)
+    assert "was trained on 72 samples of it" in caplog.text
 
 
 def test_a_run_whose_vocabulary_is_gone_has_the_tokenizer_that_was_saved(tmp_path: Path, texts: Path) -> None:
@@ -290,6 +310,8 @@ def test_the_commands_print_one_object(
     told = json.loads(capsys.readouterr().out)
     assert told["loss"] == pytest.approx(found["loss"], rel=1e-6) and told["command"] == "eval"
     assert {"source", "data", "samples", "tokens", "perplexity", "unigram_perplexity"} <= set(told)
+    assert main(["eval", str(run), "--eval-samples", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 3
     assert main(["generate", str(run), "--prompt", "number", "--length", "4", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert (written["prompt"], written["seed"]) == ("number", 0) and 1 <= written["tokens"] <= 4
