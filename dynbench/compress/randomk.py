@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dynbench.compress.codec import Codec, Field, Fields, Known
+from dynbench.compress.codec import Codec, Field, Fields, Known, greatest
 from dynbench.compress.draws import some_of
 from dynbench.compress.mean import CompressedMean
 from dynbench.compress.sparse import share_of
@@ -46,6 +46,8 @@ class RandomK(Codec):
         torch.index_select(values, 0, self._indices(values, known), out=out[0])
         if not self.contractive:
             out[0].mul_(len(values) / len(out[0]))
+        # No number where any element is not finite, drawn or not: an overflow must not go unseen by chance.
+        out[0][:1].add_(greatest(values) * 0)
 
     def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
         """Zeros elsewhere; of a sum the mean."""
