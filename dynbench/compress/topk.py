@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class TopK(Sparse):
     """The share `ratio` of the elements with the greatest absolute values, of each rank its own.
 
+    GRACE rounds the share down: it keeps the same elements, to the bit, but at most one fewer.
+
     Args:
         ratio: above 0, up to 1; rounded up to whole elements.
     """

@@ -172,7 +172,7 @@ def test_what_is_left_out_is_no_more_than_there_was(form: str, n: int, kind: str
 def test_topk_leaves_out_at_most_its_share(n: int, ratio: float, kind: str, seed: int) -> None:
     made, tensor = TopK(ratio), values_of([n], seed, kind)
     k = made.kept(n, Known())
-    assert k == pytest.approx(max(1, ratio * n), abs=1)
+    assert k - max(1, int(ratio * n)) in (0, 1), "GRACE rounds down"
     judge_contraction(made, tensor, 1 - k / n)
     found = round_trip(made, tensor)
     assert int((found != 0).sum()) <= k
