@@ -40,6 +40,7 @@ class Ddp(Strategy):
     def _wrapped(self, model: nn.Module) -> nn.Module:
         check_same_model(model, self.wire)  # DDP does not look at types, and names no parameter
         device = next(model.parameters()).device
+        self._sent: list[torch.futures.Future[torch.Tensor]] = []
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         options = options_of(self.settings, DdpOptions)
         self._ddp = _WITHOUT_BUFFERS(
@@ -58,7 +59,10 @@ class Ddp(Strategy):
         return self._ddp.no_sync()
 
     def finish(self) -> None:
-        """Nothing to do: DDP's backward pass ends with its gradients synchronised."""
+        """DDP's backward pass ends with its gradients synchronised; the wire may let go of what it sent of them."""
+        for future in self._sent:
+            future.wait()
+        self._sent.clear()
 
     def close(self) -> None:
         """Break the cycle reducer, hook, strategy, DDP: part of it is in C++, where the garbage collector is blind.
@@ -72,11 +76,15 @@ class Ddp(Strategy):
 
     # DDP reads these annotations and refuses texts, so this file does without postponed evaluation.
     def _synchronise(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 0:
+            self._sent.clear()  # of a pass that failed
         if bucket.is_last():
             self.on_ready()
         segments = lay_out((self._names[id(parameter)], parameter.shape) for parameter in bucket.parameters())
+        future = self.wire.mean(bucket.buffer(), segments)
+        self._sent.append(future)
         # DDP understands failures of futures that came from callbacks only.
-        return self.wire.mean(bucket.buffer(), segments).then(lambda done: done.value())
+        return future.then(lambda done: done.value())
 
 
 class DdpNoop(Ddp):

@@ -32,6 +32,7 @@ _SENT_AS_THEY_ARE = (
 BROADCAST_FROM = 2**16
 """Bytes of a shard from which gloo's broadcasts are quicker than its all-gather."""
 
+
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -201,7 +202,7 @@ class Channel:
         peer: int = EVERYONE,
     ) -> Future[Tensor]:
         entry = self.ledger.begin(operation, nbytes(handed_in), self.world_size, peer)
-        ledger = self.ledger
+        ledger, kept = self.ledger, list[dist.Work]()
         lacks_future = operation in ("send", "receive") or (operation == "reduce_scatter" and finish is None)
 
         def moved() -> Future[Any]:
@@ -210,6 +211,8 @@ class Channel:
             assert work is not None, "this rank is in the group"
             if not isinstance(work, dist.Work):
                 return work
+            if not self._gloo:
+                kept.append(work)
             return _waited_for(work) if lacks_future and self._gloo else work.get_future()
 
         def complete(done: Future[object]) -> Tensor:
@@ -220,7 +223,8 @@ class Channel:
             return result
 
         if self.link is None:
-            return moved().then(complete)
+            done = moved().then(complete)
+            return _Kept(kept[0], done) if kept else done
         size = entry.bytes_in if operation == "receive" else entry.bytes_wire
         return self.link.carry(operation, size, moved).then(complete)
 
@@ -254,3 +258,24 @@ def _waited_for(work: dist.Work) -> Future[object]:
 
     threading.Thread(target=wait, daemon=True, name="dynbench-wait").start()
     return future
+
+
+class _Kept(Future[Tensor]):
+    """The future of a collective whose back end keeps what it reads and writes until its work is waited for, as NCCL.
+
+    Torch's own future lets go of nothing: there that memory stays taken until a thread of NCCL's looks after it and the
+    group's next collective comes. `wait` stands where the result is used, so that what is between overlaps.
+    """
+
+    def __init__(self, work: dist.Work, done: Future[Tensor]) -> None:
+        super().__init__()
+        self._work, self._done = work, done
+
+    def wait(self) -> Tensor:
+        """Order the current stream behind the collective, and let go of its memory."""
+        self._work.wait()
+        return self._done.wait()
+
+    def then(self, callback: Callable[[Future[Tensor]], Any]) -> Future[Any]:
+        """Of torch's future, which C++ knows; who takes it waits for this one, too."""
+        return self._done.then(callback)
