@@ -27,11 +27,14 @@ class Clock(Protocol):
     def wait(self, mark: object) -> None:
         """Wait until the work queued before a mark is done; work on other streams may go on."""
 
+    def happened(self, mark: object) -> bool:
+        """Whether the work queued before a mark is done."""
+
     def elapsed_ms(self, start: object, end: object) -> float:
-        """Milliseconds between two marks that have been waited for."""
+        """Milliseconds between two marks that have happened."""
 
     def to_host_ns(self) -> Callable[[object], int]:
-        """What turns marks that have been waited for into nanoseconds of the host's clock."""
+        """What turns marks that have happened into nanoseconds of the host's clock."""
 
 
 class HostClock:
@@ -47,6 +50,10 @@ class HostClock:
     def wait(self, mark: object) -> None:
         """Nothing to wait for."""
 
+    def happened(self, mark: object) -> bool:
+        """It has."""
+        return True
+
     def elapsed_ms(self, start: object, end: object) -> float:
         """Milliseconds between two marks."""
         assert isinstance(start, int) and isinstance(end, int)
@@ -58,10 +65,16 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the current stream of one device."""
+    """Events on the current stream of one device.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: the device.
+        patience_s: longest wait for a mark, s; None for ever.
+    """
+
+    def __init__(self, device: torch.device, patience_s: float | None = None) -> None:
         self._device = device
+        self._patience_s = patience_s
 
     def mark(self) -> torch.cuda.Event:
         """An event recorded now; never waits."""
@@ -74,9 +87,25 @@ class CudaClock:
         torch.cuda.synchronize(self._device)
 
     def wait(self, mark: object) -> None:
-        """Wait for an event, not for collectives on other streams."""
+        """Wait for an event, not for collectives on other streams.
+
+        It is asked for again and again: a wait of CUDA's own ends by no time-out where another rank never comes.
+
+        Raises:
+            RuntimeError: it has not happened for longer than this clock waits.
+        """
+        begun = time.monotonic()
+        while not self.happened(mark):
+            if self._patience_s is not None and time.monotonic() - begun > self._patience_s:
+                raise RuntimeError(
+                    f"timed out waiting {self._patience_s:g} s for {self._device}: what is queued on it does not end"
+                )
+            time.sleep(0)  # other threads of this process send meanwhile
+
+    def happened(self, mark: object) -> bool:
+        """Whether the work queued before an event is done."""
         assert isinstance(mark, torch.cuda.Event)
-        mark.synchronize()
+        return bool(mark.query())  # type: ignore[no-untyped-call]  # torch's
 
     def elapsed_ms(self, start: object, end: object) -> float:
         """Milliseconds between two events that have both happened."""
@@ -96,6 +125,6 @@ def _nanoseconds(mark: object) -> int:
     return mark
 
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+def clock_for(device: torch.device, patience_s: float | None = None) -> Clock:
+    """The clock of a device, which waits so long for one of its marks; None for ever."""
+    return CudaClock(device, patience_s) if device.type == "cuda" else HostClock()

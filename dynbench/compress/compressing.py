@@ -108,7 +108,8 @@ class Compressing(Compressor):
 
     def row(self) -> Mapping[str, object]:
         """Of the step that ended."""
-        tally, self._tally = self._tally, Tally()
+        tally = self._tally
+        self._tally = tally.take_under_way()
         error, self._error = self._error, Error()
         norm = self._residuals.norm() if error.measured else 0.0
         return {**tally.row(self.residual_bytes), **error.row(norm)}

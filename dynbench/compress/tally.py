@@ -64,8 +64,15 @@ class Tally:
         self._kept += kept
         self._index_bytes += index_bytes
 
+    def take_under_way(self) -> Tally:
+        """The tally that goes on from this one: with what the device has not done yet, which this one forgets."""
+        done = [self.clock.happened(end) for _, _, end in self._spans]
+        rest = [span for span, ended in zip(self._spans, done, strict=True) if not ended]
+        self._spans = [span for span, ended in zip(self._spans, done, strict=True) if ended]
+        return Tally(self.clock, _spans=rest)
+
     def row(self, residual_bytes: int) -> dict[str, object]:
-        """The values of the columns; the device must be synchronised."""
+        """The values of the columns; what was timed must be done."""
         spent = {"compress_ms": 0.0, "decompress_ms": 0.0, "extra_collective_ms": 0.0}
         for name, *span in self._spans:
             spent[name] += self.clock.elapsed_ms(*span)

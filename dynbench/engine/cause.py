@@ -7,7 +7,15 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from dynbench.engine.failure import MEMORY_HINT, RankFailure, arm_on_turn, log_file, rank_title, read_failures
+from dynbench.engine.failure import (
+    MEMORY_HINT,
+    RankFailure,
+    arm_on_turn,
+    log_file,
+    rank_title,
+    read_failures,
+    waited_by_its_log,
+)
 from dynbench.engine.whereabouts import last_seen, not_arrived
 from dynbench.errors import (
     BatchTooLarge,
@@ -58,7 +66,8 @@ def _cause(run: Run, exit_codes: Mapping[int, int], lost: WorkerFailed | None) -
     if causes:
         return causes[0].rank, _as_error(run, causes[0])
     told = {failure.rank for failure in failures}
-    waiting = [failure for failure in failures if failure.kind == "waited"]
+    aborted = (waited_by_its_log(run, rank) for rank in sorted(exit_codes.keys() - told))
+    waiting = [failure for failure in (*failures, *aborted) if failure is not None and failure.kind == "waited"]
     if waiting:
         return _hung(run, waiting, told)
     silent = exit_codes.keys() - told

@@ -35,6 +35,10 @@ _AFTERMATH = (
 """What a rank says when another one is gone; never the cause."""
 _WAITED = ("timed out waiting", "wait timeout after", "timed out after", "collective operation timeout")
 """What a rank says when another one has not come, of gloo, of the store where ranks meet, and of nccl."""
+_WATCHDOG = "watchdog caught collective operation timeout"
+"""What NCCL prints before it aborts a rank that has waited for another one."""
+_LOG_END = 2**20
+"""Bytes at the end of a log that are searched for it."""
 MEMORY_HINT = "Lower train.global_batch or workload.max_length, or set schedule.capacity."
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 
@@ -120,6 +124,21 @@ def read_failures(run: Run) -> list[RankFailure]:
         RankFailure(**json.loads(path.read_text(encoding="utf-8"))) for path in run.ranks_dir.glob("failure_*.json")
     ]
     return sorted(found, key=lambda failure: failure.time_ns)
+
+
+def waited_by_its_log(run: Run, rank: int) -> RankFailure | None:
+    """What a rank would have said that NCCL aborted, because another one did not come; None for any other end."""
+    try:
+        with log_file(run, rank).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if _WATCHDOG in line.lower()), None)
+    at = str(last_seen(run, rank) or "")
+    if line is None:
+        return None
+    return RankFailure(rank, time.time_ns(), socket.gethostname(), "waited", "DistBackendError", line, "", at)
 
 
 def forget_failures(run: Run) -> None:

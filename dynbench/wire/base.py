@@ -60,7 +60,7 @@ class Wire(Protocol):
         """What rank `source` sends, in place."""
 
     def take(self) -> Traffic:
-        """What was sent since the last call; the device must be synchronised."""
+        """What was sent since the last call, as far as it is complete."""
 
     def close(self) -> None:
         """Let go of threads and of the process group; nothing can be asked any more."""

@@ -135,10 +135,11 @@ class Ledger:
             return all(entry.end is not None for entry in self._entries)
 
     def take(self) -> Traffic:
-        """What is complete since the last call; the device must be synchronised. The rest comes next time."""
+        """What is complete since the last call. The rest comes next time."""
         with self._lock:
-            done = [entry for entry in self._entries if entry.end is not None]
-            self._entries = [entry for entry in self._entries if entry.end is None]
+            done = [entry for entry in self._entries if entry.end is not None and self.clock.happened(entry.end)]
+            taken = set(map(id, done))
+            self._entries = [entry for entry in self._entries if id(entry) not in taken]
             raw, self._bytes_raw = self._bytes_raw, 0
             gradient_raw, self._gradient_raw = self._gradient_raw, 0
         to_ns = self.clock.to_host_ns()

@@ -51,7 +51,7 @@ def real_loop(
     lengths, ranks = workload.train.lengths, ranks_of(config, context.world_size)
     problem = build_problem(config, lengths, ranks.workers, multiple, run.path.parent, workload.positions)
     check_steps_of_rank(config, problem)
-    timer = StepTimer(context.device, context.whereabouts.at)
+    timer = StepTimer(context.device, context.whereabouts.at, config.launch.timeout_s)
     profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
     policy = config.schedule.policy_name
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:

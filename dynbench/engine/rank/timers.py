@@ -1,6 +1,7 @@
 """Where the time of a step goes, on the host's clock or on the device's.
 
-Intervals are read after the one synchronisation that ends the step. Planning and data loading are host work and always
+Intervals are read once the work is done that was queued for the step; what strategies let run on beside it, on streams
+of its own, ends in a later step. Planning and data loading are host work and always
 use the host's clock.
 """
 
@@ -43,13 +44,19 @@ class StepTimer:
     Args:
         device: whose clock times what is queued on it.
         at: told every phase that begins.
+        patience_s: longest wait for what is queued, s; None for ever.
     """
 
-    def __init__(self, device: torch.device, at: Callable[[Phase], None] = lambda phase: None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        at: Callable[[Phase], None] = lambda phase: None,
+        patience_s: float | None = None,
+    ) -> None:
         self._device = device
         self._at = at
         self._phase: Phase = "plan"
-        self.clock = clock_for(device)
+        self.clock = clock_for(device, patience_s)
         self._host = HostClock()
         self._intervals: list[tuple[Phase, Clock, object, object]] = []
         self._within: list[tuple[Phase, object, object]] = []
@@ -154,15 +161,19 @@ class StepTimer:
         return done + self.clock.elapsed_ms(self._backward_start, now) - waited
 
     def end_step(self) -> tuple[dict[Phase, float], float]:
-        """Milliseconds per phase, and of the whole step; the next step begins."""
-        self.clock.synchronise()
+        """Milliseconds per phase, and of the whole step; the next step begins.
+
+        Raises:
+            RuntimeError: what was queued does not end.
+        """
+        self.clock.wait(self.clock.mark())
         now = self._host.mark()
         step_ms = self._host.elapsed_ms(self._boundary, now)
         self._boundary = now
         return self.take_phases(), step_ms
 
     def take_phases(self) -> dict[Phase, float]:
-        """Milliseconds per phase since the last call; the device must be synchronised."""
+        """Milliseconds per phase since the last call; what was queued for them must be done."""
         totals: dict[Phase, float] = defaultdict(float)
         for phase, clock, start, end in self._intervals:
             totals[phase] += clock.elapsed_ms(start, end)

@@ -291,3 +291,25 @@ def test_a_disk_is_nobodys_fault(run: Run, number: int) -> None:
     found = root_cause(run, {1: 1})
     assert isinstance(found, StorageError) and found.exit_code == 2
     assert found.message.startswith(f"rank 1: rank_1.csv: {os.strerror(number)}; log: ")
+
+
+WATCHDOG = (
+    "[rank0]:[E1124 12:00:00.1 ProcessGroupNCCL.cpp:690] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=60000) ran for 60004 milliseconds"
+)
+
+
+def test_a_rank_that_nccls_watchdog_aborts_waited_for_the_one_that_hangs(run: Run) -> None:
+    """Neither leaves a word: the watchdog aborts the process, and torchrun ends the other with SIGKILL."""
+    run.logs_dir.mkdir()
+    (run.logs_dir / "rank_0.log").write_text(f"step 11\n{WATCHDOG}\nterminate called\n", encoding="utf-8")
+    (run.logs_dir / "rank_1.log").write_text("step 11\n", encoding="utf-8")
+    for rank, phase in ((0, "optimizer"), (1, "data")):
+        here = Whereabouts()
+        here.keep(run, rank)
+        here.at_step(12)
+        here.at(phase)
+    for codes in ({0: -6, 1: -9}, {0: -6, 1: -15}, {0: -6}):
+        error = root_cause(run, codes)
+        assert isinstance(error, WorkerFailed) and error.rank == 1
+        assert "rank 1 hung in data of step 12: rank 0 waited in vain in optimizer of step 12" in error.message

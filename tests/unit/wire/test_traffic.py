@@ -26,6 +26,9 @@ class Hands:
 
     def wait(self, mark: object) -> None: ...
 
+    def happened(self, mark: float) -> bool:
+        return mark <= self.now
+
     def elapsed_ms(self, start: float, end: float) -> float:
         return end - start
 
@@ -73,6 +76,18 @@ def test_overlapping_calls_count_each_and_once_together() -> None:
     assert traffic.operations == {"all_gather": Tally(1, 10, 30, 4)}
     assert (traffic.busy_ms, traffic.bytes_raw) == (4, 0)
     assert ledger.take().operations == {}
+
+
+def test_what_the_device_has_not_done_comes_next_time() -> None:
+    """On a GPU an operation is over for the host long before its mark on the device has happened."""
+    clock = Hands()
+    ledger = Ledger(clock)
+    entry = ledger.begin("all_gather", 10, 4)
+    ledger.end(entry)
+    entry.end = 7.0
+    assert ledger.take().operations == {}
+    clock.now = 7
+    assert ledger.take().operations == {"all_gather": Tally(1, 10, 30, 7)}
 
 
 def test_what_averages_gradients_is_told_from_the_rest() -> None:
