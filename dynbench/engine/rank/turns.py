@@ -132,6 +132,7 @@ class Switch:
 
     def __call__(self, arm: int) -> None:
         """Hand over to an arm, which may be the one that had the last turn; ranks leave this together."""
+        gc.collect()  # before an arm leaves: memory that only cycles hold would be left with the next one
         if self._on is not None:
             self._players[self._on].leave()
             self._states[self._on] = _RandomState.now(self._device)
@@ -139,7 +140,6 @@ class Switch:
         self._on_turn(arm)
         self._states[arm].restore(self._device)
         self._players[arm].enter()
-        gc.collect()
         self._meet()
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank import turns as module
+from dynbench.engine.rank.memory import SharedCudaMemory
 from dynbench.engine.rank.rank_process import StopFlag
 from dynbench.engine.rank.turns import Moment, Switch, garbage_between_turns, plan_rounds, play
 from dynbench.engine.turn_order import Turns
@@ -233,3 +234,29 @@ def test_rounds_by_hand() -> None:
         ([4], False, False),
         ([5, 6], True, True),
     ]
+
+
+def test_memory_that_only_cycles_hold_is_the_arms_that_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: an arm leaves 100 MB in a cycle, and the next one allocates 10."""
+    mb, held = 1_000_000, [0]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
+    meters = [SharedCudaMemory(CPU) for _ in range(2)]
+
+    class Allocates(Arm):
+        def enter(self) -> None:
+            meters["ab".index(self.name)].enter()
+
+        def leave(self) -> None:
+            meters["ab".index(self.name)].leave()
+
+    def collect() -> None:
+        held[0] = 0
+
+    switch = Switch([Allocates(name, []) for name in "ab"], CPU, lambda arm: None, lambda: None)
+    with patch.object(gc, "collect", collect):
+        switch(0)
+        held[0] += 100 * mb
+        switch(1)
+        held[0] += 10 * mb
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held[0])
+        assert meters[1].peak_mb() == 10
