@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -36,6 +37,8 @@ def work(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, s
 def rows_of(benchmark: Benchmark, case: Case, context: RankContext) -> list[Row]:
     """The rows of a case, measured now, or why it cannot be."""
     device = benchmark.device_of(case, context)
+    if "torch._dynamo" in sys.modules:  # torch compiles a function eight times, and then runs it as it is
+        torch.compiler.reset()
     try:
         measured = benchmark.measure(case, context)
     except NotMeasured as reason:

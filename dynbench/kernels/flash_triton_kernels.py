@@ -2,7 +2,7 @@
 
 Plain pointers: Triton 3.9 has no block pointers. Powers are of two. Tiles that no query of theirs may see are left
 out; tiles that all queries see whole are not masked. In a packed row a query's keys are those from `starts` to `ends`
-of its sample.
+of its sample. `LENGTH` is read by the tuner alone.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _sum_tiles(
 
 @triton.jit
 def forward(
-    q_all, k_all, v_all, o_all, lse_all, starts, ends, n_q, n_k, scale,
+    q_all, k_all, v_all, o_all, lse_all, starts, ends, n_q, n_k, scale, LENGTH,
     D: tl.constexpr, CHANNELS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, UPCAST: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -152,7 +152,7 @@ def _sum_of_query(
 
 @triton.jit
 def backward_queries(
-    q_all, k_all, v_all, dout_all, lse_all, delta_all, dq_all, starts, ends, n_q, n_k, scale,
+    q_all, k_all, v_all, dout_all, lse_all, delta_all, dq_all, starts, ends, n_q, n_k, scale, LENGTH,
     D: tl.constexpr, CHANNELS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, UPCAST: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -209,7 +209,7 @@ def _sum_of_keys(
 
 @triton.jit
 def backward_keys(
-    q_all, k_all, v_all, dout_all, lse_all, delta_all, dk_all, dv_all, starts, ends, n_q, n_k, scale,
+    q_all, k_all, v_all, dout_all, lse_all, delta_all, dk_all, dv_all, starts, ends, n_q, n_k, scale, LENGTH,
     D: tl.constexpr, CHANNELS: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, UPCAST: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip

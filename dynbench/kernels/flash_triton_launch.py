@@ -22,12 +22,15 @@ CONFIGS = [
     for queries, keys, warps in ((128, 128, 8), (128, 64, 4), (64, 128, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4))
     for stages in (2, 3)
 ]
+SHORTEST = 128
+"""Up to so many tokens one choice of tiles serves all: a tile or two."""
 _NAMES = {"forward": kernels.forward, "queries": kernels.backward_queries, "keys": kernels.backward_keys}
 TUNED = {
-    name: kernel if INTERPRETED else triton.autotune(CONFIGS, key=["D", "CAUSAL", "PACKED"])(kernel)
+    name: kernel if INTERPRETED else triton.autotune(CONFIGS, key=["D", "CAUSAL", "PACKED", "LENGTH"])(kernel)
     for name, kernel in _NAMES.items()
 }
-"""The kernels; on a GPU the fastest tiles are found at the first call with a width, a type and a kind of mask."""
+"""The kernels; on a GPU the fastest tiles are found at the first call with a width, a type, a kind of mask and a
+power of two of tokens."""
 
 
 def forward(
@@ -73,6 +76,7 @@ def _launch(
     query, key = tensors[:2]
     (batch, n_queries, width), n_keys = query.shape, key.shape[1]
     tokens = n_queries if divided == "QUERIES" else n_keys
+    length = triton.next_power_of_2(max(n_queries, n_keys, SHORTEST))
     starts = ends = query
     if boundaries is not None:
         starts, ends = (each[boundaries.sample] for each in (boundaries.offsets[:-1], boundaries.offsets[1:]))
@@ -86,7 +90,7 @@ def _launch(
     }
     with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
         TUNED[name][lambda tiles: (triton.cdiv(tokens, tiles[divided]), batch)](
-            *tensors, starts, ends, n_queries, n_keys, 1 / math.sqrt(width), **options
+            *tensors, starts, ends, n_queries, n_keys, 1 / math.sqrt(width), length, **options
         )
 
 

@@ -222,3 +222,44 @@ def test_plain_attention_is_torchs_own() -> None:
     for causal in (False, True):
         own: Tensor = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
         assert torch.allclose(attention_passes.plain_attention(query, key, value, causal), own, atol=1e-6)
+
+
+def test_memory_on_a_gpu_leaves_out_what_is_compiled_and_tuned_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: Triton's tuner holds 256 MB while the first pass looks for tiles."""
+    held, most = [1000], [1000]
+
+    def hold(size: int) -> None:
+        held[0] += size
+        most[0] = max(most[0], held[0])
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: most[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: most.__setitem__(0, held[0]))
+    tuned: list[bool] = []
+
+    def forward() -> Tensor:
+        if not tuned:
+            hold(256_000_000)
+            hold(-256_000_000)
+        tuned.append(True)
+        hold(50)
+        return torch.ones(1)
+
+    def backward(result: Tensor) -> None:
+        hold(20)
+        hold(-70)
+
+    assert attention_passes.with_memory(forward, backward, torch.device("cuda")) == (50, 70)
+
+
+def test_flex_makes_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import flex_attention as torchs
+
+    made: list[int] = []
+    monkeypatch.setattr(torchs, "create_block_mask", lambda f, b, h, n, m, device: made.append(n))
+    monkeypatch.setattr(torch, "compile", lambda function: lambda q, k, v, block_mask: v)
+    attend = attention_passes.way_of("flex", True, torch.device("cuda"))
+    state = torch.ones(1, 6, 2)
+    for _ in range(3):
+        assert torch.equal(attend(state, state, state), state)
+    assert made == [6]

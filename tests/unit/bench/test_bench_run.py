@@ -399,3 +399,28 @@ def test_what_is_measured_is_shown_once_nothing_is_told_on_the_way_any_more(
     monkeypatch.setattr(console, "working", working)
     assert main(["bench", "collectives", "--no-figures", "--set", "backend=gloo"]) == 0
     assert "busbw" in capsys.readouterr().out
+
+
+class _Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_what_many_cases_compile_is_compiled_in_all_of_them() -> None:
+    """torch compiles one function eight times in a process, and runs it as it is in further cases, without a word."""
+    compiled: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        compiled.append(graph)
+        return graph.forward
+
+    class Compiles(PrecisionStudy):
+        def measure(self, case: Case, context: RankContext) -> Measured:
+            torch.compile(_Twice(), backend=count)(torch.ones(2, 3))
+            return Measured(np.ones(1), {})
+
+    benchmark = Compiles(PrecisionOptions())
+    context = RankContext(0, 0, 1, torch.device("cpu"))
+    for _ in range(14):
+        rows_of(benchmark, benchmark.cases()[0], context)
+    assert len(compiled) == 14

@@ -243,3 +243,20 @@ def test_without_triton_or_where_it_cannot_compute(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="needs Triton") as absent:
         FlashAttentionTriton.apply(query, key, value)
     assert "pip install 'dynbench[triton]'" in absent.value.hint and "\n" not in absent.value.message
+
+
+def test_tiles_are_tuned_for_lengths_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice made at 128 tokens does not serve 65,536; nor does every length of a packed row tune anew."""
+    launch = pytest.importorskip("dynbench.kernels.flash_triton_launch")
+    if not launch.INTERPRETED:
+        assert all("LENGTH" in kernel.keys for kernel in launch.TUNED.values())
+    tuned_for = []
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *given, **options: tuned_for.append(given[launch.kernels.forward.arg_names.index("LENGTH")])
+
+    monkeypatch.setattr(launch, "TUNED", {"forward": Kernel()})
+    for n in (5, 100, 128, 129, 300, 512):
+        launch.forward(*(torch.zeros(1, n, 16) for _ in range(3)), False, None)
+    assert tuned_for == [128, 128, 128, 256, 512, 512]
