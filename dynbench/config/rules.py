@@ -210,11 +210,14 @@ def _virtual_ranks_send_nothing(config: Config) -> Iterator[str]:
         "sync.name": (config.sync.name, [name for name, entry in STRATEGIES.items() if entry.virtual]),
         "compress.name": (config.compress.name, [name for name, entry in COMPRESSORS.items() if not entry.compresses]),
     }
+    other = "launch.launcher to torchrun"
+    if config.launch.device == "cuda":
+        other = f"run on the CPU (--device cpu), or with several GPUs set {other}"
     for key, (value, played) in asked.items():
         if value not in played:
             yield (
                 f"{key}: {value!r} needs real ranks, virtual ones send nothing to each other; "
-                f"set it to {' or '.join(played)}, or launch.launcher to torchrun"
+                f"set it to {' or '.join(played)}, or {other}"
             )
 
 

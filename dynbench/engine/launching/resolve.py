@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -41,6 +42,7 @@ GPU_PAD_MULTIPLE = 8
 _BF16_CAPABILITY = 8
 """Compute capability from which NVIDIA GPUs multiply bf16 matrices natively (Ampere)."""
 
+_log = logging.getLogger(__name__)
 _ASK_GPUS = (
     "import json, torch; print(json.dumps([[p.name, p.major] for p in"
     " map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]))"
@@ -157,6 +159,10 @@ def _decide(decisions: dict[str, Decision], key: str, value: object, reason: str
 def _device(config: Config, machine: Machine, decisions: dict[str, Decision]) -> str:
     wanted = config.launch.device
     if machine.gpu_fault is not None and wanted != "cpu":
+        if wanted == "auto" and machine.ranks_given is None and config.launch.nnodes == 1:  # others may have GPUs
+            _warn_of_cpu(machine.gpu_fault)
+            _decide(decisions, "launch.device", "cpu", f"the GPUs cannot be used: {machine.gpu_fault}")
+            return "cpu"
         raise UsageError(
             f"the GPUs cannot be used: {machine.gpu_fault}", "Mend the driver, or set launch.device=cpu (--device cpu)."
         )
@@ -167,6 +173,12 @@ def _device(config: Config, machine: Machine, decisions: dict[str, Decision]) ->
     device = "cuda" if machine.gpus else "cpu"
     _decide(decisions, "launch.device", device, f"torch sees {machine.gpus} GPUs")
     return device
+
+
+@cache
+def _warn_of_cpu(fault: str) -> None:
+    """Once, however many arms are resolved."""
+    _log.warning("the GPUs cannot be used, all is computed on the CPU: %s; `dynbench doctor` says more", fault)
 
 
 def _launcher(config: Config, machine: Machine, device: str, decisions: dict[str, Decision]) -> str:
@@ -214,7 +226,8 @@ def _ranks(
         if device == "cuda" and launch.nproc > machine.gpus:
             raise UsageError(
                 f"launch.nproc: {launch.nproc} ranks for {machine.gpus} GPUs",
-                f"Each rank needs a GPU of its own: use {machine.gpus}, launch.launcher=virtual, or launch.device=cpu.",
+                f"Each rank needs a GPU of its own: use --device cpu, or {machine.gpus} ranks; "
+                "where only schedules differ, launch.launcher=virtual plays them on one GPU.",
             )
         nproc = launch.nproc
     elif device == "cuda":

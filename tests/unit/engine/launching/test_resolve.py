@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,8 +160,23 @@ def test_one_gpu_plays_the_ranks_that_a_recipe_asks_for() -> None:
 def test_gpus_that_cannot_be_used_are_no_hindrance_on_the_cpu() -> None:
     broken = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver is too old")
     with pytest.raises(UsageError, match="the driver is too old"):
-        decide(broken)
+        decide(broken, "launch.device=cuda")
     assert decide(broken, "launch.device=cpu").world_size == 4
+
+
+def test_auto_takes_the_cpu_where_the_gpus_cannot_be_used_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """But not on one of several nodes, whose neighbours may have theirs."""
+    broken = Machine(cores=4, gpus=0, bf16=False, gpu_fault="the driver on your system is too old (found 12080)")
+    for _ in range(2):
+        decided = decide(broken)
+        assert (decided.config.launch.device, decided.config.train.precision) == ("cpu", "fp32")
+        assert "too old (found 12080)" in str(decided.decisions["launch.device"]["reason"])
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once"
+    assert "on the CPU: the driver on your system is too old" in caplog.text
+    with pytest.raises(UsageError, match="too old"):
+        decide(broken, "launch.nnodes=2", "launch.rdzv_endpoint=a:1")
+    with pytest.raises(UsageError, match="too old"):
+        decide(replace(broken, ranks_given=(2, 4)))
 
 
 def test_more_ranks_started_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""Every command of the READMEs that trains, and every recipe, on machines with 0 to 8 GPUs, as --dry-run has it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dynbench.cli.main import main
+from dynbench.engine.launching import resolve
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = re.compile(r"^    dynbench ((?:train|compare) [^\\\n]*?)(?:  .*|\\)?$", re.MULTILINE)
+
+
+def commands() -> list[str]:
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")]
+    quoted = [command.strip() for text in texts for command in COMMAND.findall(text)]
+    recipes = [f"compare {path}" for path in sorted((ROOT / "recipes").glob("*.yaml"))]
+    return list(dict.fromkeys([*quoted, *recipes]))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    yield monkeypatch
+    resolve.this_machine.cache_clear()
+
+
+def with_gpus(machine: pytest.MonkeyPatch, gpus: int) -> None:
+    answer = SimpleNamespace(returncode=0, stdout=json.dumps([["NVIDIA H100 80GB HBM3", 9]] * gpus), stderr="")
+    machine.setattr(torch.cuda, "device_count", lambda: gpus)
+    machine.setattr(resolve, "subprocess", SimpleNamespace(run=lambda *_, **__: answer))
+    machine.setattr(resolve, "usable_cores", lambda: 16)
+    resolve.this_machine.cache_clear()
+
+
+def dry(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str]:
+    words = [word for word in shlex.split(command) if word != "--dry-run"]
+    code = main([*words, "--dry-run", *more])
+    return code, capsys.readouterr().err
+
+
+def test_the_commands_are_found() -> None:
+    found = commands()
+    assert "train --sync bucketed --set sync.bucket_mb=10" in found and "compare recipes/sync.yaml" in found
+    assert len(found) > 40
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_every_command_can_start_or_says_what_to_type(
+    gpus: int, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What GPUs refuse names --device cpu, with which it starts; files that are not here do not count."""
+    refused = []
+    for command in commands():
+        with_gpus(machine, gpus)
+        code, said = dry(command, capsys)
+        if code:
+            with_gpus(machine, 0)
+            without = dry(command, capsys)
+            if without != (code, said):
+                with_gpus(machine, gpus)
+                assert "--device cpu" in said, (command, said)
+                again = dry(command, capsys, "--device", "cpu")
+                assert again[0] == 0 or again == without, (command, again)
+                refused.append(command)
+    told = " ".join(refused)
+    assert ("recipes/sync.yaml" in told) == (gpus == 1) and "quickstart" not in told
+    assert gpus < 4 or all("--nproc 8" in command for command in refused)
