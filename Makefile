@@ -2,7 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# An index of torch's builds for GPUs, as https://download.pytorch.org/whl/cu126; the newest torch there, and all else
+# as constraints.txt has it.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+LIMITS := $(VENV)/constraints.txt
 
 PYTEST := $(BIN)/python -m pytest
 SKIPPED := .pytest_cache/skipped.txt
@@ -35,7 +39,8 @@ help:
 	@echo "make wheel-test   the wheel in an empty environment: commands and the quickstart"
 	@echo "make nightly      every fault, twenty thousand cases of bad input that nobody has seen, and all that takes long,"
 	@echo "                  but mutation: some hours"
-	@echo "make install      .venv with dynbench in it"
+	@echo "make install      .venv with dynbench in it; TORCH_INDEX=https://download.pytorch.org/whl/cu126, also of quickstart,"
+	@echo "                  takes torch from that index, for GPUs whose driver is older than the usual build's CUDA"
 	@echo "make lint         ruff, mypy, import rules"
 	@echo "make clean        remove .venv and caches"
 
@@ -44,17 +49,19 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing dynbench into $(VENV) (torch is the large part) ..."
-	$(PIP) --editable .
+	grep -vE '$(if $(TORCH_INDEX),^(torch|triton)==,^#)' constraints.txt > $(LIMITS)
+	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch)
+	$(PIP) --constraint $(LIMITS) --editable .
 	@touch $@
 
 $(VENV)/.installed-test: constraints.txt $(VENV)/.installed
 	@echo "installing the test tools ..."
-	$(PIP) --requirement tests/requirements.txt
+	$(PIP) --constraint $(LIMITS) --requirement tests/requirements.txt
 	@touch $@
 
 $(VENV)/.installed-more: constraints.txt tests/requirements-more.txt $(VENV)/.installed-test
 	@echo "installing the tools of coverage and mutation ..."
-	$(PIP) --requirement tests/requirements-more.txt
+	$(PIP) --constraint $(LIMITS) --requirement tests/requirements-more.txt
 	@touch $@
 
 install: $(VENV)/.installed

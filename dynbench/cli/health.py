@@ -24,6 +24,8 @@ from dynbench.units import format_bytes
 LEAST_DISK_BYTES = 2_000_000_000
 LEAST_MEMORY_MB = 2_000
 LEAST_RANKS = 2
+DRIVER_FOR_CUDA = {"12": 525, "13": 580}
+"""First NVIDIA driver for Linux that programs of a CUDA run on, by its major version (CUDA's release notes)."""
 HUB_PATIENCE_S = 3.0
 BUSY_SHARE = 0.5
 """Load per usable core above which others disturb the timing."""
@@ -45,15 +47,38 @@ def devices(settings: Settings) -> Diagnosis:
     import torch
 
     if not torch.cuda.is_available():
-        if torch.cuda.device_count():
-            seen = "the driver lists GPUs, but CUDA does not start"
-            return Diagnosis(False, seen, "Update the driver, or train with --device cpu.")
-        return Diagnosis(True, "no GPU: ranks run on the CPU with gloo")
+        return _without_gpus(torch.__version__, torch.version.cuda, torch.cuda.device_count())
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     seen = ", ".join(f"{item.name} {format_bytes(item.total_memory)}" for item in found)
     if len(found) == 1:
         return Diagnosis(True, f"{seen}; one GPU: ranks are virtual unless --launcher torchrun is given")
     return Diagnosis(True, seen)
+
+
+def _without_gpus(build: str, cuda: str | None, listed: int) -> Diagnosis:
+    """Why torch uses no GPU: there is none, or driver and build do not fit together.
+
+    Args:
+        build: torch's version.
+        cuda: that it was built for; None for none.
+        listed: GPUs that the driver lists.
+    """
+    try:
+        driver = provenance.nvidia_driver()
+    except provenance.UnknownFactError:
+        driver = ""
+    if not driver and not listed:
+        return Diagnosis(True, "no GPU: ranks run on the CPU with gloo")
+    seen = f"NVIDIA driver {driver or 'of unknown version'}, torch {build} built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
+    least = DRIVER_FOR_CUDA.get((cuda or "").partition(".")[0])
+    if least is not None and driver and int(driver.partition(".")[0]) < least:
+        seen += f", which needs driver {least} or newer"
+    hint = (
+        "make clean, then make install TORCH_INDEX=URL with an index of https://download.pytorch.org/whl whose CUDA "
+        f"this driver has ({', '.join(f'{cuda}.x from driver {first}' for cuda, first in DRIVER_FOR_CUDA.items())}); "
+        "or update the driver, or train with --device cpu."
+    )
+    return Diagnosis(False, f"no GPU can be used: {seen}", hint)
 
 
 def launcher(settings: Settings) -> Diagnosis:

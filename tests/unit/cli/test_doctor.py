@@ -121,3 +121,28 @@ def test_a_missing_package_warns(settings: Settings, monkeypatch: pytest.MonkeyP
 def test_a_foreign_encoding_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale=True: "ANSI_X3.4-1968")
     assert not health.text_encoding(settings).ok
+
+
+@pytest.mark.parametrize(
+    ("driver", "build", "cuda", "listed", "said"),
+    [
+        (None, "2.13.0+cpu", None, 0, "no GPU: ranks run on the CPU with gloo"),
+        ("570.86", "2.13.0+cpu", None, 0, "NVIDIA driver 570.86, torch 2.13.0+cpu built without CUDA"),
+        ("570.86", "2.14.0", "13.0", 8, "torch 2.14.0 built for CUDA 13.0, which needs driver 580 or newer"),
+        ("590.1", "2.14.0", "13.0", 8, "NVIDIA driver 590.1, torch 2.14.0 built for CUDA 13.0"),
+        (None, "2.14.0", "13.0", 8, "NVIDIA driver of unknown version"),
+    ],
+)
+def test_driver_and_build_are_named_where_they_do_not_fit(
+    driver: str | None, build: str, cuda: str | None, listed: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known() -> str:
+        if driver is None:
+            raise provenance.UnknownFactError("no NVIDIA driver is loaded")
+        return driver
+
+    monkeypatch.setattr(provenance, "nvidia_driver", known)
+    found = health._without_gpus(build, cuda, listed)
+    assert said in found.seen
+    assert found.ok == (driver is None and not listed)
+    assert found.ok or ("TORCH_INDEX=" in found.hint and "13.x from driver 580" in found.hint)
