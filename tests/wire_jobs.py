@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -64,6 +66,22 @@ def large_gather(rank: int) -> bool:
                 return False
         tally = channel.ledger.take().operations["all_gather"]
         return (tally.calls, tally.bytes_in) == (3, 3 * mine.nbytes)
+
+
+def charged(rank: int, native: bool) -> list[int]:
+    """Bytes that a link is charged for a reduce-scatter of 32 bytes."""
+    sizes: list[int] = []
+    with closing(Channel.of_its_own(CPU, MINUTE)) as channel:
+        channel.native_reduce_scatter, channel.link = native, Link(1.0)
+        carry = channel.link.carry
+
+        def noting(operation: str, nbytes: int, begin: Any) -> Any:
+            sizes.append(nbytes)
+            return carry(operation, nbytes, begin)
+
+        with patch.object(channel.link, "carry", noting):
+            channel.reduce_scatter(torch.empty(4), torch.ones(8)).wait()
+    return sizes
 
 
 def make_wire(kind: str, rank: int) -> Wire:

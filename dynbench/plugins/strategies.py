@@ -90,7 +90,8 @@ class ShardOptions(Section):
 
     reduce_scatter: Literal["all_to_all", "native"] = "all_to_all"
     """How gloo does it, which has no good one: all_to_all, with the sum on each rank; or its own, native, which moves
-    as much as an all-reduce. Both are counted as a reduce-scatter. Other back ends use their own."""
+    as much as an all-reduce. Both are counted as a reduce-scatter; an emulated link is charged what is moved. Other
+    back ends use their own."""
 
 
 class Zero1Options(BucketOptions, ShardOptions):

@@ -21,7 +21,7 @@ from dynbench.clock import clock_for
 from dynbench.runs.calls import EVERYONE
 from dynbench.wire.link import Link
 from dynbench.wire.ranges import named_range
-from dynbench.wire.traffic import Ledger
+from dynbench.wire.traffic import SENT, Ledger
 
 _SENT_AS_THEY_ARE = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -226,6 +226,8 @@ class Channel:
             done = moved().then(complete)
             return _Kept(kept[0], done) if kept else done
         size = entry.bytes_in if operation == "receive" else entry.bytes_wire
+        if self._gloo and operation == "reduce_scatter" and finish is None:
+            size = SENT["all_reduce"](entry.bytes_in, self.world_size)  # as gloo does it
         return self.link.carry(operation, size, moved).then(complete)
 
     def _movable(self, tensor: Tensor) -> Tensor:

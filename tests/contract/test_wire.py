@@ -6,6 +6,7 @@ import pytest
 from warm import WarmRanks
 from wire_jobs import (
     after_a_failure,
+    charged,
     closed_with_work_left,
     every_operation,
     every_verb,
@@ -75,6 +76,12 @@ def test_a_null_wire_answers_with_what_it_was_given(ranks: WarmRanks) -> None:
         assert results["gather"] == ([*own[:2], 0.0, 0.0] if rank == 0 else [0.0, 0.0, *own[:2]])
         assert results.get("receive", [0.0] * 4) == [0.0] * 4
         assert (traffic.operations, traffic.bytes_wire, traffic.busy_ms) == ({}, 0, 0.0)
+
+
+@pytest.mark.parametrize(("native", "size"), [(False, 16), (True, 32)])
+def test_a_link_is_charged_what_gloo_sends(ranks: WarmRanks, native: bool, size: int) -> None:
+    """Of two ranks' 32 bytes each; its own reduce-scatter is an all-reduce, though accounted as a reduce-scatter."""
+    assert ranks(charged, native) == [[size]] * 2
 
 
 def test_after_a_failure_every_future_raises_it(ranks: WarmRanks) -> None:
