@@ -194,3 +194,17 @@ def in_single(rank: int, sync: str, model: str) -> float | None:
     wanted = train_alone(case, workers)
     apart = {key: (state[key] - tensor).float().norm() for key, tensor in wanted.items()}
     return max(float(apart[key] / tensor.float().norm().clamp(min=1)) for key, tensor in wanted.items())
+
+
+def normalised(rank: int) -> tuple[list[torch.dtype], bool]:
+    """What batch norm computes with in a model that is gathered in bfloat16, and whether all gradients are numbers."""
+    torch.manual_seed(0)
+    norm, seen = nn.BatchNorm2d(4), []
+    module = FullyShardedDDP(
+        nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), torch.bfloat16
+    )
+    norm.register_forward_hook(lambda norm, given, _: seen.extend([given[0].dtype, norm.weight.dtype]))
+    module(torch.randn(4, 3, 8, 8)).float().sum().backward()
+    module.finish_gradient_synchronization()
+    assert norm.running_mean is not None
+    return [*seen, norm.running_mean.dtype], all(bool(shard.isfinite().all()) for shard in module.shards)

@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dynbench.errors import UsageError
 from dynbench.sync.blocks import blocks_of
@@ -38,8 +39,8 @@ class FullyShardedDDP(nn.Module):
 
     Args:
         module: the same on every rank but for its values; its parameters are replaced.
-        compute_dtype: in which blocks are gathered and computed, with gradients averaged in float32; None is the
-            parameters' own for all.
+        compute_dtype: in which blocks are gathered and computed, with gradients averaged in float32, but for batch
+            norm, whose statistics are not; None is the parameters' own for all.
         device: where it shall be; None where it is, which is not the meta device.
         wire: how it talks to the other ranks; None for the default process group.
         on_ready: called once a step when this rank's last gradients are complete and before they are sent.
@@ -80,6 +81,9 @@ class FullyShardedDDP(nn.Module):
             part.to(where)
             own = [each for each in chain(part.parameters(), part.buffers()) if id(each) not in done]
             share_tensors([each for each in own if not isinstance(each, DTensor)], self._wire)
+            if compute_dtype is not None:
+                for norm in _batch_norms(part):
+                    fully_shard(norm, mesh=mesh, reshard_after_forward=reshard)
             fully_shard(part, mesh=mesh, reshard_after_forward=reshard and part is not module, mp_policy=policy)
             done |= {id(each) for each in chain(part.parameters(), part.buffers())}
         self.module = module
@@ -211,6 +215,12 @@ def _blocks_apart(module: nn.Module) -> list[nn.Module]:
         return outside.isdisjoint(map(id, block.parameters()))
 
     return [block for block in blocks_of(module) if holds_alone(block)]
+
+
+def _batch_norms(part: nn.Module) -> list[nn.Module]:
+    """Those within a part that are not sharded yet, and have parameters."""
+    found = [each for each in part.modules() if isinstance(each, _BatchNorm) and not isinstance(each, FSDPModule)]
+    return [each for each in found if each is not part and each.affine]
 
 
 def _parameters_of(part: FSDPModule) -> list[Any]:

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from sharding_jobs import FILLED, OneWeight, built, filled, in_single, norm_of_one_weight, one_weight, overflowing
+import torch
+from sharding_jobs import (
+    FILLED,
+    OneWeight,
+    built,
+    filled,
+    in_single,
+    norm_of_one_weight,
+    normalised,
+    one_weight,
+    overflowing,
+)
 from warm import WarmRanks
 
 from dynbench.plugins import STRATEGIES
@@ -54,3 +65,7 @@ def test_in_single_precision_sgd_stays_within_rounding(
     found, *others = (three if STRATEGIES[sync].servers else ranks)(in_single, sync, model)
     assert found is not None and found < 1e-5
     assert others == [None] * len(others)
+
+
+def test_batch_norm_stays_out_of_what_is_gathered_in_bf16(ranks: WarmRanks) -> None:
+    assert ranks(normalised) == [([torch.bfloat16, torch.float32, torch.float32], True)] * 2
