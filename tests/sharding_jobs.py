@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from packed_jobs import TINY
 from strategy_jobs import CPU, known, named
@@ -31,6 +32,7 @@ from dynbench.engine.rank.toy_check import (
     train_on_ranks,
 )
 from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import FullyShardedDDP, fully_sharded
 
@@ -208,3 +210,12 @@ def normalised(rank: int) -> tuple[list[torch.dtype], bool]:
     module.finish_gradient_synchronization()
     assert norm.running_mean is not None
     return [*seen, norm.running_mean.dtype], all(bool(shard.isfinite().all()) for shard in module.shards)
+
+
+def refused(rank: int, scalar: bool) -> str:
+    """What is said of a parameter that cannot be divided."""
+    model = nn.Linear(3, 2)
+    model.odd = nn.Parameter(torch.tensor(1.0) if scalar else torch.ones(3, 2).t())
+    with pytest.raises(UsageError) as refusal:
+        FullyShardedDDP(model)
+    return refusal.value.message

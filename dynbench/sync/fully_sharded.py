@@ -48,7 +48,8 @@ class FullyShardedDDP(nn.Module):
         reshard: free a block after its forward pass and gather it anew for its backward pass.
 
     Raises:
-        UsageError: parameters or buffers differ between ranks in number, shape, layout or type; or no device is known.
+        UsageError: parameters or buffers differ between ranks in number, shape, layout or type; a parameter cannot be
+            divided; or no device is known.
     """
 
     module: nn.Module
@@ -72,6 +73,7 @@ class FullyShardedDDP(nn.Module):
         self._on_ready = on_ready
         share_what_is_trained(module, self._wire)
         check_same_model(module, self._wire)
+        _refuse_undividable(module)
         policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
         mesh = DeviceMesh.from_group(self._wire.group, where.type)
         done: set[int] = set()
@@ -221,6 +223,21 @@ def _batch_norms(part: nn.Module) -> list[nn.Module]:
     """Those within a part that are not sharded yet, and have parameters."""
     found = [each for each in part.modules() if isinstance(each, _BatchNorm) and not isinstance(each, FSDPModule)]
     return [each for each in found if each is not part and each.affine]
+
+
+def _refuse_undividable(module: nn.Module) -> None:
+    """Refuse what torch cannot cut along a first dimension, by name.
+
+    Raises:
+        UsageError: a parameter is a scalar, or not contiguous.
+    """
+    for name, parameter in module.named_parameters():
+        if not parameter.dim() or not parameter.is_contiguous():
+            what = "not contiguous" if parameter.dim() else "a scalar"
+            raise UsageError(
+                f"parameter {name} is {what}, which fully_shard cannot divide",
+                "Give it one dimension, or contiguous memory (.contiguous()); zero1 takes it as it is.",
+            )
 
 
 def _parameters_of(part: FSDPModule) -> list[Any]:

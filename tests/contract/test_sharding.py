@@ -14,6 +14,7 @@ from sharding_jobs import (
     normalised,
     one_weight,
     overflowing,
+    refused,
 )
 from warm import WarmRanks
 
@@ -69,3 +70,8 @@ def test_in_single_precision_sgd_stays_within_rounding(
 
 def test_batch_norm_stays_out_of_what_is_gathered_in_bf16(ranks: WarmRanks) -> None:
     assert ranks(normalised) == [([torch.bfloat16, torch.float32, torch.float32], True)] * 2
+
+
+@pytest.mark.parametrize(("scalar", "what"), [(True, "a scalar"), (False, "not contiguous")])
+def test_a_parameter_that_cannot_be_divided_is_named(ranks: WarmRanks, scalar: bool, what: str) -> None:
+    assert ranks(refused, scalar) == [f"parameter odd is {what}, which fully_shard cannot divide"] * 2
