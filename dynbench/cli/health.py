@@ -69,7 +69,8 @@ def _without_gpus(build: str, cuda: str | None, listed: int) -> Diagnosis:
         driver = ""
     if not driver and not listed:
         return Diagnosis(True, "no GPU: ranks run on the CPU with gloo")
-    seen = f"NVIDIA driver {driver or 'of unknown version'}, torch {build} built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
+    kind = f"for CUDA {cuda}" if cuda else "without CUDA"
+    seen = f"NVIDIA driver {driver or 'of unknown version'}, torch {build} built {kind}"
     least = DRIVER_FOR_CUDA.get((cuda or "").partition(".")[0])
     if least is not None and driver and int(driver.partition(".")[0]) < least:
         seen += f", which needs driver {least} or newer"

@@ -41,6 +41,7 @@ class Event(Protocol):
     name: str
     time_range: Any
     device_type: Any
+    is_user_annotation: Any
 
 
 @dataclass
@@ -159,10 +160,11 @@ class _Found:
             if event.name.startswith(PREFIX):
                 if not kernel:
                     ranges[event.name.removeprefix(PREFIX)].append(span)
-            elif (kind := _kind(event.name, kernel)) is not None:
+            elif (kind := _kind(event.name, kernel and not event.is_user_annotation)) is not None:
                 sent.append((*span, kind))
             elif kernel:
-                on_gpu.append(span)
+                if not event.is_user_annotation:  # of code that launched kernels, torch's own among it
+                    on_gpu.append(span)
             elif event.name.startswith("aten::"):
                 on_cpu.append(span)
         begun = sorted((start, name) for name, spans in ranges.items() if name in SENT for start, _ in spans)

@@ -10,9 +10,14 @@ from dynbench.engine.rank.profile import profiled_steps, table_of
 from dynbench.runs.profile_record import ProfileRow
 
 
-def event(name: str, start_ms: float, end_ms: float, device: str = "DeviceType.CPU") -> SimpleNamespace:
+def event(
+    name: str, start_ms: float, end_ms: float, device: str = "DeviceType.CPU", annotates: bool = False
+) -> SimpleNamespace:
     return SimpleNamespace(
-        name=name, time_range=SimpleNamespace(start=start_ms * 1e3, end=end_ms * 1e3), device_type=device
+        name=name,
+        time_range=SimpleNamespace(start=start_ms * 1e3, end=end_ms * 1e3),
+        device_type=device,
+        is_user_annotation=annotates,
     )
 
 
@@ -77,6 +82,8 @@ def test_on_a_gpu_kernels_count_and_not_what_launched_them() -> None:
     events = [
         event("dynbench::all_reduce", 40, 41),
         event("ncclDevKernel_AllReduce_Sum", 40.5, 60, "DeviceType.CUDA"),
+        event("nccl:all_reduce", 35, 70, "DeviceType.CUDA", annotates=True),
+        event("Optimizer.step#AdamW.step", 10, 90, "DeviceType.CUDA", annotates=True),
         event("dynbench::all_reduce", 40, 60, "DeviceType.CUDA"),
         event("aten::mm", 12, 13), event("gemm", 14, 24, "DeviceType.CUDA"),
     ]  # fmt: skip
