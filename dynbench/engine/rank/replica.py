@@ -187,7 +187,12 @@ def build_optimizer(parameters: Iterable[nn.Parameter], settings: Train) -> Opti
     assert settings.learning_rate != "auto", "resolved before the launch"
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": True}
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
+        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, **common)
+        if settings.precision == "fp16" and settings.momentum:
+            # torch's fused kernel leaves the momentum of a first step that overflows as it found that memory
+            for parameter in (each for group in sgd.param_groups for each in group["params"]):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     return (torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam)(parameters, **common)
 
 

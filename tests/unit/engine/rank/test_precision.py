@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dynbench.config.schema import Train
 from dynbench.engine.rank.clipping import Clipper
 from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.replica import build_optimizer
 from dynbench.sync.base import gradient_norm
 
 
@@ -73,3 +75,18 @@ def test_autocast_only_where_asked() -> None:
         assert (x @ x).dtype is torch.float32
     with Precision("bf16", torch.device("cpu")).autocast():
         assert (x @ x).dtype is torch.bfloat16
+
+
+def test_momentum_is_right_after_a_first_step_that_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernel writes no momentum then; what torch has it in is memory as it was found, 777 here."""
+    found = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: found(like, **options).fill_(777))
+    parameter = torch.nn.Parameter(torch.ones(3))
+    settings = Train(optimizer="sgd", momentum=0.9, learning_rate=0.1, weight_decay=0, precision="fp16")
+    optimizer = build_optimizer([parameter], settings)
+    optimizer.grad_scale = torch.tensor(1.0)
+    for gradient, overflowed in ((float("inf"), 1.0), (1.0, 0.0), (1.0, 0.0)):
+        parameter.grad = torch.full((3,), gradient)
+        optimizer.found_inf = torch.tensor(overflowed)
+        optimizer.step()
+    assert parameter.tolist() == pytest.approx([1 - 0.1 - 0.1 * 1.9] * 3)
