@@ -40,7 +40,10 @@ _WATCHDOG = "watchdog caught collective operation timeout"
 _LOG_END = 2**20
 """Bytes at the end of a log that are searched for it."""
 MEMORY_HINT = "Lower train.global_batch or workload.max_length, or set schedule.capacity."
-_NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
+_NO_MEMORY = (
+    *("out of memory", "status_alloc_failed", "can't allocate memory"),
+    *("cublas_status_not_initialized", "unable to find an engine"),  # of cuBLAS and cuDNN without room for workspaces
+)
 
 
 @dataclass(frozen=True, slots=True)
