@@ -20,8 +20,8 @@ OWN = (
 """Placeholders that only the sentences of this module use."""
 
 
-def compress_conclusion(speaker: Speaker) -> str:
-    """Bytes and quality of the arm that keeps the quality with the fewest bytes, its time here and over links."""
+def compress_sentences(speaker: Speaker) -> list[str]:
+    """Which arm keeps the quality with the fewest bytes, or that none is known to; its time here and over links."""
     subject = speaker.subject
     measure, found = qualities(subject)
     compared = {item.candidate: item for item in judged(subject)}
@@ -34,7 +34,7 @@ def compress_conclusion(speaker: Speaker) -> str:
     kept = {name: arm for name, arm in arms.items() if arm.judgement == "within" and _saves(arm)}
     if not kept:
         case = "unknown" if not arms else "open" if own["compress_names"] else "none"
-        return speaker.say(f"compressing.{case}", **own).strip()
+        return [speaker.say(f"compressing.{case}", **own).strip()]
     name = max(kept, key=lambda each: kept[each].compression or 0.0)
     launches = launches_of(subject)
     item, doubts = compared[name], doubts_of(subject, compared[name])
@@ -51,7 +51,7 @@ def compress_conclusion(speaker: Speaker) -> str:
         "doubts_hints": " ".join(dict.fromkeys(finding_texts(speaker.template, check)[-1] for check in doubts)),
     }
     keys = ["kept", "here", *(["links"] if own["chosen_links"] else []), *(["doubted"] if doubts else [])]
-    return " ".join(speaker.say(f"compressing.{key}", **own).strip() for key in keys)
+    return [speaker.say(f"compressing.{key}", **own).strip() for key in keys]
 
 
 def _saves(arm: Quality) -> bool:

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dynbench.analysis.finding import Finding
+from dynbench.analysis.metrics import lookup
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import interval, percent, ratio
 from dynbench.experiment.quality_answers import change_of, measure_text, qualities
-from dynbench.experiment.subject import Subject
+from dynbench.experiment.subject import Subject, whole
 from dynbench.plugins import STRATEGIES
 
 Training = Literal["same", "samples", "unproven", "leak", "untrained", "apart", "batch", "worse", "drift"]
@@ -64,7 +65,7 @@ def best_of(subject: Subject) -> ComparisonRecord | None:
     """The fastest of those found FASTER that are the same training, or else may be, or else are not.
 
     Without one found FASTER, the largest speed-up, of what is the same training and could be compared if any was. Arms
-    configured as the baseline is are left out: what they differ by is noise.
+    that do what the baseline does are left out: what they differ by is noise.
     """
 
     def merit(item: ComparisonRecord) -> tuple[bool, int, bool, bool, float]:
@@ -172,8 +173,18 @@ def _doubted(subject: Subject) -> bool:
 
 
 def judged(subject: Subject) -> list[ComparisonRecord]:
-    """The comparisons that say something of an arm: not those of arms configured alike, whose difference is noise."""
-    return [item for item in subject.comparisons if not item.aa]
+    """The comparisons that say something of an arm: not those of arms that do the same, whose difference is noise."""
+    return [item for item in subject.comparisons if not item.aa and not _only_compresses_later(subject, item)]
+
+
+def _only_compresses_later(subject: Subject, item: ComparisonRecord) -> bool:
+    """Whether a candidate differs in compression alone, which starts after its last step: it is a second baseline."""
+    first = whole(subject.arms.get(item.candidate, ()))[:1]
+    if not first or not all(key.startswith("compress.") for key in item.compared):
+        return False
+    start, steps = (first[0].config or {}).get("compress.start_step"), lookup(first[0].summary, "steps")
+    ran = None if steps is None else steps + (lookup(first[0].summary, "warmup_steps") or 0)
+    return isinstance(start, int) and ran is not None and 0 < ran <= start
 
 
 def _rank(training: Training) -> int:

@@ -98,7 +98,7 @@ def report_values(sources: Sources) -> Values:
     )
     speaker = Speaker(sources.subject, sources.template, values)
     values |= placeholders(speaker)
-    values |= {**_sentences(sources, values), **_answers(speaker, sources.solved)}
+    values |= {**_sentences(sources, values), **_answers(speaker, sources.solved), **_beside_time(speaker)}
     return values | {"chapters": ""}
 
 
@@ -194,7 +194,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     """The questions of the report, each with its numbers."""
     return {
         **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
-        "say.recommendation": _conclusion(speaker),
+        "say.recommendation": conclusion(speaker),
         "say.waste": waste_answers.waste_sentences(speaker),
         "say.strategies": strategy_answers.strategy_sentences(speaker),
         "say.buckets": bucket_answers.bucket_sentences(speaker),
@@ -250,12 +250,23 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     return {**said, "say.virtual": " ".join(part for part in (said["say.virtual"], shared) if part)}
 
 
-def _conclusion(speaker: Speaker) -> str:
-    """What to do: of compressors by bytes and quality, of all else by time."""
+def _beside_time(speaker: Speaker) -> Values:
+    """Abstract and conclusion where time is no answer: of compressors by bytes and quality, of steps by losses.
+
+    Empty for all else, and where nothing could be compared.
+    """
     best = best_of(speaker.subject)
-    if speaker.subject.question.name == "compress" and best is not None and best.verdict != Verdict.INCOMPARABLE:
-        return compress_answers.compress_conclusion(speaker)
-    return conclusion(speaker)
+    if best is None or best.verdict is Verdict.INCOMPARABLE:
+        return {}
+    match speaker.subject.question.name:
+        case "compress":
+            abstract, *more = compress_answers.compress_sentences(speaker)
+        case "steps":
+            abstract, more = steps_answers.judged_sentences(speaker), []
+        case _:
+            return {}
+    told = {"say.abstract": abstract, "say.recommendation": " ".join([abstract, *more])}
+    return {**told, "say.other": "", "say.doubts": ""}
 
 
 def _solve(solved: Solved | None) -> str:

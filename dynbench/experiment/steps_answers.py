@@ -20,7 +20,10 @@ LEAST = 1e-3
 """Part of the baseline's loss that counts as none."""
 OWN = tuple(
     f"cost.{what}"
-    for what in ("samples", "seeds", "times", "steps", "steps_interval", "rows", "rows_interval", "margin", "effect")
+    for what in (
+        *("samples", "seeds", "times", "steps", "steps_interval", "rows", "rows_interval"),
+        *("margin", "effect", "interval"),
+    )
 )
 """Placeholders that only the sentences of this module use."""
 
@@ -92,16 +95,27 @@ def steps_table(subject: Subject, template: Template) -> str:
 
 def steps_sentence(speaker: Speaker) -> str:
     """What each of the two does to the loss, as far as the launches tell; or why there is no telling."""
+    return " ".join(_sentences(speaker))
+
+
+def judged_sentences(speaker: Speaker) -> str:
+    """The same without the numbers before it: which of the two costs loss, by how much; or why there is no telling."""
+    told = _sentences(speaker)
+    return " ".join(told[1:] or told)
+
+
+def _sentences(speaker: Speaker) -> list[str]:
+    """The numbers, and what they come to of either effect; or one sentence, why there is no telling."""
     arms = _trained(speaker.subject)
     if arms is None:
-        return speaker.say("answers.steps.unknown")
+        return [speaker.say("answers.steps.unknown").strip()]
     known = list(arms.values())
     if len({arm.samples for arm in known}) > 1:
-        return speaker.say("answers.steps.unequal")
+        return [speaker.say("answers.steps.unequal").strip()]
     fewer = _effect((one, other) for one, other in product(known, known) if _only_fewer(one, other))
     rows = _effect((one, other) for one, other in product(known, known) if _only_rows(one, other))
     if fewer is None or rows is None:
-        return speaker.say("answers.steps.unknown")
+        return [speaker.say("answers.steps.unknown").strip()]
     margin = LEAST * fmean(arms[speaker.subject.baseline].losses.values())
     counts = sorted({arm.steps for arm in known})
     own = {
@@ -118,11 +132,12 @@ def steps_sentence(speaker: Speaker) -> str:
         speaker.say(
             f"answers.steps.{effect.judged(margin)}",
             cost_effect=speaker.template.label(f"answers.steps.of.{name}"),
+            cost_interval=_interval(effect),
             **own,
         ).strip()
         for name, effect in (("fewer", fewer), ("rows", rows))
     ]
-    return " ".join([speaker.say("answers.steps.effects", **own).strip(), *told])
+    return [speaker.say("answers.steps.effects", **own).strip(), *told]
 
 
 def _trained(subject: Subject) -> dict[str, Trained] | None:

@@ -26,11 +26,19 @@ def opening(language: str, key: str) -> str:
     return before.strip() or rest.partition("{{")[0].strip()
 
 
-def conclusion(store: RunStore, language: str) -> str:
+def chapter(store: RunStore, language: str, title: dict[str, str]) -> str:
     subject = find_subject(store, None)
     text = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
-    last = {"en": "## 6. Conclusion\n", "zh": "## 6. 结论\n"}[language]
-    return " ".join(text.partition(last)[2].partition("\n## ")[0].replace("\N{NO-BREAK SPACE}", " ").split())
+    found = text.partition(f"## {title[language]}\n")[2].partition("\n## ")[0]
+    return " ".join(found.replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+def abstract(store: RunStore, language: str) -> str:
+    return chapter(store, language, {"en": "Abstract", "zh": "摘要"})
+
+
+def conclusion(store: RunStore, language: str) -> str:
+    return chapter(store, language, {"en": "6. Conclusion", "zh": "6. 结论"})
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -182,9 +190,43 @@ def test_compressors_are_concluded_by_bytes_and_quality_not_by_hours(
     template = load_template(language)
     told = template.label(f"compressing.{case}").partition("{{")[0].strip()
     assert text.startswith(told) and "GPU" not in text
+    assert told in abstract(store, language) and "`fp16`" not in abstract(store, language)
     assert [name for name in times if f"`{name}`" in text] == ([chosen] if chosen else [])
     if chosen:
         assert times[chosen] == 4.0 and " 4 " in text and "0.333" in text
     subject = find_subject(store, None)
     page = render_report(subject, language, "md", subject.run.path)  # type: ignore[arg-type]  # a language
     assert template.label("headings.saved") not in page and "-2000" not in page
+
+
+@pytest.mark.parametrize(("start", "named"), [(30, "late"), (35, None)])
+def test_an_arm_that_never_compressed_is_not_judged(
+    store: RunStore, make_comparison: MakeComparison, start: int, named: str | None
+) -> None:
+    """Of 35 steps, 5 of them warm-up."""
+    late = {**INT8, "candidate": "late", "compared": {"compress.name": ["none", "int8"], "compress.start_step": [0, 1]}}
+    flags = {"late": {"compress.name": "int8", "compress.start_step": start}}
+    make_comparison({**late, "speedup": 1.5}, {**INT8, "speedup": 1.1}, flags=flags, question="compress")
+    best = best_of(find_subject(store, None))
+    assert best is not None and best.candidate == (named or "int8")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_steps_are_concluded_by_their_losses_not_by_time(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    """Half the steps cost 0.1 of a loss of 1, whichever seed; packing costs nothing."""
+    fewer = {"global_batch": 128, "steps": 12, "warmup_steps": 3}
+    many = {"global_batch": 64, "steps": 24, "warmup_steps": 6, "eval": {"loss": 1.0}}
+    packed = {"layout": "packed"}
+    costly = {"eval": {"loss": 1.1}}
+    summaries = {"rows": packed, "few": {**fewer, **costly}, "few_rows": {**packed, **fewer, **costly}}
+    arms = [{"candidate": name, "speedup": 1.08, "verdict": "AMBIGUOUS"} for name in summaries]
+    make_comparison(*arms, summary=many, summaries=summaries, launches=2, question="steps")
+    template = load_template(language)
+    for text in (abstract(store, language), conclusion(store, language)):
+        for effect, case in (("fewer", "costs"), ("rows", "none")):
+            name = template.label(f"answers.steps.of.{effect}")
+            told = template.label(f"answers.steps.{case}").replace("{{ cost.effect }}", name)
+            assert told.partition("{{")[0].strip() in text
+        assert "[+0.1000, +0.1000]" in text and "0.0010" in text and "1.08" not in text

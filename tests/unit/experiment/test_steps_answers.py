@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def judgements(text: str, language: str = "en") -> list[str]:
     for name in ("fewer", "rows"):
         effect = template.label(f"answers.steps.of.{name}")
         told = {case: template.label(f"answers.steps.{case}").replace("{{ cost.effect }}", effect) for case in CASES}
-        found += [case for case, said_so in told.items() if " ".join(said_so.split()) in text]
+        parts = {case: [part.strip() for part in re.split(r"{{.*?}}", said_so)] for case, said_so in told.items()}
+        found += [case for case, each in parts.items() if re.search(r"[^*]*".join(map(re.escape, each)), text)]
     return found
 
 
