@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.tables import format_interval, format_ratio, format_value
+from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Subject
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -24,7 +25,8 @@ def interval(comparison: ComparisonRecord) -> str | None:
 def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
     """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s).
 
-    None for equal arms, and for arms on different numbers of ranks: an hour of theirs is not as many GPU-hours.
+    None but for arms found FASTER, as no other verdict says that hours are saved, and for arms on different numbers of
+    ranks: an hour of theirs is not as many GPU-hours.
     """
     return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, subject) else None
 
@@ -52,7 +54,7 @@ def percent(fraction: float | None) -> str | None:
 
 
 def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
-    return not comparison.aa and subject.same_ranks(comparison)
+    return comparison.verdict is Verdict.FASTER and not comparison.aa and subject.same_ranks(comparison)
 
 
 def _saved(speed: float) -> float:

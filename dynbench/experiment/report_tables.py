@@ -68,7 +68,7 @@ def ranks_kind(subject: Subject, template: Template) -> str | None:
 
 COLUMNS: Mapping[str, Callable[[ComparisonRecord, Subject], str | None]] = {
     "recovered": lambda item, _: percent(item.recovered_share),
-    "saved": saved_hours,
+    "saved": lambda item, subject: saved_hours(item, subject) or "",
     "efficiency": lambda item, _: percent(item.efficiency),
 }
 """Columns of the table of comparisons that a question chooses from."""
@@ -88,7 +88,7 @@ def comparisons_table(subject: Subject, template: Template) -> str:
                 template.label(f"levels.{item.level}"),
                 ratio(item.speedup) or missing,
                 interval(item) or template.label("words.none"),
-                *(COLUMNS[column](item, subject) or missing for column in chosen),
+                *(missing if (text := COLUMNS[column](item, subject)) is None else text for column in chosen),
                 str(item.launches),
                 (loss_drift(item) if told else loss_difference(item)) or template.label("words.not_compared"),
             ]

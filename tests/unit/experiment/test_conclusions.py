@@ -8,6 +8,8 @@ import pytest
 
 from dynbench.analysis.checks.finding import Seen, worded
 from dynbench.experiment.conclusions import best_of, doubts_of, faster_otherwise, recommended, training_of
+from dynbench.experiment.formats import saved_hours
+from dynbench.experiment.report_tables import comparisons_table
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES, load_template
@@ -230,3 +232,32 @@ def test_steps_are_concluded_by_their_losses_not_by_time(
             told = template.label(f"answers.steps.{case}").replace("{{ cost.effect }}", name)
             assert told.partition("{{")[0].strip() in text
         assert "[+0.1000, +0.1000]" in text and "0.0010" in text and "1.08" not in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("question", [None, "sync"])
+@pytest.mark.parametrize(
+    ("verdict", "speedup", "ci95"),
+    [
+        ("AMBIGUOUS", 0.993, [0.5, 2.0]),
+        ("ESTIMATE", 0.993, None),
+        ("SAME", 1.003, [0.99, 1.01]),
+        ("SLOWER", 0.8, [0.7, 0.9]),
+    ],
+)
+def test_hours_are_saved_only_by_what_is_faster(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    verdict: str,
+    speedup: float,
+    ci95: list[float] | None,
+    question: str | None,
+    language: str,
+) -> None:
+    """A column of hours stays empty, and the conclusion has the ratio of the times."""
+    make_comparison({"verdict": verdict, "speedup": speedup, "ci95": ci95}, question=question)
+    text, subject = conclusion(store, language).partition("- ")[0], find_subject(store, None)
+    assert "1,000" not in text
+    assert f"{speedup:.3f}" in text and (ci95 is None or f"{ci95[0]:.3f}" in text)
+    (row,) = [line for line in comparisons_table(subject, load_template(language)).splitlines() if "partition" in line]
+    assert "|  |" in row and saved_hours(subject.comparisons[0], subject) is None
