@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup
+from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken
 from dynbench.analysis.waste_table import heading, mean_waste, waste_table
 from dynbench.experiment import report_texts as texts
@@ -52,23 +53,32 @@ def waste_sentences(speaker: Speaker) -> str:
 
 
 def waterfall_sentence(speaker: Speaker) -> str:
-    """What the best candidate gave back of the baseline's step, and what is left; empty where nothing tells."""
+    """What the best candidate gave back of the baseline's step, or took beyond it, and what is left.
+
+    Empty where nothing tells: the verdict is neither FASTER nor SLOWER, or the parts say the opposite of it.
+    """
     subject, best = speaker.subject, best_of(speaker.subject)
     if best is None:
         return ""
     before, after = (_times(subject.arms.get(name, ())) for name in (subject.baseline, best.candidate))
     if before is None or after is None:
         return ""
-    gains = {part: before[part] - after[part] for part in PARTS}
-    part, case = max(PARTS, key=gains.__getitem__), "gains"
+    gained = sum(before.values()) - sum(after.values())
+    if best.verdict is Verdict.FASTER and gained > 0:
+        case, gains = "gains", {part: before[part] - after[part] for part in PARTS}
+    elif best.verdict is Verdict.SLOWER and gained < 0:
+        case, gains = "costs", {part: after[part] - before[part] for part in PARTS}
+    else:
+        return ""
+    part = max(PARTS, key=gains.__getitem__)
     if gains[part] <= 0:
-        part, case = min(PARTS, key=gains.__getitem__), "costs"
+        return ""
     own = {
         "fall_name": f"`{best.candidate}`",
         "fall_before": number(sum(before.values())),
         "fall_after": number(sum(after.values())),
         "fall_part": heading(part, speaker.template.label),
-        "fall_change": number(abs(gains[part])),
+        "fall_change": number(gains[part]),
         "fall_left": number(sum(after.values()) - after["ideal"]),
     }
     return speaker.say(f"answers.waterfall.{case}", **own)
