@@ -106,6 +106,30 @@ def resumed(rank: int, after: int, overlap: int) -> float:
     return max(float((weights[name] - others[name]).abs().max()) for name in others)
 
 
+def stopped(rank: int, sync: str, steps: int) -> tuple[float, bool] | None:
+    """What the first rank gives alone that stopped after some steps, of which every fourth one was a meeting.
+
+    Returns:
+        How far it is from the weights after the meeting before, None where it gives nothing; whether the rank's own
+        weights have stayed.
+    """
+    with session(build_strategy(named(load_config(None, ["sync.inner_steps=4"]), sync, "none"), CPU)) as strategy:
+        torch.manual_seed(0)
+        module = strategy.wrap(nn.Linear(3, 3).double(), CPU)
+        step, met = stepper(strategy, module, rank), {}
+        for _ in range(steps):
+            step()
+            if strategy.row()["met_parameters"]:
+                met = deepcopy(module.state_dict())
+        own = deepcopy(module.state_dict())
+        given = strategy.state_alone() if rank == 0 else None
+        dist.barrier()
+        if given is None:
+            return None
+        stayed = all(torch.equal(own[name], tensor) for name, tensor in module.state_dict().items())
+        return max(float((given[name] - met[name]).abs().max()) for name in given), stayed
+
+
 def averaged(rank: int, piece: int) -> tuple[float, int, bool]:
     """An evaluation of ranks that have moved apart.
 

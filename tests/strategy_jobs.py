@@ -308,7 +308,7 @@ def state_of_the_first(rank: int, sync: str) -> list[str] | None:
     config = named(load_config(None, settings), sync, "none")
     with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
         Replica(config, Toy(), CPU, StepTimer(CPU), strategy)
-        state = strategy.full_state() if rank == 0 else None
+        state = strategy.state_alone() if rank == 0 else None
         dist.barrier()
     return None if state is None else sorted(state)
 

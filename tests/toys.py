@@ -105,7 +105,6 @@ class Sharding(Strategy):
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
-    collective_state: ClassVar[bool] = True
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -163,6 +162,9 @@ class Sharding(Strategy):
         state = state_on_cpu(self.model) if self.wire.rank == 0 else None
         self._release()
         return state
+
+    def state_alone(self) -> None:
+        pass
 
 
 class NormOfAShard(Sharding):

@@ -71,9 +71,6 @@ class Strategy(ABC):
     collective_forward: ClassVar[bool] = False
     """Whether every forward pass talks to the other ranks, so that all have to run equally many."""
 
-    collective_state: ClassVar[bool] = False
-    """Whether `full_state` talks to the other ranks; if not, the first rank may ask for it alone."""
-
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns that it adds to a rank's rows."""
 
@@ -169,11 +166,16 @@ class Strategy(ABC):
         yield self.model
 
     def full_state(self) -> dict[str, Tensor] | None:
-        """The whole model's state on rank 0, copied to the CPU; None on the others.
-
-        All ranks call it; the first one may do so alone where there is no `collective_state`.
-        """
+        """The whole model's state on rank 0, copied to the CPU; None on the others. All ranks call it."""
         return state_on_cpu(self.model) if self.wire.rank == 0 else None
+
+    def state_alone(self) -> dict[str, Tensor] | None:
+        """As `full_state`, but nothing is asked of the others, who may have stopped; the model may be an earlier one.
+
+        Returns:
+            None also on rank 0, where it has no whole trained model without them.
+        """
+        return self.full_state()
 
     def row(self) -> Mapping[str, object]:
         """The values of `columns` for the step that ended."""

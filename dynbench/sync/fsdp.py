@@ -26,7 +26,6 @@ class Fsdp(Strategy):
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
-    collective_state: ClassVar[bool] = True
     fills_models: ClassVar[bool] = True
     module: FullyShardedDDP
 
@@ -88,6 +87,9 @@ class Fsdp(Strategy):
             if self.wire.rank == 0:
                 state[name] = whole.to("cpu", copy=True)
         return state if self.wire.rank == 0 else None
+
+    def state_alone(self) -> None:
+        """No rank has it whole."""
 
     def close(self) -> None:
         """Let go of the module, which holds the process group."""

@@ -41,7 +41,6 @@ class LocalSteps(Strategy):
 
     equal_gradients: ClassVar[bool] = False
     steps_apart: ClassVar[bool] = True
-    collective_state: ClassVar[bool] = True
     columns: ClassVar[tuple[Column, ...]] = (
         Column("met_parameters", "integer", "", "Parameters that went on from their mean after this step."),
     )
@@ -49,7 +48,7 @@ class LocalSteps(Strategy):
     def _wrapped(self, model: nn.Module) -> nn.Module:
         share_model(model, self.wire)
         self._steps = 0
-        self._met = 0
+        self._met, self._has_met = 0, False
         self._fragments = [Fragment(named) for named in self._cut(trained_parameters(model))]
         return model
 
@@ -97,6 +96,7 @@ class LocalSteps(Strategy):
         for fragment in meeting:
             self._outer(fragment, self._received(fragment))
         self._met = sum(fragment.size for fragment in meeting)
+        self._has_met = self._has_met or self._met > 0
 
     def _received(self, fragment: Fragment) -> Tensor:
         with self.waiting():
@@ -115,10 +115,15 @@ class LocalSteps(Strategy):
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
         """The ranks' mean model, for as long as it is evaluated."""
-        own = [(parameter, parameter.detach().clone()) for _, parameter in trained_parameters(self.model)]
-        self._average()
-        try:
+        with self._putting_back():
+            self._average()
             yield self.model
+
+    @contextmanager
+    def _putting_back(self) -> Iterator[None]:
+        own = [(parameter, parameter.detach().clone()) for _, parameter in trained_parameters(self.model)]
+        try:
+            yield
         finally:
             with torch.no_grad():
                 for parameter, kept in own:
@@ -127,6 +132,16 @@ class LocalSteps(Strategy):
     def full_state(self) -> dict[str, Tensor] | None:
         """The ranks' mean model."""
         with self.evaluating():
+            return super().full_state()
+
+    @torch.no_grad()
+    def state_alone(self) -> dict[str, Tensor] | None:
+        """The model where the ranks last met; None before they have."""
+        if not self._has_met:
+            return None
+        with self._putting_back():
+            for fragment in self._fragments:
+                fragment.put(fragment.anchor)
             return super().full_state()
 
     @torch.no_grad()

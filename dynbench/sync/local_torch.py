@@ -32,3 +32,7 @@ class LocalSgdTorch(LocalSteps):
         with self.waiting():
             self._averager.average_parameters(self.model.parameters())
         self._met = sum(fragment.size for fragment in self._fragments) if meets else 0
+        if meets:
+            self._has_met = True
+            for fragment in self._fragments:
+                fragment.anchor = fragment.now()

@@ -35,7 +35,6 @@ class ParameterServer(Strategy):
     """
 
     equal_gradients: ClassVar[bool] = True
-    collective_state: ClassVar[bool] = True
     columns: ClassVar[tuple[Column, ...]] = (
         Column("messages", "integer", "", "Sent to other ranks in the step, and received from them."),
         Column("push_ms", "number", "ms", "Of a worker: pushing its gradients to the server."),
@@ -128,6 +127,10 @@ class ParameterServer(Strategy):
     def full_state(self) -> dict[str, Tensor] | None:
         """The server's."""
         self._push_buffers()
+        return super().full_state()
+
+    def state_alone(self) -> dict[str, Tensor] | None:
+        """The server's, with the buffers that workers pushed last."""
         return super().full_state()
 
     def row(self) -> Mapping[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from apart_jobs import MOMENTUM, RATE, SCALE, averaged, resumed, sent_and_met, streamed, trained_ahead
+from apart_jobs import MOMENTUM, RATE, SCALE, averaged, resumed, sent_and_met, stopped, streamed, trained_ahead
 from strategy_jobs import SETTINGS, STEPS
 from warm import RankError, WarmRanks
 
@@ -56,6 +56,13 @@ def test_a_mean_is_asked_for_so_many_steps_after_it_was_sent(ranks: WarmRanks, f
 @pytest.mark.parametrize("after", [3, 4, 6])
 def test_training_that_is_taken_up_anew_goes_the_same_way(ranks: WarmRanks, after: int, overlap: int) -> None:
     assert ranks(resumed, after, overlap) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("sync", [*APART, "local_sgd_torch"])
+def test_the_first_rank_alone_gives_the_model_where_ranks_last_met(ranks: WarmRanks, sync: str) -> None:
+    assert ranks(stopped, sync, 7) == [(0.0, True), None]
+    if sync in APART:
+        assert ranks(stopped, sync, 3) == [None, None], "they have not met"
 
 
 def test_the_mean_model_is_made_piece_by_piece(ranks: WarmRanks) -> None:

@@ -44,8 +44,8 @@ class ArmLoop:
         average_statistics(self.replica.strategy.model, trained, sum_over_ranks)
 
     def is_between_steps(self) -> bool:
-        """Whether the weights are those of the last whole step."""
-        return not self.replica.stepping
+        """Whether what `interrupted` keeps is whole: the weights of the last step, or those where ranks last met."""
+        return not self.replica.stepping or self.replica.strategy.steps_apart
 
     def interrupted(self, step: int) -> None:
         """Keep what there is after `step`, the last one that a signal left time for: statistics of this rank's own."""

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from dynbench.config.schema import Config
 from dynbench.runs.atomic import settle_folder
 from dynbench.sync.base import Strategy
@@ -54,25 +56,32 @@ class Keeper:
         self._save(step, strategy, names)
 
     def interrupted(self, step: int, strategy: Strategy) -> None:
-        """Save the model as `step` left it, the last one of a run that was asked to stop.
+        """Save the last model that this rank has whole, of a run that was asked to stop after `step`.
 
-        Ranks stop each after a step of its own, so that nothing may be asked of the others: a model that takes all of
-        them to give is not kept.
+        Ranks stop each after a step of its own, so that nothing may be asked of the others.
         """
-        if self._saves is not None and strategy.collective_state:
+        if self._saves is None or self._folder is None:
+            return
+        state = strategy.state_alone()
+        if state is None:
             _log.warning("stopped after step %d: model/%s is not kept, as it takes all ranks to give it", step, LAST)
         else:
-            self._save(step, strategy, [LAST])
+            self._write(step, state, [LAST])
 
     def _save(self, step: int, strategy: Strategy, names: Sequence[str]) -> None:
         if self._saves is None or not names:
             return
         state = strategy.full_state()
-        if state is not None and self._folder is not None:
-            self._folder.mkdir(exist_ok=True)
-            for name in names:
-                self._saves.save(self._folder / name, state)
-            _log.info("step %d: the model is saved as %s", step, " and ".join(names))
+        if state is not None:
+            self._write(step, state, names)
+
+    def _write(self, step: int, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        if self._saves is None or self._folder is None:
+            return
+        self._folder.mkdir(exist_ok=True)
+        for name in names:
+            self._saves.save(self._folder / name, state)
+        _log.info("step %d: the model is saved as %s", step, " and ".join(names))
 
 
 def _worth(found: Mapping[str, float | None]) -> float:
