@@ -19,10 +19,10 @@ from dynbench.kernels.leak_check import (
     HALF_TOLERANCE,
     TOLERANCE,
     Pass,
+    alone_pass,
     compare,
     evaluating,
     observe,
-    padded_pass,
 )
 from dynbench.kernels.packed_models import KNOWN, Arguments, Keywords, Model, architecture_of, pooled
 from dynbench.kernels.packed_rows import Boundaries
@@ -65,7 +65,7 @@ def use_flattened_rows(model: Model, *, use_cache: bool = False) -> Model:
             switches that off; transformers' Trainer does.
 
     Raises:
-        UsageError: a model whose head, or whose padded batches, are not known.
+        UsageError: a model whose head is not known.
     """
     known, prepared = architecture_of(model), _as_any(model)
     told: list[Boundaries] = []
@@ -109,7 +109,7 @@ def look_at_flattened_rows(
     row = {name: value.to(device) for name, value in flattened_row(samples, first_position(model.config)).items()}
     precisions = {"fp32": None} | ({} if autocast is None else {str(autocast).removeprefix("torch."): autocast})
     with evaluating(model):
-        padded = observe(model, padded_pass(model, row["input_ids"], boundaries))
+        alone = observe(model, alone_pass(model, row["input_ids"], boundaries))
         use_flattened_rows(model, use_cache=use_cache)
         passes = {
             precision: observe(
@@ -119,7 +119,7 @@ def look_at_flattened_rows(
             )
             for precision, dtype in precisions.items()
         }
-    found = {precision: compare(seen, padded, boundaries.lengths) for precision, seen in passes.items()}
+    found = {precision: compare(seen, alone, boundaries.lengths) for precision, seen in passes.items()}
     tolerances = {precision: TOLERANCE if dtype is None else HALF_TOLERANCE for precision, dtype in precisions.items()}
     faults = {precision: fault for precision, seen in found.items() if (fault := seen.fault(tolerances[precision]))}
     shown = next(iter(faults), "fp32")

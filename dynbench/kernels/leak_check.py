@@ -1,7 +1,7 @@
 """Proof on samples of the user's own that those of a packed row do not see each other.
 
 The gradient of one sample's output to the embeddings of all others has to be exactly zero, and outputs and gradients
-have to agree with those of the samples padded, in fp32 without dropout. Where the run's precision is another, and with
+have to agree with those of each sample alone, in fp32 without dropout. Where the run's precision is another, and with
 it perhaps the kernel, the zeros are asked for in that one too: of the kernel that takes the dropout of training and of
 the one without, which evaluation runs, both dropping nothing.
 """
@@ -40,7 +40,7 @@ class Observed:
 
     Args:
         outputs: of each sample.
-        gradients: of each sample's output to all embeddings, [rows, tokens, channels].
+        gradients: of each sample's output to all embeddings of the pass that it came of, [rows, tokens, channels].
         of_parameters: of all outputs together to every parameter, zeros where there is none, all in one.
     """
 
@@ -51,7 +51,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far a packed pass is from a padded one."""
+    """How far a packed pass is from those of the samples alone."""
 
     foreign_gradient: float = 0.0
     """Largest gradient of a sample's output to another sample's embeddings."""
@@ -72,14 +72,14 @@ class Seen:
             return f"the gradient of a sample's output to another sample's embeddings is {seen}, not 0"
         for what, difference in (("outputs", self.output_difference), ("gradients", self.gradient_difference)):
             if not difference <= tolerance:
-                return f"{what} differ from those of padded samples by {difference:.3g}, {tolerance:g} allowed"
+                return f"{what} differ from those of each sample alone by {difference:.3g}, {tolerance:g} allowed"
         return None
 
 
 def check_packed_rows(
     model: nn.Module, samples: Sequence[Sequence[int]], autocast: torch.dtype | None = None
 ) -> dict[str, object]:
-    """Compare a model on samples packed with itself on the same samples padded; it takes packed rows afterwards.
+    """Compare a model on samples packed with itself on each of them alone; it takes packed rows afterwards.
 
     Args:
         model: of transformers, in fp32 on its device, not prepared yet.
@@ -105,7 +105,7 @@ def check_packed_rows(
     lengths = boundaries.lengths
     kernels: dict[str, list[str]] = {}
     with evaluating(model):
-        padded = observe(model, padded_pass(model, row, boundaries))
+        alone = observe(model, alone_pass(model, row, boundaries))
         use_packed_rows(model)
 
         def seen_in(dtype: torch.dtype | None, tolerance: float) -> Seen:
@@ -117,7 +117,7 @@ def check_packed_rows(
                 arranged = replace(boundaries, arrangement=arrangement, checked=ran)
                 with as_in_training(model) if drops else nullcontext():
                     half = None if dtype is None else torch.autocast(device.type, dtype=dtype)
-                    seen = seen.worst(compare(observe(model, packed_pass(model, row, arranged), half), padded, lengths))
+                    seen = seen.worst(compare(observe(model, packed_pass(model, row, arranged), half), alone, lengths))
             kernels[precision] = sorted(ran)
             fault = seen.fault(tolerance)
             if fault is not None:
@@ -139,20 +139,16 @@ def check_packed_rows(
     }
 
 
-def padded_pass(model: Any, row: Tensor, boundaries: Boundaries) -> Pass:
-    """The samples of a packed row [1, T] padded, through a model that was not prepared."""
-    pad_id = getattr(model.config, "pad_token_id", None) or 0
-    tokens = torch.full(boundaries.valid.shape, pad_id, device=row.device)
-    tokens[boundaries.valid] = row[0]
-    given = {"input_ids": tokens, "attention_mask": boundaries.valid.long()}
+def alone_pass(model: Any, row: Tensor, boundaries: Boundaries) -> Pass:
+    """Each sample of a packed row [1, T] alone, through a model that was not prepared.
+
+    Not padded: where positions depend on the longest sample that comes with one (dynamic RoPE), padded batches are
+    wrong in the same way as rows.
+    """
+    samples = torch.split(row, list(boundaries.lengths), dim=1)
     if not architecture_of(model).causal:
-        return lambda: list(model(**given).logits)
-
-    def states() -> Sequence[Tensor]:
-        found = model.base_model(**given, use_cache=False).last_hidden_state
-        return [each[:length] for each, length in zip(found, boundaries.lengths, strict=True)]
-
-    return states
+        return lambda: [model(input_ids=sample).logits[0] for sample in samples]
+    return lambda: [model.base_model(input_ids=sample, use_cache=False).last_hidden_state[0] for sample in samples]
 
 
 def packed_pass(model: Any, row: Tensor, boundaries: Boundaries) -> Pass:
@@ -169,8 +165,8 @@ def observe(model: Any, forward: Pass, precision: AbstractContextManager[object]
     Each sample's output is weighed by numbers that depend on its place alone, so that passes can be compared.
 
     Args:
-        model: of transformers, in evaluation mode; the pass embeds its tokens once.
-        forward: runs it.
+        model: of transformers, in evaluation mode.
+        forward: runs it; tokens are embedded once, or once for each sample.
         precision: in which it is run.
     """
     embedded: list[Tensor] = []
@@ -185,9 +181,11 @@ def observe(model: Any, forward: Pass, precision: AbstractContextManager[object]
             outputs = list(forward())
     finally:
         handle.remove()
-    (states,) = embedded
     scores = [(output * _weights(place, output)).sum() for place, output in enumerate(outputs)]
-    gradients = [torch.autograd.grad(score, states, retain_graph=True)[0] for score in scores]
+    gradients = [
+        torch.autograd.grad(score, embedded[place % len(embedded)], retain_graph=True)[0]
+        for place, score in enumerate(scores)
+    ]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(torch.stack(scores).sum(), parameters, allow_unused=True)
     whole = [torch.zeros_like(each) if one is None else one for each, one in zip(parameters, found, strict=True)]
@@ -199,12 +197,12 @@ def _weights(place: int, output: Tensor) -> Tensor:
     return drawn.to(output.device, output.dtype)
 
 
-def compare(packed: Observed, padded: Observed, lengths: Sequence[int]) -> Seen:
-    """How far a packed pass is from a padded one.
+def compare(packed: Observed, apart: Observed, lengths: Sequence[int]) -> Seen:
+    """How far a packed pass is from one that keeps samples apart.
 
     Args:
         packed: its gradients are of one row, [1, T, channels].
-        padded: its gradients are of a row for each sample, [n, L, channels].
+        apart: its gradients are of each sample alone, [1, length, channels], or of padded samples, [n, L, channels].
         lengths: tokens of each sample, by which they are told apart: not what the packed pass was given.
     """
     foreign, own, theirs, end = 0.0, [], [], 0
@@ -213,11 +211,9 @@ def compare(packed: Observed, padded: Observed, lengths: Sequence[int]) -> Seen:
         gradient = packed.gradients[place][0]
         foreign = _larger((foreign, _largest((gradient[:begin], gradient[end:]))))
         own.append(gradient[begin:end])
-        theirs.append(padded.gradients[place][place, :length])
-    of_parameters = float((packed.of_parameters - padded.of_parameters).norm() / padded.of_parameters.norm())
-    return Seen(
-        foreign, _difference(packed.outputs, padded.outputs), _larger((_difference(own, theirs), of_parameters))
-    )
+        theirs.append(apart.gradients[place][place % len(apart.gradients[place]), :length])
+    of_parameters = float((packed.of_parameters - apart.of_parameters).norm() / apart.of_parameters.norm())
+    return Seen(foreign, _difference(packed.outputs, apart.outputs), _larger((_difference(own, theirs), of_parameters)))
 
 
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

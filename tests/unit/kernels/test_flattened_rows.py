@@ -48,8 +48,9 @@ def test_a_language_model_without_a_cache_keeps_samples_apart(name: str) -> None
     assert 0 < found["gradient_difference"] < TOLERANCE
 
 
-def test_with_its_cache_gpt2_does_not_notice_the_samples_of_a_row() -> None:
-    found = look_at_flattened_rows(tiny_model("gpt2"), SAMPLES, use_cache=True)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_with_its_cache_a_language_model_does_not_notice_the_samples_of_a_row(name: str) -> None:
+    found = look_at_flattened_rows(tiny_model(name), SAMPLES, use_cache=True)
     assert found["foreign_gradient"] > TOLERANCE and "fp32" in str(found["leak"])
 
 

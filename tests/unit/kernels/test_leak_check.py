@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynbench.errors import LeakFound, UsageError
 from dynbench.kernels import Boundaries, check_packed_rows, packed_attention, use_packed_rows
-from dynbench.kernels.leak_check import TOLERANCE, Seen, compare, observe, packed_pass, padded_pass
+from dynbench.kernels.leak_check import TOLERANCE, Seen, alone_pass, compare, observe, packed_pass
 from dynbench.kernels.packed_models import KNOWN
 
 SAMPLES = tokens()
@@ -23,7 +23,7 @@ STATES = Callable[..., Sequence[Tensor]]
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_packed_is_what_padded_is(name: str) -> None:
+def test_packed_is_what_each_sample_alone_is(name: str) -> None:
     model = tiny_model(name)
     found = check_packed_rows(model, SAMPLES[::-1], autocast=torch.bfloat16)
     assert found["lengths"] == sorted(LENGTHS) and found["precisions"] == ["fp32", "bfloat16"]
@@ -34,11 +34,11 @@ def test_packed_is_what_padded_is(name: str) -> None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_in_float64_nothing_differs_but_the_last_digits(name: str) -> None:
     model = tiny_model(name).double()
-    padded = observe(model, padded_pass(model, ROW, BOUNDARIES))
+    alone = observe(model, alone_pass(model, ROW, BOUNDARIES))
     use_packed_rows(model)
     for arrangement in ("by_length", "repadded"):
         packed = observe(model, packed_pass(model, ROW, replace(BOUNDARIES, arrangement=arrangement)))
-        assert compare(packed, padded, LENGTHS).fault(1e-12) is None
+        assert compare(packed, alone, LENGTHS).fault(1e-12) is None
 
 
 def all_states(model: Any, row: Tensor = ROW, **given: Any) -> Sequence[Tensor]:
@@ -112,10 +112,10 @@ def test_a_boundary_off_by_one_is_found(name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", [name for name in CHANGES if name not in CAUSAL and "mean" not in name])
 def test_a_head_that_reads_the_token_beside_its_own_is_found(name: str) -> None:
     model = tiny_model(name)
-    padded = observe(model, padded_pass(model, ROW, BOUNDARIES))
+    alone = observe(model, alone_pass(model, ROW, BOUNDARIES))
     use_packed_rows(model)
     wrong = Boundaries((2, 2, *LENGTHS[2:]))
-    assert compare(observe(model, packed_pass(model, ROW, wrong)), padded, LENGTHS).fault() is not None
+    assert compare(observe(model, packed_pass(model, ROW, wrong)), alone, LENGTHS).fault() is not None
 
 
 @pytest.mark.parametrize("name", ["modernbert, first token", "modernbert, mean"])
@@ -123,8 +123,21 @@ def test_a_window_that_is_not_kept_is_found(name: str, monkeypatch: pytest.Monke
     assert max(LENGTHS) > WINDOW
     attend = packed_attention.attend
     monkeypatch.setattr(packed_attention, "attend", lambda *given, window, **more: attend(*given, window=None, **more))
-    with pytest.raises(LeakFound, match="differ from those of padded samples"):
+    with pytest.raises(LeakFound, match="differ from those of each sample alone"):
         check_packed_rows(tiny_model(name), SAMPLES)
+
+
+@pytest.mark.parametrize("longest", [12, 24])
+def test_positions_that_depend_on_the_longest_sample_are_found(longest: int) -> None:
+    """Rows and padded batches shift them alike."""
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    model = tiny_model("llama", max_position_embeddings=12, rope_parameters=dynamic)
+    samples = [*SAMPLES, tokens((longest,))[0]]
+    if longest == 12:
+        check_packed_rows(model, samples)
+        return
+    with pytest.raises(LeakFound, match="outputs differ from those of each sample alone"):
+        check_packed_rows(model, samples)
 
 
 def test_what_is_no_number_is_a_fault() -> None:
@@ -169,7 +182,7 @@ def test_the_kernels_of_training_and_of_evaluation_are_both_checked(
 
 def test_attention_that_parameters_do_not_reach_is_a_fault_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_attention, "attend", lambda query, key, value, boundaries, **_: value)
-    with pytest.raises(LeakFound, match="differ from those of padded samples"):
+    with pytest.raises(LeakFound, match="differ from those of each sample alone"):
         check_packed_rows(tiny_model("bert"), SAMPLES)
 
 
