@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 
@@ -24,11 +25,14 @@ FLAGS = ("flat", "overlap", "bucketed")
 used."""
 EXPLAINS = 0.5
 """Part of the variance of the overheads below which the model explains too little to say anything."""
+CLOSE = 0.1
+"""By which part computing and sending may differ to count as equally long."""
 ROUNDING = 1e-9
 """Part of the largest overhead below which a part of the model is none."""
 _OF_STRATEGY: Mapping[str, str] = {"flat": "one", "overlap": "parameter"}
 ONE, PARAMETER = "one", "parameter"
 
+Assumption = Literal["alike", "computing", "sending", "assumed"]
 Summaries = Sequence[Mapping[str, object]]
 
 
@@ -48,6 +52,20 @@ class BucketPoint:
     step_ms: float
     against_null: bool
     """Whether the overhead is against a step without communication."""
+    compute_ms: float | None = None
+    """Forward and backward passes of a step."""
+    transfer_ms: float | None = None
+    """What its all-reduces take while they transfer."""
+
+    @property
+    def assumption(self) -> Assumption:
+        """Whether computing takes as long as sending, or which of them longer; `assumed` where that is not known."""
+        compute, transfer = self.compute_ms, self.transfer_ms
+        if compute is None or transfer is None:
+            return "assumed"
+        if abs(compute - transfer) <= CLOSE * max(compute, transfer):
+            return "alike"
+        return "computing" if compute > transfer else "sending"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +112,18 @@ def bucket_point(arm: str, config: Mapping[str, object], summaries: Summaries) -
     size = _OF_STRATEGY.get(name) or str(config.get("sync.bucket_mb"))
 
     def mean(key: str) -> float | None:
-        values = [value for summary in summaries if (value := lookup(summary, f"{key}.mean")) is not None]
+        values = [value for summary in summaries if (value := lookup(summary, key)) is not None]
         return fmean(values) if values else None
 
-    calls, total, step = mean("collectives"), mean("bytes_raw"), mean("step_time_ms")
-    beyond, exposed = mean("exposed_vs_null_ms"), mean("exposed_comm_ms")
+    calls, total, step = mean("collectives.mean"), mean("bytes_raw.mean"), mean("step_time_ms.mean")
+    beyond, exposed = mean("exposed_vs_null_ms.mean"), mean("exposed_comm_ms.mean")
+    computing = mean("time_ms.compute"), mean("comm_transfer_ms.mean")
     overhead = exposed if beyond is None else beyond
     if calls is None or not total or step is None or overhead is None or lookup(summaries[0], "workers") == 1:
         return None
     sent = max(1.0, calls - (name in FLAGS))
-    return BucketPoint(arm, ONE if size == "none" else size, sent, total, overhead, step, beyond is not None)
+    size = ONE if size == "none" else size
+    return BucketPoint(arm, size, sent, total, overhead, step, beyond is not None, *computing)
 
 
 def sizes_differ(points: Sequence[BucketPoint]) -> bool:
@@ -128,6 +148,27 @@ def fit_buckets(points: Sequence[BucketPoint]) -> BucketFit | None:
     return BucketFit(
         total, float(call_ms), 1 / float(ms_per_byte) if ms_per_byte else None, 1 - left / spread if spread else None
     )
+
+
+def fewest(points: Sequence[BucketPoint]) -> BucketPoint:
+    """The arm with the fewest buckets; of several, the one with the least overhead."""
+    return min(points, key=lambda point: (round(point.calls), point.overhead_ms))
+
+
+def fastest(points: Sequence[BucketPoint]) -> BucketPoint:
+    """The arm whose step takes least."""
+    return min(points, key=lambda point: point.step_ms)
+
+
+def bears_out(points: Sequence[BucketPoint], fit: BucketFit) -> bool:
+    """Whether the arms bear the model out, so that its curve is drawn and its best size named.
+
+    It explains them, computing takes as long as sending in the fastest, as it assumes, and the arm that is nearest its
+    best size, if it has one, is measured below the one with the fewest buckets.
+    """
+    if not fit.explains or fastest(points).assumption != "alike":
+        return False
+    return fit.best_bytes is None or nearest(points, fit.best_bytes).overhead_ms < fewest(points).overhead_ms
 
 
 def nearest(points: Sequence[BucketPoint], size_bytes: float) -> BucketPoint:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dynbench.analysis.buckets import (
     EXPLAINS,
     ONE,
     PARAMETER,
     BucketFit,
     BucketPoint,
+    bears_out,
     bucket_point,
+    fastest,
+    fewest,
     fit_buckets,
     nearest,
     sizes_differ,
 )
 from dynbench.analysis.metrics import lookup
+from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import interval, number, ratio
 from dynbench.experiment.subject import Subject, mean_of, whole
@@ -24,12 +30,10 @@ OWN = tuple(
     f"bucket.{what}"
     for what in (
         *("least", "least_ms", "most", "most_ms", "s", "o", "w", "r2", "best", "near", "near_size", "near_ms"),
-        *("near_fit", "near_step", "limit", "compute", "transfer", "speed"),
+        *("near_fit", "near_step", "limit", "compute", "transfer", "speed", "counts", "fewest", "fewest_ms", "untold"),
     )
 )
 """Placeholders that only the sentences of this module use."""
-CLOSE = 0.1
-"""By which part computing and sending may differ to count as equally long."""
 
 
 def points_of(subject: Subject) -> list[BucketPoint]:
@@ -77,10 +81,8 @@ def bucket_sentences(speaker: Speaker) -> str:
     fit, points = _fit(subject), points_of(subject)
     if not buckets_told(subject) or fit is None:
         return ""
-    least, most = (choose(points, key=lambda point: point.step_ms) for choose in (min, max))
-    arm = subject.arms[least.arm]
-    compute, transfer = mean_of(arm, "time_ms.compute"), mean_of(arm, "comm_transfer_ms.mean")
-    one = min(points, key=lambda point: point.calls)
+    least, most, one = fastest(points), max(points, key=lambda point: point.step_ms), fewest(points)
+    untold = _untold(subject, least, points)
     own: dict[str, str | None] = {
         "bucket_least": f"`{least.arm}`",
         "bucket_least_ms": number(least.step_ms),
@@ -90,18 +92,21 @@ def bucket_sentences(speaker: Speaker) -> str:
         "bucket_o": number(fit.call_ms),
         "bucket_w": None if fit.bytes_per_ms is None else number(fit.bytes_per_ms / 1e6),
         "bucket_r2": None if fit.r_squared is None else f"{fit.r_squared:.2f}",
+        "bucket_counts": str(len({round(point.calls) for point in points})),
         "bucket_speed": _speed(subject, one.arm),
-        "bucket_compute": number(compute),
-        "bucket_transfer": number(transfer),
+        "bucket_fewest": f"`{one.arm}`",
+        "bucket_fewest_ms": number(one.overhead_ms),
+        "bucket_compute": number(least.compute_ms),
+        "bucket_transfer": number(least.transfer_ms),
+        "bucket_untold": ", ".join(f"`{name}`" for name in untold),
     }
-    lines = [speaker.say("answers.buckets.ends", **own)]
+    ends = ["ends", *(["untold"] if untold else []), "launched"]
+    lines = [" ".join(speaker.say(f"answers.buckets.{key}", **own).strip() for key in ends)]
     if not fit.explains:
         varies = "poor" if fit.r_squared is not None else "alike_overheads"
         return "\n\n".join([*lines, speaker.say(f"answers.buckets.{varies}", bucket_limit=f"{EXPLAINS:g}", **own)])
     lines.append(speaker.say("answers.buckets.from", **own))
-    if fit.best_bytes is None:
-        lines.append(speaker.say(f"answers.buckets.{'no_call' if not fit.call_ms else 'no_bandwidth'}", **own))
-    else:
+    if fit.best_bytes is not None:
         near = nearest(points, fit.best_bytes)
         own |= {
             "bucket_best": number(mib(fit.best_bytes)),
@@ -111,18 +116,19 @@ def bucket_sentences(speaker: Speaker) -> str:
             "bucket_near_fit": number(fit.overhead_ms(near.calls)),
             "bucket_near_step": number(near.step_ms),
         }
-        lines.append(speaker.say("answers.buckets.best", **own))
-    lines.append(speaker.say(f"answers.buckets.{_expected(compute, transfer)}", **own))
-    return "\n\n".join(lines)
+    if not bears_out(points, fit):
+        keys = ["contradicted" if least.assumption == "alike" else least.assumption]
+    else:
+        keys = ["best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call", "alike"]
+    return "\n\n".join([*lines, *(speaker.say(f"answers.buckets.{key}", **own) for key in keys)])
 
 
-def _expected(compute: float | None, transfer: float | None) -> str:
-    """Which text says whether the assumption held: computing takes as long as sending."""
-    if compute is None or transfer is None:
-        return "assumed"
-    if abs(compute - transfer) <= CLOSE * max(compute, transfer):
-        return "alike"
-    return "computing" if compute > transfer else "sending"
+def _untold(subject: Subject, least: BucketPoint, points: Sequence[BucketPoint]) -> list[str]:
+    """The other arms in buckets that launches do not tell from the one whose step takes least."""
+    judged = [*subject.comparisons, *(pair for pair in subject.pairs if pair.spread != "pooled")]
+    slower = {(item.candidate, item.baseline) for item in judged if item.verdict is Verdict.SLOWER}
+    slower |= {(item.baseline, item.candidate) for item in judged if item.verdict is Verdict.FASTER}
+    return [point.arm for point in points if point is not least and (point.arm, least.arm) not in slower]
 
 
 def _fit(subject: Subject) -> BucketFit | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.buckets import EXPLAINS, bucket_point, fit_buckets, size_of, sizes_differ
+from dynbench.analysis.buckets import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
 from dynbench.analysis.communication import communication_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
@@ -17,7 +17,7 @@ from dynbench.units import mib
 
 
 def bucket_overhead(arms: Sequence[ArmView]) -> style.Drawing | None:
-    """One marker per arm; where the model explains enough, its curve and the number of buckets at which it is least.
+    """One marker per arm; where the arms bear the model out, its curve and the number of buckets at which it is least.
 
     Returns:
         None where arms do not have several numbers of buckets.
@@ -29,16 +29,19 @@ def bucket_overhead(arms: Sequence[ArmView]) -> style.Drawing | None:
         return None
     beyond = all(point.against_null for point in points)
     meaning = "beyond a step without communication" if beyond else "after the last gradient"
-    best = fit.best_bytes if fit.explains else None
+    drawn = bears_out(points, fit)
+    best = fit.best_bytes if drawn else None
     model = "Line: n*o + s/(n*w), fitted; it assumes that computing a bucket takes as long as sending it."
     if not fit.explains:
         r_squared = "none" if fit.r_squared is None else f"{fit.r_squared:.2f}"
         model = f"No line: n*o + s/(n*w) fits too badly (R² {r_squared}; at least {EXPLAINS:g} is asked for)."
+    elif not drawn:
+        model = "No line: n*o + s/(n*w) assumes computing a bucket to take as long as sending it: not borne out here."
     least = "" if best is None else f" Dotted: its least, buckets of {mib(best):.3g} MiB."
     note = f"Overhead: {meaning}, mean over launches. {model}{least}"
     figure, (axes,) = style.new_figure("Overhead over the number of buckets", caption([arm for arm, _ in found], note))
     calls = np.array([point.calls for point in points])
-    if fit.explains:
+    if drawn:
         curve = np.geomspace(calls.min(), calls.max(), 200)
         axes.plot(curve, [fit.overhead_ms(each) for each in curve], color=style.INK, linewidth=1, label="fitted")
     for index, point in enumerate(points):
@@ -58,7 +61,7 @@ def bucket_overhead(arms: Sequence[ArmView]) -> style.Drawing | None:
                 "arm": [point.arm for point in points],
                 "buckets": calls,
                 "overhead_ms": [point.overhead_ms for point in points],
-                "fitted_ms": [fit.overhead_ms(point.calls) if fit.explains else None for point in points],
+                "fitted_ms": [fit.overhead_ms(point.calls) if drawn else None for point in points],
                 "step_ms": [point.step_ms for point in points],
             },
             schema_overrides={"fitted_ms": pl.Float64},
@@ -72,6 +75,7 @@ def _facts(arm: ArmView) -> list[dict[str, object]]:
         {
             "step_time_ms": {"mean": run.measured["step_time_max_ms"].mean()},
             "exposed_comm_ms": {"mean": run.measured["exposed_comm_ms"].mean()},
+            "time_ms": {"compute": run.measured["compute_ms_mean"].mean()},
             "workers": run.workers,
             **communication_of(run),
         }

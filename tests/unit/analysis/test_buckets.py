@@ -10,7 +10,7 @@ import matplotlib
 import pytest
 from matplotlib.text import Text
 
-from dynbench.analysis.buckets import EXPLAINS, BucketPoint, bucket_point, fit_buckets, nearest
+from dynbench.analysis.buckets import EXPLAINS, BucketPoint, bears_out, bucket_point, fit_buckets, nearest
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.buckets import bucket_overhead
 from dynbench.analysis.figures.views import ArmView
@@ -23,7 +23,7 @@ CALLS = (1, 4, 10, 50, 161)
 
 def points(call_ms: float, bytes_per_ms: float, calls: tuple[int, ...] = CALLS) -> list[BucketPoint]:
     return [
-        BucketPoint(f"n{n}", "25.0", n, TOTAL, n * call_ms + TOTAL / n / bytes_per_ms, 500.0, against_null=True)
+        BucketPoint(f"n{n}", "25.0", n, TOTAL, n * call_ms + TOTAL / n / bytes_per_ms, 500.0, True, 50.0, 50.0)
         for n in calls
     ]
 
@@ -54,14 +54,25 @@ def unruly() -> list[BucketPoint]:
     return [dataclasses.replace(point, overhead_ms=ms) for point, ms in zip(points(0.5, 1e6), UNRULY, strict=True)]
 
 
-@pytest.mark.parametrize("good", [True, False])
-def test_a_bad_fit_has_neither_curve_nor_optimum(
-    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, good: bool
+def unequal() -> list[BucketPoint]:
+    return [dataclasses.replace(point, compute_ms=200.0) for point in points(0.5, 1e6)]
+
+
+@pytest.mark.parametrize(
+    ("found", "good", "explains"),
+    [(points(0.5, 1e6), True, True), (unruly(), False, False), (unequal(), False, True)],
+    ids=["borne out", "bad fit", "assumption fails"],
+)
+def test_what_arms_do_not_bear_out_has_neither_curve_nor_optimum(
+    make_run: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    found: list[BucketPoint],
+    good: bool,
+    explains: bool,
 ) -> None:
-    found = points(0.5, 1e6) if good else unruly()
     fit = fit_buckets(found)
     assert fit is not None and fit.r_squared is not None and fit.best_bytes is not None
-    assert fit.explains == good == (fit.r_squared >= EXPLAINS)
+    assert fit.explains == explains == (fit.r_squared >= EXPLAINS) and bears_out(found, fit) == good
     by_arm = {point.arm: dataclasses.replace(point, size=f"{place}") for place, point in enumerate(found, start=1)}
     monkeypatch.setattr("dynbench.analysis.figures.buckets.bucket_point", lambda arm, *_: by_arm[arm])
     run = merge_run(make_run())
@@ -75,7 +86,7 @@ def test_a_bad_fit_has_neither_curve_nor_optimum(
         f"{fit.best_bytes / 2**20:.3g} MiB",
         " ".join(text.get_text() for text in drawn.figure.findobj(Text)),
     )
-    assert (best in printed, f"{fit.r_squared:.2f}" in printed) == (good, not good)
+    assert (best in printed, f"{fit.r_squared:.2f}" in printed, "No line" in printed) == (good, not explains, not good)
 
 
 SUMMARY: dict[str, object] = {
