@@ -31,7 +31,16 @@ DOUBTS = (
 )
 """Checks whose warnings make times less certain; those that fail do, whichever they are."""
 OWN = (
-    *("best.why", "best.verdict", "training.change", "doubts.names", "doubts.hints"),
+    *(
+        "best.why",
+        "best.verdict",
+        "best.among",
+        "best.beaten",
+        "best.untold",
+        "training.change",
+        "doubts.names",
+        "doubts.hints",
+    ),
     *(f"other.{what}" for what in ("name", "speedup", "interval", "why")),
     *(f"same.{what}" for what in ("name", "verdict", "speedup", "interval")),
 )
@@ -115,6 +124,8 @@ def placeholders(speaker: Speaker) -> dict[str, str | None]:
         found = {
             "best.why": _why(speaker, best),
             "best.verdict": verdict_text(speaker, best),
+            "best.among": speaker.say(f"among.{_among(subject, best)}").strip(),
+            "best.beaten": _beaten(speaker),
             "doubts.names": ", ".join(dict.fromkeys(f"`{check.id}`" for check in doubts)),
             "doubts.hints": " ".join(dict.fromkeys(hint for *_, hint in told)),
         }
@@ -185,6 +196,21 @@ def _only_compresses_later(subject: Subject, item: ComparisonRecord) -> bool:
     start, steps = (first[0].config or {}).get("compress.start_step"), lookup(first[0].summary, "steps")
     ran = None if steps is None else steps + (lookup(first[0].summary, "warmup_steps") or 0)
     return isinstance(start, int) and ran is not None and 0 < ran <= start
+
+
+def _among(subject: Subject, best: ComparisonRecord) -> str:
+    """Which text says of what the best is the best: of all, or, where others come out faster, of the same training."""
+    others = [item for item in judged(subject) if item.verdict is not Verdict.INCOMPARABLE]
+    if all(item.speedup <= best.speedup for item in others):
+        return "all"
+    return "same" if training_of(subject, best) == "same" else "open"
+
+
+def _beaten(speaker: Speaker) -> str:
+    """That the baseline is beaten by no arm, or which of them launches do not tell from it."""
+    told = (Verdict.SLOWER, Verdict.SAME)
+    untold = ", ".join(f"`{item.candidate}`" for item in judged(speaker.subject) if item.verdict not in told)
+    return speaker.say(f"beaten.{'open' if untold else 'none'}", best_untold=untold).strip()
 
 
 def _rank(training: Training) -> int:

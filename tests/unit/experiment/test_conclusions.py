@@ -12,7 +12,7 @@ from dynbench.experiment.formats import saved_hours
 from dynbench.experiment.report_tables import comparisons_table
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -261,3 +261,45 @@ def test_hours_are_saved_only_by_what_is_faster(
     assert f"{speedup:.3f}" in text and (ci95 is None or f"{ci95[0]:.3f}" in text)
     (row,) = [line for line in comparisons_table(subject, load_template(language)).splitlines() if "partition" in line]
     assert "|  |" in row and saved_hours(subject.comparisons[0], subject) is None
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("verdict", "local", "case", "beaten"),
+    [
+        ("AMBIGUOUS", 1.2, "same", None),
+        ("AMBIGUOUS", 0.9, "all", None),
+        ("ESTIMATE", 1.2, "same", None),
+        ("SAME", 1.2, "same", None),
+        ("SLOWER", 1.2, "same", "open"),
+        ("SLOWER", None, "all", "none"),
+    ],
+)
+def test_the_best_is_called_so_of_what_it_is_the_best_of(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    verdict: str,
+    local: float | None,
+    case: str,
+    beaten: str | None,
+    language: str,
+) -> None:
+    """A strategy that is another training comes out faster, by no verdict; nothing is beaten where that is not told."""
+    as_fast = {**BY_HAND, "speedup": 0.98, "verdict": "SAME"}
+    further = as_fast if local is None else {**LOCAL, "speedup": local, "verdict": "AMBIGUOUS"}
+    make_comparison(
+        {"candidate": "flat", "speedup": 0.99, "verdict": verdict},
+        {"candidate": "slow", "speedup": 0.6, "verdict": "SLOWER"},
+        further,
+        flags={"local": {"sync.name": "local_sgd"}},
+        question="sync",
+    )
+    template = load_template(language)
+
+    def filled(key: str) -> str:
+        named = {"best.name": "`flat`", "baseline.name": "`static`", "best.untold": "`local`"}
+        return substitute(template, template.label(key), named).strip()
+
+    text = abstract(store, language)
+    assert [each for each in ("all", "same", "open") if filled(f"among.{each}") in text] == [case]
+    assert [each for each in ("none", "open") if filled(f"beaten.{each}") in text] == ([beaten] if beaten else [])
