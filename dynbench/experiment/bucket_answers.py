@@ -116,6 +116,7 @@ def bucket_sentences(speaker: Speaker) -> str:
             "bucket_near_fit": number(fit.overhead_ms(near.calls)),
             "bucket_near_step": number(near.step_ms),
         }
+    keys: list[str]
     if not bears_out(points, fit):
         keys = ["contradicted" if least.assumption == "alike" else least.assumption]
     else:
