@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,17 +52,10 @@ class HeldMemory:
         if not self._wanted:
             yield
             return
-        saved: dict[int, int] = {}
-
-        def save(tensor: Tensor) -> Tensor:
-            if not isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter):
-                storage = _storage(tensor)
-                saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with saved_tensors_hooks(save, lambda tensor: tensor):
+        saved = Saved()
+        with saved_tensors_hooks(saved.save, lambda kept: kept.tensor):
             yield
-        self._activations = sum(saved.values())
+        self._activations = saved.most
         self._note(MOMENTS[1])
 
     def stepped(self) -> None:
@@ -94,6 +88,42 @@ class HeldMemory:
         yield from self._replica.strategy.module.parameters()
         for group in self._replica.optimizer.param_groups:
             yield from group["params"]
+
+
+class Saved:
+    """What autograd has saved and not let go of, storage that several tensors share counted once, in bytes.
+
+    A micro-batch lets go of its own in its backward pass, after which the next has other storage at the same addresses.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._users: Counter[int] = Counter()
+
+    def save(self, tensor: Tensor) -> _Kept:
+        """Count a tensor for as long as what is returned lives; parameters are held anyway."""
+        of_parameter = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+        return _Kept(tensor, None if of_parameter else self)
+
+    def count(self, storage: int, size: int, users: int) -> None:
+        """So many more users of a storage of `size` bytes, or fewer."""
+        before, self._users[storage] = self._users[storage], self._users[storage] + users
+        if not before or not self._users[storage]:
+            self.now += users * size
+            self.most = max(self.most, self.now)
+
+
+class _Kept:
+    def __init__(self, tensor: Tensor, of: Saved | None) -> None:
+        self.tensor, self._of = tensor, of
+        if of is not None:
+            storage = _storage(tensor)
+            self._storage, self._size = storage._cdata, storage.nbytes()
+            of.count(self._storage, self._size, 1)
+
+    def __del__(self) -> None:
+        if self._of is not None:
+            self._of.count(self._storage, self._size, -1)
 
 
 def _bytes(tensors: Iterable[Tensor], counted: set[int]) -> int:
