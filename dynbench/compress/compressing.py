@@ -61,7 +61,7 @@ class Compressing(Compressor):
         exact = exact_mean(channel, flat) if self._is_measured(segments) else None
         self._mean_shard(channel, flat, segments, shard)
         if exact is not None:
-            self._error.add(exact.view(channel.world_size, -1)[channel.rank], shard.view(-1))
+            self._error.add(exact.view(channel.world_size, -1)[channel.rank], shard.view(-1), channel.group)
 
     @abstractmethod
     def _mean(self, channel: Channel, flat: Tensor, segments: Sequence[Segment]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -30,17 +31,30 @@ class Error:
     largest_difference: float = 0.0
     measured: bool = False
 
-    def add(self, exact: Tensor, found: Tensor) -> None:
-        """A flat gradient's mean, and what came of it, both of shape [n]."""
+    def add(self, exact: Tensor, found: Tensor, holders: dist.ProcessGroup | None = None) -> None:
+        """A flat gradient's mean, and what came of it, both of shape [n].
+
+        Args:
+            exact: the mean.
+            found: what came of it.
+            holders: the ranks that hold a part of both each, all of which is counted on each of them, by collectives
+                that are not counted; None where this rank has all of it.
+        """
         a, b = exact.double(), found.double()
         apart = a - b
-        self.difference += float(apart.square().sum())
-        if a.numel():
-            self.largest = max(self.largest, float(a.abs().max()))
-            self.largest_difference = max(self.largest_difference, float(apart.abs().max()))
-        self.exact += float(a.square().sum())
-        self.found += float(b.square().sum())
-        self.product += float(a @ b)
+        sums = torch.stack([apart.square().sum(), a.square().sum(), b.square().sum(), a @ b])
+        most = torch.stack([torch.cat([each.new_zeros(1), each.abs()]).amax() for each in (a, apart)])
+        if holders is not None:
+            dist.all_reduce(sums, group=holders)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=holders)
+        difference, square, found_square, product = sums.tolist()
+        largest, largest_difference = most.tolist()
+        self.difference += difference
+        self.exact += square
+        self.found += found_square
+        self.product += product
+        self.largest = max(self.largest, largest)
+        self.largest_difference = max(self.largest_difference, largest_difference)
         self.measured = True
 
     def row(self, residual_norm: float) -> dict[str, object]:

@@ -108,8 +108,8 @@ GRAD_REL_ERROR = Column(
     "grad_rel_error",
     "number",
     "",
-    "2-norm of the difference of the mean gradient from the uncompressed one, over its norm; of steps in which it "
-    "was measured (compress.error_every), and of what this rank averages where ranks hold shards.",
+    "2-norm of the difference of the mean gradient from the uncompressed one, over its norm, of all shards together; "
+    "of steps in which it was measured (compress.error_every).",
 )
 """Of the same; where it was measured more was sent than is counted."""
 GRAD_MAX_ERROR = Column(
