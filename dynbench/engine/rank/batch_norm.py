@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,19 @@ def average_statistics(
     with torch.no_grad():
         for statistic, part in zip(statistics, parts, strict=True):
             statistic.copy_(part.view_as(statistic))
+
+
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Running statistics stay as they are, also in training mode, in which batches are normalised by their own."""
+    tracking = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.track_running_stats]
+    for module in tracking:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
 
 
 def warn_of_unequal_numbers(config: Config, model: nn.Module) -> None:

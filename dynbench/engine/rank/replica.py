@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynbench.config.schema import Config, Train
+from dynbench.engine.rank.batch_norm import statistics_kept
 from dynbench.engine.rank.clipping import CLIP_COLUMNS, Clipper
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.learning_rate import LearningRate
@@ -93,7 +94,8 @@ class Replica:
         """Forward and backward of all micro-batches, then synchronisation; a rank that has none serves the others.
 
         A micro-batch's loss, summed over its samples, is multiplied by `scale()`, which is asked for after the first
-        forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0.
+        forward pass, so that what it waits for overlaps with it; one that only repeats is multiplied by 0, and leaves
+        the running statistics of batch normalisation as they are.
         """
         parts = []
         self.strategy.wire.weigh(sum(batch.weight for batch in batches if not batch.repeats))
@@ -103,7 +105,8 @@ class Replica:
         for number, batch in enumerate(batches, 1):
             last = number == len(batches)
             with nullcontext() if last else self.strategy.accumulating():
-                with self._timer.device("forward"), self.precision.autocast():
+                counted = statistics_kept(self.model) if batch.repeats else nullcontext()
+                with counted, self._timer.device("forward"), self.precision.autocast():
                     loss, correct = self._loss(batch)
                 with self._timer.device("sync"):
                     factor = 0.0 if batch.repeats else scale()

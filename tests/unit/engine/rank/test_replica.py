@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterator
@@ -121,6 +122,22 @@ def test_ranks_with_fewer_micro_batches_repeat_their_smallest_with_weight_zero()
     assert evened[:3] == batches
     assert [(batch.n, batch.repeats) for batch in evened[3:]] == [(4, True)] * 2
     assert evened_out(batches, 3) == batches
+
+
+def test_what_is_repeated_leaves_running_statistics_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    workload = SimpleNamespace(build_model=lambda seed: copy.deepcopy(model), loss=lambda model, x: model(x["x"]).sum())
+    config = load_config(None, ["train.learning_rate=1.0", "train.precision=fp32", "workload.pad_to_multiple_of=1"])
+    batches = [MicroBatch(n, float(n), 2, 2 * n, {"x": torch.randn(n, 2) + n}) for n in (3, 5)]
+    found = []
+    for count in (2, 4):
+        replica = Replica(config, workload, CPU, StepTimer(CPU), Local())  # type: ignore[arg-type]
+        replica.compute(evened_out(batches, count), lambda: 1.0)
+        found.append((replica.model.state_dict(), [each.grad for each in replica.model.parameters()]))
+    (once, gradients), (again, same) = found
+    assert once["1.num_batches_tracked"] == again["1.num_batches_tracked"] == 2
+    assert once["1.running_mean"].any() and all(torch.equal(once[name], again[name]) for name in once)
+    assert all(torch.equal(*pair) for pair in zip(gradients, same, strict=True))
 
 
 def test_a_strategy_is_closed_where_all_went_well_and_left_open_by_a_rank_that_fails() -> None:
