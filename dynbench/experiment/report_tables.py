@@ -39,10 +39,11 @@ def settings_table(subject: Subject, template: Template) -> str:
     """What was run, on what; a key whose value differs between runs shows all its values."""
     members = subject.members
     configs = [member.config for member in members if member.config is not None]
+    keys = {label: key for label, key in SETTINGS.items() if label != "max_length" or subject.has_lengths}
     state, planned = subject.state, subject.question.raised_by(["schedule.cost_type"])
     facts: dict[str, str | None] = {
         **({"recipe": state.recipe, "order": template.label(f"words.{state.mode}")} if state else {}),
-        **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in SETTINGS.items()},
+        **{label: distinct(shown(config.get(key), template) for config in configs) for label, key in keys.items()},
         "dropout": dropout(subject, template),
         **({"cost_type": distinct(cost_of(member, subject) for member in members)} if planned else {}),
         "world_size": distinct(_ranks(member, template) for member in members),

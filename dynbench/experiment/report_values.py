@@ -232,9 +232,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.order": f"order.{_order(subject)}",
         "say.stages": "stages.note" if values["analysis.first_stage"] else None,
         "say.joint": f"joint.{_spread(subject)}" if values["analysis.together"] != "1" else None,
-        "say.pairs": f"pairs.{'others' if values['analysis.other_pairs'] != '0' else 'none'}"
-        if values["table.pairs"]
-        else None,
+        "say.pairs": f"pairs.{_other_pairs(subject)}" if values["table.pairs"] else None,
         "say.work": f"work.{'alike' if claim == 'alike' else _work(best)}",
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
@@ -308,6 +306,12 @@ def _order(subject: Subject) -> str:
     if subject.state is not None:
         return "interleaved" if subject.state.mode == "interleaved" else "abba"
     return "unplanned" if subject.comparisons else "none"
+
+
+def _other_pairs(subject: Subject) -> str:
+    """Which text says how pairs without the baseline were judged: of none, a single one, or several."""
+    others = families(subject.pairs)[1]
+    return "none" if not others else "other" if others == 1 else "others"
 
 
 def _spread(subject: Subject) -> str:

@@ -74,8 +74,9 @@ def environment(evidence: Evidence) -> Iterator[Seen]:
             told.add(differing)
             data = "env.data.fingerprint" in found and all(within(key, ("env.data",)) for key in found)
             case = "data" if data else "differs"
+            code = all(within(key, ("env.git",)) for key in found)
             values = {"first": one.label, "second": other.label, "differences": differing}
-            yield Seen("warn", values, {"seen": "differs", "limit": case, "hint": case})
+            yield Seen("warn", values, {"seen": "differs", "limit": case, "hint": "code" if code else case})
     for run in evidence.runs:
         if not run.facts.env:
             yield Seen("warn", {"run": run.label}, "unknown")

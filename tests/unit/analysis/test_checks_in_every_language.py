@@ -86,6 +86,7 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     arithmetic = merged("static", loss_shift=0.05, overrides=("train.precision=bf16",))
     yield findings({"static": [merged("static")], "other": [arithmetic]})
     yield against(env={"host": "elsewhere"})
+    yield against(env={"git": {"commit": "another"}})
     yield findings({name: [merged(name, steps=15) for _ in range(5)] for name in ("static", "partition")})
     yield findings({"static": [merged("static", slowdown=factor) for factor in (1.0, 1.3, 1.0, 1.4)]})
     odd = pl.col("step") % 2

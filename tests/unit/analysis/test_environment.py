@@ -194,6 +194,15 @@ def test_data_that_were_changed_between_launches_are_seen_where_all_are_trained_
     assert found.limit == "the same data in all launches" and "compare anew" in found.hint
 
 
+def test_where_the_code_alone_changed_between_launches_it_is_to_be_left_alone(env):
+    edited = run_with(changed(env, ("git", "commit"), flip), "other")
+    (found,) = findings([run_with(env, "one"), edited])
+    assert found.hint.startswith("Leave the code as it is")
+    moved = run_with(changed(edited.facts.env, ("host",), flip), "other")
+    (found,) = findings([run_with(env, "one"), moved])
+    assert found.hint.startswith("Launch all arms together")
+
+
 def test_launches_that_differ_alike_are_told_once_and_others_each(env):
     one, two = env | {"nvidia_driver": "550.54"}, env | {"cpu_governor": "turbo"}
     found = findings([run_with(env), run_with(one)], [run_with(one), run_with(two)])

@@ -164,6 +164,7 @@ def test_samples_without_lengths_are_not_called_tokens(
         said = re.findall(r".*real\s+token.*|.*真实 token.*", text, re.I)
         assert bool(said) == tokens, said
         assert of_samples in text
+        assert (load_template(language).label("settings.max_length") in text) == tokens
 
 
 def test_of_samples_finds_words_over_line_ends_and_in_headings() -> None:
