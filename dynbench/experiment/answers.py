@@ -34,6 +34,7 @@ OWN = (
     *("proxy.correlation", "proxy.mape", "costs.policy", "costs.list", "costs.best"),
     *("predicted.speedup", "predicted.reached", "achieved.speedup", "achieved.interval"),
     *("skipped.name", "skipped.reason"),
+    *(f"planning.{what}" for what in ("arm", "share", "least_arm", "least_share")),
     *(f"loss.{what}" for what in ("drift", "allowed", "step", "before", "after")),
 )
 """Placeholders that only the texts of single sentences use."""
@@ -162,6 +163,26 @@ def predictions(speaker: Speaker, solved: Solved | None) -> str:
         if probed is None and planned is None:
             lines.append(speaker.say("prediction.none", **common).strip())
     return speaker.bullets(lines) if lines else speaker.say("prediction.alone")
+
+
+def planning(speaker: Speaker) -> str:
+    """Which part of the step time planning takes in the arms that plan, of several the least and the most."""
+    shares = {
+        name: share
+        for name, members in speaker.subject.arms.items()
+        if (members[0].config or {}).get("schedule.mode") == "dynamic"
+        if (share := mean_of(members, "plan_fraction")) is not None
+    }
+    if not shares:
+        return speaker.say("planning.none")
+    least, most = (choose(shares, key=shares.__getitem__) for choose in (min, max))
+    own: Texts = {
+        "planning_arm": f"`{most}`",
+        "planning_share": percent(shares[most]),
+        "planning_least_arm": f"`{least}`",
+        "planning_least_share": percent(shares[least]),
+    }
+    return speaker.say(f"planning.{'one' if len(shares) == 1 else 'range'}", **own)
 
 
 def _bound(speaker: Speaker, comparison: ComparisonRecord) -> str:

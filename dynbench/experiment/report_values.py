@@ -116,7 +116,6 @@ def _identity(sources: Sources) -> Values:
 def _arms(subject: Subject, template: Template) -> Values:
     """The baseline, and the best candidate of the comparisons."""
     best, members = best_of(subject), subject.arms[subject.baseline]
-    planned = members if best is None else subject.arms.get(best.candidate, ())
     return {
         "analysis.confidence": f"{100 * (best.confidence if best else Analysis().confidence):g} %",
         "analysis.first_stage": next((str(item.first_stage) for item in subject.comparisons if item.first_stage), None),
@@ -137,7 +136,6 @@ def _arms(subject: Subject, template: Template) -> Values:
         "best.reason": texts.reason(template, best) if best else None,
         "best.recovered": texts.recovered(template, best) if best else None,
         "best.loss_difference": tables.loss_difference(best) if best else None,
-        "best.plan_percent": percent(mean_of(planned, "plan_fraction")),
     }
 
 
@@ -206,6 +204,7 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         "say.quality": quality_answers.quality_sentence(speaker),
         "say.steps": steps_answers.steps_sentence(speaker),
         "say.losses": answers.losses(speaker),
+        "say.planning": answers.planning(speaker),
         "say.row_costs": cost_answers.row_costs(speaker),
         "say.proxy": cost_answers.proxy_sentence(speaker),
         "table.proxy": cost_answers.proxies(speaker),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import TOPICS, change, planned_speedup
+from dynbench.experiment.answers import TOPICS, Speaker, change, planned_speedup, planning
 from dynbench.experiment.offline_plans import Solved
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
@@ -318,3 +318,21 @@ def test_the_proxy_error_is_told_or_not_measured(
 )
 def test_a_change_has_a_word(before: float | None, after: float | None, expected: tuple[str, float | None]) -> None:
     assert change(before, after) == expected
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("planned", [(), ("partition",), ("partition", "window4")])
+def test_what_planning_takes_is_that_of_the_arms_that_plan(
+    store: RunStore, make_comparison: MakeComparison, planned: tuple[str, ...], language: str
+) -> None:
+    """Not that of the fastest, which deals equal counts."""
+    shares = {"static_packed": 0.006, "partition": 0.011, "window4": 0.04}
+    arms = [{"candidate": name, "speedup": 2.0 - place / 10} for place, name in enumerate(shares)]
+    summaries: dict[str, dict[str, object]] = {name: {"plan_fraction": share} for name, share in shares.items()}
+    flags: dict[str, dict[str, object]] = {name: {"schedule.mode": "dynamic"} for name in planned}
+    make_comparison(*arms, summaries=summaries, flags=flags)
+    subject = find_subject(store, None)
+    text = planning(Speaker(subject, load_template(language), {})).replace("\N{NO-BREAK SPACE}", " ")
+    assert [name for name in shares if f"`{name}`" in text] == list(planned)
+    assert ["1.1 %" in text, "4.0 %" in text, "0.6 %" in text] == ["partition" in planned, "window4" in planned, False]
+    assert text in render_report(subject, language, "md", subject.run.path).replace("\N{NO-BREAK SPACE}", " ")
