@@ -56,7 +56,7 @@ def format_value(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     if unit == "%":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:z.1f} %"
     magnitude = abs(value)
     if magnitude >= 1000 or unit == "bytes":
         return f"{value:,.0f}"

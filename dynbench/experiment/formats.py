@@ -50,7 +50,7 @@ def number(value: float | None) -> str | None:
 
 def percent(fraction: float | None) -> str | None:
     """`12.3 %`."""
-    return None if fraction is None else f"{100 * fraction:.1f}{NBSP}%"
+    return None if fraction is None else f"{100 * fraction:z.1f}{NBSP}%"
 
 
 def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
