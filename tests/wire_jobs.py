@@ -123,6 +123,16 @@ def over_a_link(rank: int, gbps: float, sizes: Sequence[int]) -> tuple[float, fl
         return time.monotonic() - begun, wire.take().busy_ms, means
 
 
+def broadcast_over_a_link(rank: int, gbps: float, size: int) -> float:
+    """Seconds until a tensor of so many elements has arrived from rank 1."""
+    channel = Channel.of_its_own(CPU, MINUTE)
+    channel.link = Link(gbps)
+    with closing(PlainWire(channel)) as wire:
+        begun = time.monotonic()
+        wire.broadcast(torch.full((size,), rank + 1.0), 1).wait()
+        return time.monotonic() - begun
+
+
 def after_a_failure(rank: int) -> list[str]:
     """What the futures of five gradients raise on a wire that fails at the third; none may hang."""
     wire = QueuedWire(Channel.of_its_own(CPU, MINUTE), FailsAlike(Compress()))

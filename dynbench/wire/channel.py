@@ -225,7 +225,8 @@ class Channel:
         if self.link is None:
             done = moved().then(complete)
             return _Kept(kept[0], done) if kept else done
-        size = entry.bytes_in if operation == "receive" else entry.bytes_wire
+        # Of a broadcast all passes the source's link, whatever ranks send of it on average.
+        size = entry.bytes_in if operation in ("receive", "broadcast") else entry.bytes_wire
         if self._gloo and operation == "reduce_scatter" and finish is None:
             size = SENT["all_reduce"](entry.bytes_in, self.world_size)  # as gloo does it
         return self.link.carry(operation, size, moved).then(complete)

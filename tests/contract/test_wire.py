@@ -6,6 +6,7 @@ import pytest
 from warm import WarmRanks
 from wire_jobs import (
     after_a_failure,
+    broadcast_over_a_link,
     charged,
     closed_with_work_left,
     every_operation,
@@ -117,6 +118,11 @@ def test_several_gradients_take_as_long_as_an_emulated_link_takes_for_all(ranks:
         assert means == [1.5] * len(sizes)
         assert elapsed_s >= 0.99 * sum(sizes) * 4 * 8 / (gbps * 1e9), "one after the other"
         assert busy_ms >= 990 * sum(sizes) * 4 * 8 / (gbps * 1e9), "so the calls are timed"
+
+
+def test_all_of_a_broadcast_goes_over_an_emulated_link(ranks: WarmRanks) -> None:
+    gbps, size = 0.01, 20_000
+    assert min(ranks(broadcast_over_a_link, gbps, size)) >= 0.99 * size * 4 * 8 / (gbps * 1e9)
 
 
 def test_clocks_are_compared_where_ranks_read_different_ones(ranks: WarmRanks) -> None:
