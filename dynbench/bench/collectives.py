@@ -1,7 +1,9 @@
 """Collectives by size: what nccl-tests prints, quantiles over iterations, and latency with bandwidth by a linear fit.
 
-`time`, `algbw` and `busbw` are as in nccl-tests (doc/PERFORMANCE.md there): algbw is the size over the time, and busbw
-that times the operation's factor, which for any number of ranks compares with the bandwidth of the slowest link.
+`size`, `count`, `time`, `algbw` and `busbw` are as in nccl-tests (doc/PERFORMANCE.md there): algbw is the size over the
+time, and busbw that times the operation's factor, which for any number of ranks compares with the bandwidth of the
+slowest link. Its columns redop and root would always say sum and 0, and of its two halves there is one: all-reduce and
+broadcast are measured in place, the others out of place.
 """
 
 from __future__ import annotations
@@ -160,7 +162,8 @@ def _case(operation: str, size_mib: float, dtype: str, about: Mapping[str, float
     count = max(1, round(size_mib * MIB / width))
     if operation in DIVIDED:
         count = max(1, count // ranks) * ranks
-    columns = {"operation": operation, **about, "size": count * width, "count": count, "type": dtype}
+    part = count // ranks if operation in DIVIDED else count
+    columns = {"operation": operation, **about, "size": count * width, "count": part, "type": dtype}
     return Case(f"{operation} {size_mib:g} MiB {dtype} {about['backend']} x{ranks}", [count], dtype, columns)
 
 

@@ -15,7 +15,7 @@ from warm import RankError, WarmRanks
 from dynbench.bench import collective_calls, collectives
 from dynbench.bench.base import Row
 from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill, known_sum
-from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, ELEMENT_BYTES, Collectives, fit_alpha_beta
+from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, ELEMENT_BYTES, Collectives, fit_alpha_beta
 from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
@@ -45,7 +45,8 @@ def test_right_collectives_have_nothing_wrong(measured: Sequence[Row]) -> None:
         assert (columns["#wrong"], row.reference_error, row.status, row.n, row.unit) == (0, 0.0, "ok", 3, "ms")
         assert row.p20 is not None and row.p50 is not None and row.p80 is not None and row.mean is not None
         assert 0 < row.p20 <= row.p50 <= row.p80 <= float(columns["p95"]) <= float(columns["p99"])
-        assert columns["size"] == int(columns["count"]) * ELEMENT_BYTES[row.dtype]
+        parts = 2 if operation in DIVIDED else 1
+        assert columns["size"] == int(columns["count"]) * parts * ELEMENT_BYTES[row.dtype], "as nccl-tests counts"
         assert columns["algbw"] == pytest.approx(int(columns["size"]) / (row.mean * 1e6))
         assert columns["busbw"] == pytest.approx(float(columns["algbw"]) * BUS_FACTORS[operation](2))
         assert columns.get("unequal") == (0 if operation in collective_calls.SAME_ON_ALL else None)
