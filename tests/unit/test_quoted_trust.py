@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +36,8 @@ def spread(busy: bool) -> float:
     return 100 * math.sqrt(np.mean([np.var(one["logs"], ddof=1) for one in TRIALS if one["busy"] is busy]))
 
 
-def count(others: str, judged: Callable[[str], bool]) -> int:
-    return sum(one["other"].endswith(others) and judged(one["verdict"]) for one in TRIALS)
+def count(other: str, judged: Callable[[str], bool]) -> int:
+    return sum(one["other"] == other and judged(one["verdict"]) for one in TRIALS)
 
 
 @pytest.mark.parametrize("file", SAYS)
@@ -51,9 +50,8 @@ def test_the_texts_say_what_was_found(file: str) -> None:
     assert {int(number) for number in verdicts.groups()} == {slower, equal} == {len(TRIALS) // 2}
 
 
-def test_all_comparisons_are_kept_once() -> None:
-    candidates = ("twin", "other_twin", "tenth_more", "other_tenth_more")
-    assert [(one["number"], one["other"]) for one in TRIALS] == list(product(range(10), candidates))
+def test_all_forty_comparisons_are_kept_once() -> None:
+    assert [one["number"] for one in TRIALS] == list(range(40))
 
 
 @pytest.mark.parametrize("file", SAYS)
