@@ -17,7 +17,7 @@ SOAK_MINUTES ?= 30
 MUTANTS ?=
 ONLY ?=
 
-.PHONY: help install install-test install-more quickstart test test-at-once test-quick golden accept-values accept-words test-matrix test-gpu faults faults-left bench-self trust \
+.PHONY: help install install-test install-more quickstart test test-at-once test-quick golden accept-values accept-words test-matrix test-gpu first-gpu faults faults-left bench-self trust \
 	scale soak soak-gently coverage mutation wheel-test nightly lint clean
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make faults       every fault that the tests plant, and the table of what was seen, tests/README.md"
 	@echo "make faults-left  where some of these failed: them once more, and the table"
 	@echo "make test-gpu     what only a GPU can show"
+	@echo "make first-gpu    the first run on GPUs: short commands of every kind, and a page to send; DEVICE=cpu without any"
 	@echo "make bench-self   how long planning, analysing and --help take"
 	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
 	@echo "make scale        a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes"
@@ -114,6 +115,9 @@ faults-left: install-test
 
 test-gpu: install-test
 	$(PYTEST) -m gpu tests/gpu
+
+first-gpu: install-test
+	$(BIN)/python tests/gpu/first.py "$(or $(OUT),results/first_gpu)" --device $(or $(DEVICE),cuda)
 
 trust: install-test
 	$(BIN)/python tests/trust/trust.py results/trust

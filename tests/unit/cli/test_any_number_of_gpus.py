@@ -6,12 +6,15 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu.first import PARTS, why_not
 
+from dynbench.bench.options import read_options
 from dynbench.cli.main import main
 from dynbench.engine.launching import resolve
 
@@ -76,3 +79,17 @@ def test_every_command_can_start_or_says_what_to_type(
     told = " ".join(refused)
     assert ("recipes/sync.yaml" in told) == (gpus == 1) and "quickstart" not in told
     assert gpus < 4 or all("--nproc 8" in command for command in refused)
+
+
+def test_the_first_run_on_gpus_can_start(machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part with as few GPUs as it says, and with more; and without any where it says so."""
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    for part, gpus in product(PARTS, (1, 2, 4, 8, None)):
+        program, command, *words = shlex.split(part.on(gpus))
+        if program != "dynbench" or why_not(part, gpus) or not words:  # doctor and probe are asked for nothing
+            continue
+        if command == "bench":
+            read_options(words[0], words[2::2])
+        else:
+            with_gpus(machine, gpus or 0)
+            assert dry(shlex.join([command, *words]), capsys)[0] == 0, part

@@ -1,0 +1,129 @@
+"""The first run on GPUs, with made-up parts: what fails or hangs stops nothing, and the page says all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from gpu import first
+from gpu.first import Part
+from multiproc.launches import wait_until
+
+HANGS = """sh -c 'trap "" TERM; setsid sleep 600 & echo $!; sleep 600'"""
+PASSES = Part("passes", "sh -c 'echo 12 passed in 3 s'", 60, cpu="")
+MADE_UP = (
+    Part("fails", "sh -c 'seq -f row%g 40; exit 3'", 60, cpu=""),
+    Part("hangs", HANGS, 1, cpu=""),
+    PASSES,
+    Part("two", "sh -c true", 60, gpus=2),
+    Part("absent", "no_such_program -g 2", 60, cpu=""),
+)
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(first, "PARTS", MADE_UP)
+    monkeypatch.setattr(first, "GRACE_S", 0.3)
+    monkeypatch.setattr(first.signal, "signal", lambda *_: None)
+    return monkeypatch
+
+
+def with_gpus(made_up: pytest.MonkeyPatch, gpus: int) -> None:
+    made_up.setattr(first, "this_machine", lambda: SimpleNamespace(gpus=gpus, gpu_fault=None))
+
+
+def test_what_fails_or_hangs_stops_nothing(tmp_path: Path, made_up: pytest.MonkeyPatch) -> None:
+    with_gpus(made_up, 1)
+    assert first.main([str(tmp_path)]) == 1
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "1 GPU: 1 passed, 2 failed, 2 left out." in page
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in page.splitlines() if line.startswith("| ")]
+    results = ["FAILED", "FAILED", "passed", "left out", "left out"]
+    assert rows[1:] == [[part.name, result] for part, result in zip(MADE_UP, results, strict=True)]
+    assert "## fails: exit code 3\n\n    row11\n" in page and "    row40\n" in page and "row10\n" not in page
+    assert "## hangs: not done after 1 s" in page
+    assert "- two: wants 2 GPUs, here is 1\n- absent: no_such_program is not installed\n" in page
+    assert page.endswith("## passes\n\n- 12 passed in 3 s\n")
+    assert ended(tmp_path), "what it started, in a session of its own, goes on"
+
+
+def test_one_that_is_stopped_leaves_its_page_and_no_process(tmp_path: Path, made_up: pytest.MonkeyPatch) -> None:
+    wait = subprocess.Popen.wait
+
+    def stopped(self: subprocess.Popen[bytes], limit: float) -> int:
+        if limit == 600:
+            wait_until(lambda: log(tmp_path) != "", "the child of what hangs")
+            raise KeyboardInterrupt
+        return wait(self, limit)
+
+    made_up.setattr(first, "PARTS", (PASSES, Part("hangs", HANGS, 600, cpu="")))
+    made_up.setattr(first.subprocess.Popen, "wait", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        first.main([str(tmp_path), "--device", "cpu"])
+    assert "1 passed, 0 failed, 0 left out, 1 not ended." in (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert ended(tmp_path)
+
+
+def log(folder: Path) -> str:
+    return (folder / "logs" / "hangs.log").read_text(encoding="utf-8").strip()
+
+
+def ended(folder: Path) -> bool:
+    """Whether the child of what hangs is gone, or dead and not yet asked for."""
+    try:
+        return not Path("/proc", log(folder), "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_exit_codes(tmp_path: Path, made_up: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with_gpus(made_up, 0)
+    assert first.main([str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "--device cpu" in said.err
+    assert not list(tmp_path.iterdir())
+    assert first.main([str(tmp_path), "--device", "cpu", "--only", "passes", "two"]) == 0
+    assert "on the CPU: 1 passed, 0 failed, 1 left out." in (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
+def told(folder: Path, text: str, kind: str = "json") -> list[str]:
+    (folder / "logs").mkdir()
+    for each in ("json", "log"):
+        (folder / "logs" / f"passes.{each}").write_text(text if each == kind else "", encoding="utf-8")
+    return first.figures(PASSES, folder)
+
+
+def test_attention_stands_beside_torchs_own(tmp_path: Path) -> None:
+    row = {"status": "ok", "reason": None, "mean": None, "unit": "ms"}
+    rows = [
+        {**row, "case": "sdpa forward 128 x 64 bfloat16", "p50": 0.02},
+        {**row, "case": "flash_triton forward 128 x 64 bfloat16", "p50": 0.025},
+        {**row, "case": "flash_triton both 128 x 64 bfloat16", "status": "oom", "reason": "no room"},
+    ]
+    ratios = {"forward 128 x 64 bfloat16": {"sdpa": 1.0, "flash_triton": 1.25}}
+    answer = {"command": "bench", "rows": rows, "summary": {"times_of_sdpa": ratios}}
+    assert told(tmp_path, json.dumps(answer)) == [
+        "flash_triton both 128 x 64 bfloat16: oom, no room",
+        "sdpa forward 128 x 64 bfloat16: 0.02 ms",
+        "flash_triton forward 128 x 64 bfloat16: 0.025 ms, 1.25 of the time of torch's own",
+    ]
+
+
+def test_nccl_tests_are_told_as_our_collectives_are(tmp_path: Path) -> None:
+    table = """\
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    20.93   50.10   50.10      0    20.51   51.12   51.12      0
+# Avg bus bandwidth    : 50.6
+"""
+    ours = {"status": "ok", "case": "all_reduce", "size": 1048576, "time": 20.93, "busbw": 50.10}
+    (line,) = told(tmp_path, table, "log")
+    assert [line] == list(first._of_bench({"rows": [ours], "summary": {}}))
+    assert line == "all-reduce of 1,048,576 B: 20.93 us, bus bandwidth 50.1 GB/s"
+
+
+def test_an_answer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    assert "passes.json is not what was expected" in told(tmp_path, '{"command": "train"}')[0]
