@@ -260,3 +260,15 @@ def test_tiles_are_tuned_for_lengths_of_their_own(monkeypatch: pytest.MonkeyPatc
     for n in (5, 100, 128, 129, 300, 512):
         launch.forward(*(torch.zeros(1, n, 16) for _ in range(3)), False, None)
     assert tuned_for == [128, 128, 128, 256, 512, 512]
+
+
+def test_tiles_that_do_not_fit_are_not_tried_for_wide_keys() -> None:
+    """Beyond shared memory, or with 12 kB of stack, on sm_80 at 128 channels; all are tried at 64."""
+    launch = pytest.importorskip("dynbench.kernels.flash_triton_launch")
+    if not launch.INTERPRETED:
+        assert launch.TUNED["keys"].early_config_prune is launch.fitting_keys
+    assert launch.fitting_keys(launch.CONFIGS, None, CHANNELS=64) == launch.CONFIGS
+    left = launch.fitting_keys(launch.CONFIGS, None, CHANNELS=128)
+    tiles = {(each.kwargs["QUERIES"], each.kwargs["KEYS"], each.num_stages) for each in left}
+    smaller = {(queries, keys, stages) for queries, keys in ((64, 64), (64, 32), (32, 32)) for stages in (2, 3)}
+    assert tiles == {(128, 64, 2)} | smaller
