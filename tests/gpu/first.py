@@ -60,7 +60,7 @@ class Part:
 
     def on(self, gpus: int | None) -> str:
         """The command with this many GPUs; None: on the CPU."""
-        return self.command if gpus is not None else f"{self.command} {self.cpu}".strip()
+        return self.command if gpus is not None else f"{self.command} {self.cpu or ''}".strip()
 
 
 SMALL = "--set sizes=small --set contexts=128,512"
@@ -269,7 +269,7 @@ def _of_bench(answer: Mapping[str, Any]) -> Iterator[str]:
             yield _call(row["size"], row["time"], row["busbw"])
         else:
             more = " ".join(str(row[name]) for name in ("phase", "quantity", "kernel", "warmup") if row.get(name))
-            beside = f", {own[row['case']]:.3g} of the time of torch's own" if row["case"] in own else ""
+            beside = f", {own[row['case']]:.3g} times as long as torch's own" if row["case"] in own else ""
             value = row["mean"] if row["p50"] is None else row["p50"]
             yield f"{row['case']} {more}".rstrip() + f": {_number(value)} {row['unit']}{beside}"
 

@@ -86,7 +86,8 @@ def test_exit_codes(tmp_path: Path, made_up: pytest.MonkeyPatch, capsys: pytest.
     assert said.out == "" and said.err.count("\n") == 1 and "--device cpu" in said.err
     assert not list(tmp_path.iterdir())
     assert first.main([str(tmp_path), "--device", "cpu", "--only", "passes", "two"]) == 0
-    assert "on the CPU: 1 passed, 0 failed, 1 left out." in (tmp_path / "page.md").read_text(encoding="utf-8")
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "on the CPU: 1 passed, 0 failed, 1 left out." in page and "| two | left out |  | `sh -c true` |" in page
 
 
 def told(folder: Path, text: str, kind: str = "json") -> list[str]:
@@ -108,7 +109,7 @@ def test_attention_stands_beside_torchs_own(tmp_path: Path) -> None:
     assert told(tmp_path, json.dumps(answer)) == [
         "flash_triton both 128 x 64 bfloat16: oom, no room",
         "sdpa forward 128 x 64 bfloat16: 0.02 ms",
-        "flash_triton forward 128 x 64 bfloat16: 0.025 ms, 1.25 of the time of torch's own",
+        "flash_triton forward 128 x 64 bfloat16: 0.025 ms, 1.25 times as long as torch's own",
     ]
 
 
