@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
@@ -218,4 +220,114 @@ def refused(rank: int, scalar: bool) -> str:
     model.odd = nn.Parameter(torch.tensor(1.0) if scalar else torch.ones(3, 2).t())
     with pytest.raises(UsageError) as refusal:
         FullyShardedDDP(model)
+    return refusal.value.message
+
+
+class RootMeanSquare(nn.Module):
+    """Divides by what its inputs are in the middle, in their own type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+        self.spare = nn.Parameter(torch.ones(3))  # used by nobody
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        assert hidden.dtype == self.weight.dtype
+        return self.weight * hidden / (hidden.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+class SomeLayers(nn.Module):
+    """Layers of the types that are sharded, changed in place where they give views, and parameters of its own."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.norms = nn.ModuleList(RootMeanSquare() for _ in range(2))
+        self.up, self.head = nn.Linear(16, 16), nn.Linear(16, VOCABULARY)
+        self.gain, self.of_zeros = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(16, 1).t())
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.norms[0](self.embed(tokens))
+        if (tokens == 0).any():
+            hidden = hidden + (tokens == 0).unsqueeze(-1) * self.of_zeros
+        inner = self.up(hidden)
+        inner += hidden
+        return self.head(self.gain * self.norms[1](inner))
+
+
+def partly_sharded(rank: int, compute_dtype: torch.dtype | None, tied: bool) -> dict[str, Any]:
+    """Three steps of a model of which linear layers and embeddings alone are sharded, held against one process's.
+
+    Returns:
+        The largest relative distance of a gradient of the first step, and of a tensor at the end; the parameters that
+        are sharded; the gradients of the others; and how many of them were there at each call of `on_ready`.
+    """
+    torch.manual_seed(0)
+    alone, ready = SomeLayers(tied), []
+    plain = [name for name, _ in alone.named_parameters() if name.split(".")[0] not in ("embed", "up", "head")]
+    model = deepcopy(alone)
+    tokens = torch.randint(1, VOCABULARY, (8, 6))
+    tokens[4:, 0] = 0  # the other rank's alone
+    mine = tokens[rank * 4 : rank * 4 + 4]
+    with warnings.catch_warnings(action="error"):
+        module = FullyShardedDDP(
+            model,
+            compute_dtype,
+            sharded=(nn.Linear, nn.Embedding),
+            on_ready=lambda: ready.append(sum(model.get_parameter(name).grad is not None for name in plain)),
+        )
+        steps = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (module, alone)]
+        for step in range(3):
+            for each, rows, optimizer in ((module, mine, steps[0]), (alone, tokens, steps[1])):
+                optimizer.zero_grad()
+                logits = each(rows).float()
+                nn.functional.cross_entropy(logits.flatten(0, 1), rows.flatten()).backward()
+            module.finish_gradient_synchronization()
+            if step == 0:
+                gradients = {name: _gathered(module, p.grad) for name, p in model.named_parameters()}
+                wanted = {name: p.grad for name, p in alone.named_parameters()}
+            for optimizer in steps:
+                optimizer.step()
+    return {
+        "gradients": _apart(gradients, wanted),
+        "weights": _apart(module.gather_full_params(), alone.state_dict()),
+        "sharded": [name for name, p in model.named_parameters() if isinstance(p, DTensor)],
+        "plain": [None if gradients[name] is None else gradients[name].tolist() for name in plain],
+        "ready": ready,
+    }
+
+
+def _gathered(module: FullyShardedDDP, gradient: Tensor | None) -> Tensor | None:
+    """On the module's wire: torch's own gather may take a mesh of an earlier one, which it holds to be the same."""
+    return module._whole(gradient) if isinstance(gradient, DTensor) else gradient
+
+
+def _apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """The largest distance of a tensor over its norm; the same are missing."""
+    assert [name for name in wanted if wanted[name] is None] == [name for name in wanted if found[name] is None]
+    there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+    return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in there.items())
+
+
+def changed_in_place(rank: int) -> float:
+    """How far gradients are from one process's where a view, which the whole module returns, is changed in place."""
+    torch.manual_seed(0)
+    alone = nn.Linear(4, 3)
+    module = FullyShardedDDP(deepcopy(alone))
+    with warnings.catch_warnings(action="error"):
+        for each in (alone, module):
+            output = each(torch.ones(2, 5, 4))
+            output *= 2
+            output.sum().backward()
+    module.finish_gradient_synchronization()
+    gathered = {name: _gathered(module, p.grad) for name, p in module.module.named_parameters()}
+    return _apart(gathered, {name: p.grad for name, p in alone.named_parameters()})
+
+
+def nothing_sharded(rank: int) -> str:
+    """What is said of a module that has none of the layers to be sharded."""
+    with pytest.raises(UsageError) as refusal:
+        FullyShardedDDP(nn.Linear(3, 2), sharded=nn.Embedding)
     return refusal.value.message

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from dynbench.errors import UsageError
 from dynbench.sync.blocks import blocks_of
 from dynbench.sync.empty import give_memory, share_what_is_trained
+from dynbench.sync.flat import FlatDDP
+from dynbench.sync.fully_sharded_messages import Gather, Scatter, Waiting
 from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
-
-Waiting = Callable[[], AbstractContextManager[None]]
 
 
 class FullyShardedDDP(nn.Module):
@@ -37,10 +34,15 @@ class FullyShardedDDP(nn.Module):
     other ranks it may be on the meta device, and is never whole at all. A parameter that no rank has used gets no
     gradient; where some ranks did, it counts as zeros on the others. Optimizers take `parameters()`, which are shards.
 
+    Where modules of some types alone are `sharded`, each of these is by itself, and what two of them hold with the
+    whole. The other parameters are replicated: plain tensors, whose gradients are averaged when the step is finished.
+
     Args:
         module: the same on every rank but for its values; its parameters are replaced.
         compute_dtype: in which blocks are gathered and computed, with gradients averaged in float32, but for batch
-            norm, whose statistics are not; None is the parameters' own for all.
+            norm, whose statistics are not; None is the parameters' own for all. What is replicated keeps its own: it
+            is given inputs of that, and its outputs are of this.
+        sharded: the types of the modules that are, outermost ones; they are called, and not their weights used alone.
         device: where it shall be; None where it is, which is not the meta device.
         wire: how it talks to the other ranks; None for the default process group.
         on_ready: called once a step when this rank's last gradients are complete and before they are sent.
@@ -49,7 +51,7 @@ class FullyShardedDDP(nn.Module):
 
     Raises:
         UsageError: parameters or buffers differ between ranks in number, shape, layout or type; a parameter cannot be
-            divided; or no device is known.
+            divided; nothing is to be sharded; or no device is known.
     """
 
     module: nn.Module
@@ -59,6 +61,7 @@ class FullyShardedDDP(nn.Module):
         module: nn.Module,
         compute_dtype: torch.dtype | None = None,
         *,
+        sharded: type[nn.Module] | tuple[type[nn.Module], ...] = nn.Module,
         device: torch.device | None = None,
         wire: Wire | None = None,
         on_ready: Callable[[], None] = lambda: None,
@@ -73,41 +76,52 @@ class FullyShardedDDP(nn.Module):
         self._on_ready = on_ready
         share_what_is_trained(module, self._wire)
         check_same_model(module, self._wire)
-        _refuse_undividable(module)
+        by_blocks = isinstance(module, sharded)
+        chosen = [module] if by_blocks else _outermost(module, sharded)
+        _refuse_undividable(module, chosen)
         policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
         mesh = DeviceMesh.from_group(self._wire.group, where.type)
         done: set[int] = set()
-        parts = [*_blocks_apart(module), module]
+        apart = _apart(blocks_of(module) if by_blocks else chosen, module)
+        if compute_dtype is not None and not by_blocks:
+            _keep_types(module, apart, compute_dtype)
+        parts = [*apart, module]
         for part in parts:
             give_memory(part, module, where)
             part.to(where)
             own = [each for each in chain(part.parameters(), part.buffers()) if id(each) not in done]
             share_tensors([each for each in own if not isinstance(each, DTensor)], self._wire)
-            if compute_dtype is not None:
+            mixed = policy if by_blocks or part is not module else MixedPrecisionPolicy()
+            if mixed.param_dtype is not None:
                 for norm in _batch_norms(part):
                     fully_shard(norm, mesh=mesh, reshard_after_forward=reshard)
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard and part is not module, mp_policy=policy)
+            part.register_forward_hook(_without_views)
+            again = reshard and part is not module
+            rest = {each for each in part.parameters() if id(each) not in _held(chosen)}
+            fully_shard(part, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, ignored_params=rest or None)
             done |= {id(each) for each in chain(part.parameters(), part.buffers())}
         self.module = module
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._under_way: list[Future[Tensor]] = []
         for each in self._sharded:
-            each.set_custom_all_gather(_Gather(self._wire, waiting))
+            each.set_custom_all_gather(Gather(self._wire, waiting))
             layouts = self._layouts(each)
-            scatter = _Scatter(self._wire, waiting, self._sending, _parameters_of(each), layouts, self._under_way)
+            scatter = Scatter(self._wire, waiting, self._sending, _parameters_of(each), layouts, self._under_way)
             each.set_custom_reduce_scatter(scatter)
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
             if hasattr(each, "set_reduce_scatter_unused_params"):
                 each.set_reduce_scatter_unused_params(True)
-        if where.type == "cpu":  # elsewhere torch runs ahead of the device, and so gathers ahead
+        if where.type == "cpu" and by_blocks:  # called in turn; elsewhere torch runs ahead of the device
             for part, following in pairwise((module, *parts[:-1])):
                 part.set_modules_to_forward_prefetch([following])  # type: ignore[operator]  # fully_shard made it one
         groups = [group for each in self._sharded for group in each._get_fsdp_state()._fsdp_param_groups]
         trained = [[each for each in group.fsdp_params if each.sharded_param.requires_grad] for group in groups]
         self._trained = [each for group in trained for each in group]
         self._messages = sum(map(bool, trained))
+        plain = nn.ParameterList(each for each in module.parameters() if not isinstance(each, DTensor))
+        self._replicated = [FlatDDP(plain, self._wire)] if len(plain) else []  # listed: not a second time in the state
         self._sent = 0
         self._used: set[int] = set()
         self._watched = False
@@ -133,21 +147,26 @@ class FullyShardedDDP(nn.Module):
             self._set_sends(True)
 
     def finish_gradient_synchronization(self) -> None:
-        """Called between the last backward pass, which ends with shards of the mean, and the optimizer's step."""
-        if not self._sent:
+        """Called between the last backward pass, which ends with shards of the mean, and the optimizer's step.
+
+        What is replicated is averaged here.
+        """
+        if not self._sent or self._replicated:
             self._on_ready()
         self._sent = 0
         for future in self._under_way:
             future.wait()
         self._under_way.clear()
-        device = self._trained[0].sharded_param.device
+        device = next(self.module.parameters()).device
         for place in unused_everywhere(self._used, len(self._trained), self._wire, device):
             self._trained[place].sharded_param.grad = None
         self._used = set()
+        for rest in self._replicated:
+            rest.finish_gradient_synchronization()
 
     @property
     def shards(self) -> list[Tensor]:
-        """Of the gradients, what this rank has."""
+        """Of the gradients of what is sharded, what this rank has."""
         found = (each.sharded_param.grad for each in self._trained)
         return [each.to_local() for each in found if isinstance(each, DTensor)]
 
@@ -201,14 +220,27 @@ class FullyShardedDDP(nn.Module):
     def _sending(self) -> None:
         """A block's gradients are about to be sent; when the last are, all are complete."""
         self._sent += 1
-        if self._sent == self._messages:
+        if self._sent == self._messages and not self._replicated:
             self._on_ready()
 
     def _note_used(self, place: int, _: Tensor) -> None:
         self._used.add(place)
 
 
-def _blocks_apart(module: nn.Module) -> list[nn.Module]:
+def _outermost(module: nn.Module, types: type[nn.Module] | tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    """The modules of these types within one that is of none, but those within another."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        found += [child] if isinstance(child, types) else _outermost(child, types)
+    return list(dict.fromkeys(found))
+
+
+def _held(modules: Iterable[nn.Module]) -> set[int]:
+    """The ids of their parameters."""
+    return {id(parameter) for each in modules for parameter in each.parameters()}
+
+
+def _apart(blocks: Sequence[nn.Module], module: nn.Module) -> list[nn.Module]:
     """The blocks of a module but those of whose parameters something else holds one, too."""
 
     def holds_alone(block: nn.Module) -> bool:
@@ -216,7 +248,34 @@ def _blocks_apart(module: nn.Module) -> list[nn.Module]:
         outside = {id(p) for each in module.modules() if each not in inside for p in each.parameters(recurse=False)}
         return outside.isdisjoint(map(id, block.parameters()))
 
-    return [block for block in blocks_of(module) if holds_alone(block)]
+    return [block for block in blocks if holds_alone(block)]
+
+
+def _keep_types(module: nn.Module, apart: Sequence[nn.Module], compute_dtype: torch.dtype) -> None:
+    """Give what computes beside these parts of a module inputs of its parameters' type, as not every kernel mixes."""
+    inside = {each for part in apart for each in part.modules()}
+    for each in module.modules():
+        own = next(each.parameters(recurse=False), None)
+        if own is not None and inside.isdisjoint(each.modules()):
+            each.register_forward_pre_hook(partial(_cast_inputs, own.dtype), with_kwargs=True)
+            each.register_forward_hook(partial(_cast_output, compute_dtype))
+
+
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, inputs: Any, named: Any) -> Any:
+    return _cast((inputs, named), dtype)
+
+
+def _cast_output(dtype: torch.dtype, _: nn.Module, __: Any, output: Any) -> Any:
+    return _cast(output, dtype)
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values)
+
+
+def _without_views(_: nn.Module, __: Any, output: Any) -> Any:
+    """A module's output, with copies of views: what changes a view in place drops torch's hook, which gathers."""
+    return tree_map_only(Tensor, lambda each: each.clone() if each.requires_grad and each._is_view() else each, output)
 
 
 def _batch_norms(part: nn.Module) -> list[nn.Module]:
@@ -225,14 +284,17 @@ def _batch_norms(part: nn.Module) -> list[nn.Module]:
     return [each for each in found if each is not part and each.affine]
 
 
-def _refuse_undividable(module: nn.Module) -> None:
+def _refuse_undividable(module: nn.Module, chosen: Sequence[nn.Module]) -> None:
     """Refuse what torch cannot cut along a first dimension, by name.
 
     Raises:
-        UsageError: a parameter is a scalar, or not contiguous.
+        UsageError: a parameter of those is a scalar, or not contiguous; or there are none.
     """
+    held = _held(chosen)
+    if not held:
+        raise UsageError("nothing to shard: no module of the types that are sharded", "Name those of its layers.")
     for name, parameter in module.named_parameters():
-        if not parameter.dim() or not parameter.is_contiguous():
+        if id(parameter) in held and (not parameter.dim() or not parameter.is_contiguous()):
             what = "not contiguous" if parameter.dim() else "a scalar"
             raise UsageError(
                 f"parameter {name} is {what}, which fully_shard cannot divide",
@@ -243,81 +305,3 @@ def _refuse_undividable(module: nn.Module) -> None:
 def _parameters_of(part: FSDPModule) -> list[Any]:
     """What torch keeps of each parameter that is sharded with a part."""
     return [each for group in part._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]
-
-
-class _UnderWay(dist.Work):
-    """A gather on the wire, as torch waits for one."""
-
-    def __init__(self, future: Future[Tensor], waiting: Waiting) -> None:
-        super().__init__()
-        self._future, self._waiting = future, waiting
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return when it is done; a wire has a limit of its own."""
-        with self._waiting():
-            self._future.wait()
-        return True
-
-
-class _Gather(DefaultAllocMixin, AllGather):
-    """On the wire, in place; on a CPU under way when it returns."""
-
-    def __init__(self, wire: Wire, waiting: Waiting) -> None:
-        self._wire, self._waiting = wire, waiting
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        future = self._wire.gather(output_tensor, input_tensor)
-        if output_tensor.device.type == "cpu":
-            return _UnderWay(future, self._waiting)
-        future.wait()
-        return None
-
-
-class _Scatter(DefaultAllocMixin, ReduceScatter):
-    """On the wire, which averages; `under_way` when it returns where nothing looks at it before all are waited for.
-
-    Args:
-        wire: the wire.
-        waiting: entered while it is waited for.
-        sending: called before.
-        parameters: whose gradients it is called with.
-        layouts: by its elements, what is sent is made of.
-        under_way: what is to be waited for.
-    """
-
-    def __init__(
-        self,
-        wire: Wire,
-        waiting: Waiting,
-        sending: Callable[[], None],
-        parameters: Sequence[Any],
-        layouts: Mapping[int, Sequence[Segment]],
-        under_way: list[Future[Tensor]],
-    ) -> None:
-        self._wire, self._waiting, self._sending = wire, waiting, sending
-        self._parameters, self._layouts, self._under_way = parameters, layouts, under_way
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        self._sending()
-        segments = self._layouts.get(len(input_tensor))
-        if segments is None:  # torch before 2.13 leaves out what this rank has not used
-            segments = lay_out(
-                [(f"{next(iter(self._layouts.values()))[0].name}/{len(input_tensor)}", input_tensor.shape)]
-            )
-        future = self._wire.mean_shard(input_tensor, segments, output_tensor)
-        if output_tensor.device.type == "cpu" and not any(self._read(each, output_tensor) for each in self._parameters):
-            self._under_way.append(future)
-        else:
-            with self._waiting():
-                future.wait()
-
-    @staticmethod
-    def _read(parameter: Any, output: Tensor) -> bool:
-        """Whether torch casts the output, adds it to a gradient, or calls back with it, as it returns."""
-        held = parameter.sharded_param
-        hooks = getattr(held, "_post_accumulate_grad_hooks", None)
-        return held.dtype != output.dtype or held.grad is not None or bool(hooks)

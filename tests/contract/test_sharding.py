@@ -8,12 +8,15 @@ from sharding_jobs import (
     FILLED,
     OneWeight,
     built,
+    changed_in_place,
     filled,
     in_single,
     norm_of_one_weight,
     normalised,
+    nothing_sharded,
     one_weight,
     overflowing,
+    partly_sharded,
     refused,
 )
 from warm import WarmRanks
@@ -75,3 +78,27 @@ def test_batch_norm_stays_out_of_what_is_gathered_in_bf16(ranks: WarmRanks) -> N
 @pytest.mark.parametrize(("scalar", "what"), [(True, "a scalar"), (False, "not contiguous")])
 def test_a_parameter_that_cannot_be_divided_is_named(ranks: WarmRanks, scalar: bool, what: str) -> None:
     assert ranks(refused, scalar) == [f"parameter odd is {what}, which fully_shard cannot divide"] * 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("compute_dtype", [None, torch.float16])
+def test_layers_that_are_not_sharded_are_replicated(
+    ranks: WarmRanks, compute_dtype: torch.dtype | None, tied: bool
+) -> None:
+    """And a module's output that is a view may be changed in place, of which torch would warn."""
+    found = ranks(partly_sharded, compute_dtype, tied)
+    for each in found:
+        assert each["sharded"] == ["embed.weight", "up.weight", "up.bias", *["head.weight"] * (not tied), "head.bias"]
+        assert each["gradients"] < (1e-6 if compute_dtype is None else 5e-3)
+        assert each["weights"] < (1e-5 if compute_dtype is None else 5e-2)
+        assert each["plain"] == found[0]["plain"]
+        assert sum(gradient is None for gradient in each["plain"]) == 2
+    assert [each["ready"] for each in found] == [[3, 3, 3], [4, 4, 4]], "once a step, with all that this rank has used"
+
+
+def test_what_a_fully_sharded_module_returns_may_be_changed_in_place(ranks: WarmRanks) -> None:
+    assert max(ranks(changed_in_place)) < 1e-6
+
+
+def test_no_layer_to_shard_is_refused(ranks: WarmRanks) -> None:
+    assert ranks(nothing_sharded) == ["nothing to shard: no module of the types that are sharded"] * 2
