@@ -156,8 +156,9 @@ def test_a_compressors_bytes_are_those_that_it_sends(ranks: WarmRanks, compress:
             assert step["traffic"].gradient_raw == gradient_bytes(), "a ring of two"
 
 
-@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if made.equal_gradients])
+@pytest.mark.parametrize("sync", [name for name, made in ALL.items() if made.equal_gradients and name != "zero1_torch"])
 def test_without_a_wire_every_rank_takes_its_own_gradient(ranks: WarmRanks, sync: str) -> None:
+    """Torch's ZeRO-1 alone leaves the parts of others, which it broadcasts, as they were."""
     for step in ranks(watched_steps, sync, "none", True)[0]:
         assert step["error"] < EXACT
 

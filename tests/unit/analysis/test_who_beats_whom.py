@@ -25,7 +25,7 @@ def test_three_arms_have_a_table_of_who_beats_whom(cli, three):
     assert code == 0
     assert out.index("question:") < out.index("who beats whom") < out.index("figures  ")
     assert "hold jointly (Holm) for the 2 with static, and the 1 others" in out
-    assert "intervals that hold jointly for 2 arms, on which verdicts rest" in out
+    assert "intervals, on which verdicts rest, hold jointly for 2 arms" in out
     assert "who beats whom" not in cli("analyze", *three, "--quiet")[1]
 
 
