@@ -42,7 +42,7 @@ def _of_same_work(baseline: Arm, arm: Arm) -> bool:
 
 
 def _own_ideal(arm: Arm) -> float | None:
-    """ms per real token, mean over whole launches; None where one of them can state none."""
+    """Ms per real token, mean over whole launches; None where one of them can state none."""
     found = []
     for run in arm.whole:
         s = waste_of(run)["s"]

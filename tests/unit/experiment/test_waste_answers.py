@@ -21,7 +21,14 @@ from dynbench.runs.store import RunStore
 MakeComparison = Callable[..., Run]
 
 KNOWN = {
-    "waste": {"s": 2.0, **dict.fromkeys(PARTS, 0.05), "compute": 0.0, "waiting": 0.25, "reason": None, "reason_said": None},
+    "waste": {
+        "s": 2.0,
+        **dict.fromkeys(PARTS, 0.05),
+        "compute": 0.0,
+        "waiting": 0.25,
+        "reason": None,
+        "reason_said": None,
+    },
     "step_time_ms": {"total": 400.0},
     "real_tokens": 2000,
     "slowest_ranks": {"distinct": 2, "shares": [0.75, 0.25], "equal": 0.5},
