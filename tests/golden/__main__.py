@@ -14,7 +14,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from .accepted import KINDS, settle, silent
+from .accepted import KINDS, longest_first, settle, silent
 from .subjects import SUBJECTS
 
 
@@ -32,7 +32,7 @@ def main() -> int:
         parser.error(f"no golden: {', '.join(sorted(unknown))}; there are: {', '.join(SUBJECTS)}")
     differs = 0
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=silent) as pool:
-        asked = {name: pool.submit(settle, name, kinds, given.what == "accept") for name in names}
+        asked = {name: pool.submit(settle, name, kinds, given.what == "accept") for name in longest_first(names)}
         for future in asked.values():
             for line in future.result():
                 print(line)
