@@ -22,10 +22,15 @@ SMALL = (
     *("workload.name=causal_lm", "workload.size=tiny", "workload.max_length=16", "train.eval_samples=0"),
     "train.warmup_steps=3",  # in its second step ddp lays out its buckets anew, within its forward pass
 )
+IN_MAKE_TEST = ("ddp", "zero1", "fsdp", "ps")
+"""A kind of meeting each; the others in the matrix."""
 MEETING = {name: entry for name, entry in STRATEGIES.items() if entry.trains}
 
 
-@pytest.mark.parametrize("sync", MEETING)
+@pytest.mark.parametrize(
+    "sync",
+    [pytest.param(name, marks=() if name in IN_MAKE_TEST else pytest.mark.matrix) for name in MEETING],
+)
 def test_a_late_rank_is_waited_for_in_sync(ranks: WarmRanks, three: WarmRanks, tmp_path: Path, sync: str) -> None:
     entry, store = MEETING[sync], RunStore(tmp_path / "results")
     settings = [*SETTINGS, *SMALL, f"launch.nproc={2 + entry.servers}", f"sync.name={sync}"]
