@@ -68,8 +68,8 @@ def _trained(merged: MergedRun, each: int) -> pl.DataFrame:
             samples=pl.col("samples").sum(),
             train_loss=pl.col("loss").sum() / pl.col("weight").sum(),
             train_accuracy=pl.col("correct").sum() / pl.col("samples").sum(),
-            train_s=pl.col("ms").sum() / 1e3,
-            samples_per_s=1e3 * pl.col("samples").sum() / pl.col("ms").sum(),
+            train_s=pl.col("ms").cast(pl.Float64).sum() / 1e3,
+            samples_per_s=1e3 * pl.col("samples").sum() / pl.col("ms").cast(pl.Float64).sum(),
             step_ms=pl.col("ms").mean(),
             uncounted=pl.col("correct").null_count(),
         )
