@@ -28,7 +28,7 @@ from dynbench.analysis.result_line import RESULTS_FILE, results_csv
 from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.shared_ideal import share_ideal
 from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary
-from dynbench.analysis.waste import waste_of
+from dynbench.analysis.waste import of_shared
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
@@ -176,8 +176,12 @@ def analyze_runs(
         grouped = [stored_arm(label, [merged[run.id] for run in launches], grouped), *grouped]
     if lead is not None:
         grouped = led_by(lead, grouped)
-    grouped = share_ideal(grouped)
-    summaries |= {run.run.id: summaries[run.run.id] | {"waste": waste_of(run)} for arm in grouped for run in arm.runs}
+    grouped = share_ideal(grouped, summaries)
+    for launch in (launch for arm in grouped for launch in arm.runs):
+        if launch.ideal_ms is not None:
+            own = summaries[launch.run.id]
+            waste = of_shared(own["waste"], launch.time_ms, launch.ideal_ms)
+            summaries[launch.run.id] = own | {"waste": waste}
     terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
     comparisons = compare_candidates(terms)
     pairs = compare_pairs(terms, comparisons)

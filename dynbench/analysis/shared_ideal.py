@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from dynbench.analysis.arms import Arm
 from dynbench.analysis.levels import comparison_level
 from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.metrics import lookup
 from dynbench.analysis.pairing import pair_launches
-from dynbench.analysis.waste import waste_of
 
 
-def share_ideal(arms: Sequence[Arm]) -> list[Arm]:
+def share_ideal(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, object]]) -> list[Arm]:
     """The arms with `MergedRun.ideal_ms` of their launches set.
 
     Those that did the baseline's work, at level `step` or `window` on as many ranks of the same speeds, share the least
@@ -23,12 +23,13 @@ def share_ideal(arms: Sequence[Arm]) -> list[Arm]:
 
     Args:
         arms: the baseline comes first.
+        summaries: by id of the run, with its own ideal.
     """
     baseline, *others = arms
     if not others:
         return [baseline]
     sharing = [arm.label for arm in others if _of_same_work(baseline, arm)]
-    ideals = [_own_ideal(arm) for arm in arms if sharing and arm.label in (baseline.label, *sharing)]
+    ideals = [_own_ideal(arm, summaries) for arm in arms if sharing and arm.label in (baseline.label, *sharing)]
     least = min((ideal for ideal in ideals if ideal is not None), default=math.nan)
     return [_with_ideal(arm, least if arm.label in (baseline.label, *sharing) else math.nan) for arm in arms]
 
@@ -41,12 +42,12 @@ def _of_same_work(baseline: Arm, arm: Arm) -> bool:
     return bool(pairs) and comparison_level(pairs) in ("step", "window")
 
 
-def _own_ideal(arm: Arm) -> float | None:
+def _own_ideal(arm: Arm, summaries: Mapping[str, Mapping[str, object]]) -> float | None:
     """Ms per real token, mean over whole launches; None where one of them can state none."""
     found = []
     for run in arm.whole:
-        s = waste_of(run)["s"]
-        if not isinstance(s, float):
+        s = lookup(summaries[run.run.id], "waste.s")
+        if s is None:
             return None
         found.append(run.time_ms / s / _tokens(run))
     return fmean(found)

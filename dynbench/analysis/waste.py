@@ -75,12 +75,25 @@ def waste_of(merged: MergedRun) -> Waste:
     }
     time_ms = merged.time_ms
     ms["other"] = time_ms - ideal - sum(ms.values())
-    shared = ideal if merged.ideal_ms is None else merged.ideal_ms
-    ms["compute"] = ideal - shared
-    found = {"s": time_ms / shared, **{name: ms[name] / time_ms for name in PARTS}}
-    if math.isnan(shared):
-        return _unknown(Phrase.of("waste.not_shared")) | {name: x for name, x in found.items() if not math.isnan(x)}
-    return {**found, "reason": None, "reason_said": None}
+    shares = {name: ms.get(name, 0.0) / time_ms for name in PARTS}
+    own: Waste = {"s": time_ms / ideal, **shares, "reason": None, "reason_said": None}
+    return own if merged.ideal_ms is None else of_shared(own, time_ms, merged.ideal_ms)
+
+
+def of_shared(own: Waste, time_ms: float, ideal_ms: float) -> Waste:
+    """A run's waste by an ideal that it shares with others in place of its own.
+
+    Args:
+        own: by its own ideal.
+        time_ms: the run's time.
+        ideal_ms: of its measured steps, the shared one; nan where it shares none.
+    """
+    if not isinstance(s := own["s"], float):
+        return own
+    if math.isnan(ideal_ms):
+        reason = Phrase.of("waste.not_shared")
+        return own | {"s": None, "compute": None, "reason": str(reason), "reason_said": reason.record()}
+    return own | {"s": time_ms / ideal_ms, "compute": 1 / s - ideal_ms / time_ms}
 
 
 def _needed(rows: ComputeRows) -> ComputeFit | None:

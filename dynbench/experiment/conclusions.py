@@ -31,16 +31,8 @@ DOUBTS = (
 )
 """Checks whose warnings make times less certain; those that fail do, whichever they are."""
 OWN = (
-    *(
-        "best.why",
-        "best.verdict",
-        "best.among",
-        "best.beaten",
-        "best.untold",
-        "training.change",
-        "doubts.names",
-        "doubts.hints",
-    ),
+    *(f"best.{what}" for what in ("why", "verdict", "among", "beaten", "untold")),
+    *("training.change", "doubts.names", "doubts.hints"),
     *(f"other.{what}" for what in ("name", "speedup", "interval", "why")),
     *(f"same.{what}" for what in ("name", "verdict", "speedup", "interval")),
 )
@@ -158,9 +150,9 @@ def recommended(subject: Subject) -> Sequence[str]:
             return [f"recommendation.{'open' if open_ else 'other'}", same]
     if doubted:
         return ["recommendation.again"]
-    # GPU-hours of arms on unequal numbers of ranks are not told, but scaling has texts of its own.
+    # GPU-hours of arms on unequal numbers of ranks are not told, but scaling has a text of its own.
     unequal = subject.question.name != "scaling" and not subject.same_ranks(best)
-    return ["recommendation.ranks" if unequal else f"recommendation.{claim}"]
+    return ["recommendation.ranks" if unequal and claim == Verdict.FASTER else f"recommendation.{claim}"]
 
 
 def conclusion(speaker: Speaker) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
@@ -78,7 +78,8 @@ class FullyShardedDDP(nn.Module):
         check_same_model(module, self._wire)
         by_blocks = isinstance(module, sharded)
         chosen = [module] if by_blocks else _outermost(module, sharded)
-        _refuse_undividable(module, chosen)
+        held = {id(parameter) for each in chosen for parameter in each.parameters()}
+        _refuse_undividable(module, held)
         policy = MixedPrecisionPolicy(compute_dtype, None if compute_dtype is None else torch.float32)
         mesh = DeviceMesh.from_group(self._wire.group, where.type)
         done: set[int] = set()
@@ -97,7 +98,7 @@ class FullyShardedDDP(nn.Module):
                     fully_shard(norm, mesh=mesh, reshard_after_forward=reshard)
             part.register_forward_hook(_without_views)
             again = reshard and part is not module
-            rest = {each for each in part.parameters() if id(each) not in _held(chosen)}
+            rest = {each for each in part.parameters() if id(each) not in held}
             fully_shard(part, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, ignored_params=rest or None)
             done |= {id(each) for each in chain(part.parameters(), part.buffers())}
         self.module = module
@@ -235,11 +236,6 @@ def _outermost(module: nn.Module, types: type[nn.Module] | tuple[type[nn.Module]
     return list(dict.fromkeys(found))
 
 
-def _held(modules: Iterable[nn.Module]) -> set[int]:
-    """The ids of their parameters."""
-    return {id(parameter) for each in modules for parameter in each.parameters()}
-
-
 def _apart(blocks: Sequence[nn.Module], module: nn.Module) -> list[nn.Module]:
     """The blocks of a module but those of whose parameters something else holds one, too."""
 
@@ -284,13 +280,16 @@ def _batch_norms(part: nn.Module) -> list[nn.Module]:
     return [each for each in found if each is not part and each.affine]
 
 
-def _refuse_undividable(module: nn.Module, chosen: Sequence[nn.Module]) -> None:
+def _refuse_undividable(module: nn.Module, held: Collection[int]) -> None:
     """Refuse what torch cannot cut along a first dimension, by name.
+
+    Args:
+        module: the whole.
+        held: ids of the parameters that are to be sharded.
 
     Raises:
         UsageError: a parameter of those is a scalar, or not contiguous; or there are none.
     """
-    held = _held(chosen)
     if not held:
         raise UsageError("nothing to shard: no module of the types that are sharded", "Name those of its layers.")
     for name, parameter in module.named_parameters():

@@ -24,11 +24,10 @@ OTHER_SAMPLES = {"policy": "partition", "steps": 30}
 
 def arms(make_run: Make, **of_arm: dict[str, object]) -> list[Arm]:
     seeds = range(2)
-    return share_ideal(
-        named_arms(
-            {name: [merge_run(make_run(seed=seed, **fields)) for seed in seeds] for name, fields in of_arm.items()}
-        )
+    found = named_arms(
+        {name: [merge_run(make_run(seed=seed, **fields)) for seed in seeds] for name, fields in of_arm.items()}
     )
+    return share_ideal(found, {run.run.id: {"waste": waste_of(run)} for arm in found for run in arm.runs})
 
 
 def times(arm: Arm) -> list[float]:

@@ -14,7 +14,7 @@ from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.figures.waterfall import MOST_PANELS
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.shared_ideal import share_ideal
-from dynbench.analysis.waste import PARTS
+from dynbench.analysis.waste import PARTS, waste_of
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]
@@ -39,7 +39,8 @@ def views(make_run: Make, number: int) -> list[ArmView]:
 
 
 def shared(runs: dict[str, list[MergedRun]]) -> list[ArmView]:
-    return [ArmView(arm.label, arm.runs) for arm in share_ideal(named_arms(runs))]
+    summaries = {run.run.id: {"waste": waste_of(run)} for of_arm in runs.values() for run in of_arm}
+    return [ArmView(arm.label, arm.runs) for arm in share_ideal(named_arms(runs), summaries)]
 
 
 def drawn(arms: list[ArmView]) -> style.Drawing | None:
