@@ -10,7 +10,7 @@ from multiproc.launches import Launch
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.alone]
 
 
 def test_the_profiler_and_the_wire_agree_on_what_communication_takes(launch: Launch) -> None:
@@ -26,5 +26,8 @@ def test_the_profiler_and_the_wire_agree_on_what_communication_takes(launch: Lau
     assert isinstance(profile, dict) and (profile["first_step"], profile["steps"], profile["ranks"]) == (2, 2, 2)
     rows = {(row["phase"], row["operation"]): row for row in profile["rows"]}
     assert rows["backward", "all_reduce"]["calls"] == 1
-    assert rows["forward", "compute"]["share"] > 0.01 and ("forward", "all_reduce") not in rows
+    in_phase = {phase: rows.get((phase, "all_reduce"), {"ms": 0.0})["ms"] for phase in ("forward", "backward")}
+    assert rows["forward", "compute"]["share"] > 0.01
+    # A thread of gloo's ends a call in the profile after those that wait for it go on, seldom by more than a moment.
+    assert in_phase["forward"] < 0.1 * in_phase["backward"]
     assert profile["comm_share"] == pytest.approx(profile["wire_comm_share"], rel=0.3), "measured twice"
