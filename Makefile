@@ -32,7 +32,7 @@ help:
 	@echo "make test-gpu     what only a GPU can show"
 	@echo "make first-gpu    the first run on GPUs: short commands of every kind, and a page to send; DEVICE=cpu without any"
 	@echo "make bench-self   how long planning, analysing and --help take"
-	@echo "make trust        forty comparisons of equal arms and of a planted slowdown: about an hour, nothing beside it"
+	@echo "make trust        ten comparisons of equal arms and of planted slowdowns: half an hour, nothing beside it"
 	@echo "make scale        a JSON array of 1 GB tokenised, killed in the middle and gone on with: some minutes"
 	@echo "make soak         training for 30 minutes (SOAK_MINUTES=3 for fewer): memory and open files stay what they were"
 	@echo "make coverage     lines and branches that tests/unit runs; fails below 90 % of $(COVERED)"

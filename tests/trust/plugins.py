@@ -5,5 +5,7 @@ from __future__ import annotations
 from dynbench.plugins import StrategyEntry, register
 from dynbench.plugins.strategies import BucketOptions
 
-register(StrategyEntry("twin", "ddp by another name", "strategies:Twin", BucketOptions))
-register(StrategyEntry("tenth_more", "ddp with a tenth more to compute", "strategies:TenthMore", BucketOptions))
+for name in ("twin", "other_twin"):
+    register(StrategyEntry(name, "ddp by another name", "strategies:Twin", BucketOptions))
+for name in ("tenth_more", "other_tenth_more"):
+    register(StrategyEntry(name, "ddp with a tenth more to compute", "strategies:TenthMore", BucketOptions))
