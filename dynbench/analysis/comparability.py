@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.questions import DEFAULT
-from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with_ranks, within
+from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with_ranks, with_samples, within
 from dynbench.analysis.questions.levers import QUESTION as LEVERS
 from dynbench.analysis.questions.scaling import DEVICES
 from dynbench.config.digest import NOT_IDENTITY
@@ -57,7 +57,8 @@ _MEASURED = {"measured.torch_threads": "launch.threads"}
 
 def all_differences(a: MergedRun, b: MergedRun) -> Differences:
     """Everything in which two runs differ that is compared, or could forbid it: settings, ranks, and environment."""
-    found = config_differences(a.facts.config, b.facts.config)
+    settings = a.facts.config, b.facts.config
+    found = with_samples(config_differences(*settings), *settings)
     for key in (*ENVIRONMENT, _FINGERPRINT, "data.model.digest"):
         _add_if_different(found, f"env.{key}", fact(a.facts.env, key), fact(b.facts.env, key))
     for name, digest in _plugins(a).items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dynbench.analysis.questions import compress, levers, precision, scaling, schedule, steps, sync, topology
-from dynbench.analysis.questions.base import Differences, Question, with_ranks
+from dynbench.analysis.questions.base import Differences, Question, with_ranks, with_samples
 from dynbench.config.digest import differences
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import known_world_size
@@ -66,7 +66,8 @@ def find_question(found: Collection[Differences], named: str | None = None) -> Q
 
 def settings_differences(a: Config, b: Config) -> Differences:
     """How two resolved configurations differ, their numbers of ranks included."""
-    found, one, other = differences(a, b), known_world_size(a), known_world_size(b)
+    found = with_samples(differences(a, b), a, b)
+    one, other = known_world_size(a), known_world_size(b)
     if one is None or other is None:
         return found if one == other else {**found, "world_size": (one, other)}
     return with_ranks(found, ranks_of(a, one), ranks_of(b, other))

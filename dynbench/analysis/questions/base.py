@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dynbench.config.ranks import Ranks
+from dynbench.config.schema import Config
 from dynbench.runs.phrase import Phrase
 
 Differences = Mapping[str, tuple[object, object]]
@@ -37,6 +38,10 @@ EVALUATION = ("eval.loss", "eval.accuracy", "eval.perplexity")
 
 COUNTS = ("world_size", "workers", "launch.nproc", "launch.world_size", "launch.nnodes")
 """Keys that say how many ranks there are, and how many of them train."""
+
+TRAINED_ON = ("measured_samples", "warmup_samples")
+"""Keys of how many samples arms are measured on, and warm up on. They restate settings: they forbid nothing unless a
+question is about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class Question:
 
     def permitted(self, differences: Differences) -> set[str]:
         """The keys that may differ, of those that do."""
-        listed = (*ALWAYS, *self.asks, *self.follows)
+        listed = (*ALWAYS, *TRAINED_ON, *self.asks, *self.follows)
         return {key for key in differences if within(key, listed) and not within(key, NEVER)}
 
     def forbidden(self, differences: Differences) -> dict[str, tuple[object, object]]:
@@ -126,6 +131,15 @@ def with_ranks(found: Differences, a: Ranks, b: Ranks) -> Differences:
         return found
     workers = {"workers": (a.workers, b.workers)} if a.servers or b.servers else {}
     return {**found, "world_size": (a.world_size, b.world_size), **workers}
+
+
+def with_samples(found: Differences, a: Config, b: Config) -> dict[str, tuple[object, object]]:
+    """Differences with those of `TRAINED_ON` among them."""
+    (measured, warm), (others, others_warm) = (
+        (one.steps * one.global_batch, one.warmup_steps * one.global_batch) for one in (a.train, b.train)
+    )
+    trained = zip(TRAINED_ON, ((measured, others), (warm, others_warm)), strict=True)
+    return {**found, **{key: pair for key, pair in trained if pair[0] != pair[1]}}
 
 
 def within(key: str, listed: Sequence[str]) -> bool:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from dynbench.analysis.questions.base import EVALUATION, Differences, Question
+from dynbench.analysis.questions.base import EVALUATION, TRAINED_ON, Differences, Question
 
-FEWER = {"train.steps", "train.warmup_steps"}
-"""What shrinks as the global batch grows."""
-BATCH = "train.global_batch"
+TRADED = {"train.global_batch", "train.steps", "train.warmup_steps"}
+"""The batch, and the steps that shrink as it grows."""
 
 
 class Steps(Question):
-    """The global batch may grow where the steps, those of the warm-up too, shrink in proportion: as many samples."""
+    """The global batch may grow where steps shrink in proportion: as many samples are measured, and as many warm up."""
 
     def permitted(self, differences: Differences) -> set[str]:
-        """As listed, and batch and steps whose products are the same."""
-        found = super().permitted(differences)
-        match differences.get(BATCH):
-            case (int() as batch, int() as other):
-                counts = [differences.get(key) for key in FEWER]
-                if all(count is None or _as_many(count, batch, other) for count in counts) and any(counts):
-                    found |= {BATCH, *FEWER} & {*differences}
-        return found
-
-
-def _as_many(steps: tuple[object, object], batch: int, other: int) -> bool:
-    match steps:
-        case (int() as few, int() as many):
-            return few * batch == many * other
-    return False
+        """As listed, and batch and steps that come to the same samples, which are named where they do not."""
+        found, traded = super().permitted(differences) - {*TRAINED_ON}, TRADED & differences.keys()
+        return found | traded if len(traded) > 1 and not {*TRAINED_ON} & differences.keys() else found
 
 
 QUESTION = Steps(

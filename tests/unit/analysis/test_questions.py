@@ -318,10 +318,11 @@ def test_numbers_of_ranks_are_no_other_environment(launch):
     ("batch", "steps", "warmup", "refused"),
     [
         (64, 10, 2, set()),
-        (64, 10, 8, set()),
-        (64, 20, 2, {"train.global_batch", "train.steps", "train.warmup_steps"}),
-        (64, 40, 8, {"train.global_batch"}),
-        (16, 10, 8, {"train.steps"}),
+        (64, 10, 0, {"train.global_batch", "train.steps", "train.warmup_steps", "warmup_samples"}),
+        (64, 10, 8, {"train.global_batch", "train.steps", "warmup_samples"}),
+        (64, 20, 2, {"train.global_batch", "train.steps", "train.warmup_steps", "measured_samples"}),
+        (64, 40, 8, {"train.global_batch", "measured_samples", "warmup_samples"}),
+        (16, 10, 8, {"train.steps", "measured_samples"}),
     ],
 )
 def test_steps_may_be_fewer_where_their_batches_are_as_much_larger(batch, steps, warmup, refused):
@@ -330,3 +331,11 @@ def test_steps_may_be_fewer_where_their_batches_are_as_much_larger(batch, steps,
     found = settings_differences(load_config(None, fixed), load_config(None, (*other, "workload.layout=packed")))
     assert {*question_named("steps").forbidden(found)} == refused
     assert find_question([found]).name != "steps"
+
+
+def test_no_warmup_is_as_many_samples_of_any_batch():
+    one, other = (
+        load_config(None, (f"train.global_batch={batch}", f"train.steps={steps}", "train.warmup_steps=0"))
+        for batch, steps in ((16, 40), (64, 10))
+    )
+    assert question_named("steps").forbidden(settings_differences(one, other)) == {}
