@@ -17,7 +17,7 @@ from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import within
 from dynbench.analysis.speedup import log_ratios, seconds_per_unit, unit_of
 from dynbench.analysis.stats import coefficient_of_variation
-from dynbench.analysis.two_stage import CONTRADICTION, later_spread
+from dynbench.analysis.two_stage import CONTRADICTION, LaterSpread, later_spread
 from dynbench.analysis.verdict import Verdict
 
 FEWEST = 4
@@ -93,8 +93,8 @@ def _couples(evidence: Evidence) -> Iterator[Pair]:
 def few_launches(evidence: Evidence) -> Iterator[Seen]:
     """Comparisons with fewer pairs than `FEWEST`, or with an odd number of launches apart, as ABBA cannot balance.
 
-    What so few can say follows from t alone, whatever their spread came out as. Where `resolution` says how many
-    launches are needed, no other number is advised.
+    What so few can say follows from t alone, whatever their spread came out as. Where `resolution` or `first_stage`
+    says how many launches are needed, no other number is advised.
     """
     for comparison in evidence.comparisons:
         pairs = comparison.speedup.pairs
@@ -112,9 +112,7 @@ def few_launches(evidence: Evidence) -> Iterator[Seen]:
             yield Seen("warn", values | reaches, {"seen": "wide", "limit": "few", "hint": hint})
         elif pairs < FEWEST:
             yield Seen("warn", values, {"seen": "few", "limit": "few", "hint": hint})
-        elif (
-            not _unresolved(comparison) and sum(base.facts.together is None for base, _ in comparison.pairing.pairs) % 2
-        ):
+        elif not _unresolved(comparison) and _contradiction(comparison) is None and _apart(comparison) % 2:
             yield Seen("info", values, {"seen": "few", "limit": "odd", "hint": hint})
 
 
@@ -154,11 +152,8 @@ def first_stage(evidence: Evidence) -> Iterator[Seen]:
     The interval keeps the first stage's spread: then it is narrower than the launches bear out.
     """
     for comparison in evidence.comparisons:
-        first = comparison.speedup.first
-        if first is None or comparison.forbidden:
-            continue
-        found = later_spread(log_ratios(comparison.pairing.pairs, comparison.question.unit), first)
-        if found is not None and found.contradicts:
+        found, first = _contradiction(comparison), comparison.speedup.first
+        if found is not None and first is not None:
             spreads = {"first_spread": _percent(found.first), "later_spread": _percent(found.later)}
             counts = {"first": first, "later": comparison.speedup.pairs - first, "p": found.p}
             yield Seen("warn", {**_arms(comparison), **spreads, **counts, "limit": CONTRADICTION, "longer": 2 * first})
@@ -167,7 +162,8 @@ def first_stage(evidence: Evidence) -> Iterator[Seen]:
 def resolution(evidence: Evidence) -> Iterator[Seen]:
     """AMBIGUOUS comparisons: what their launches could have shown, and how many would show what they estimate.
 
-    The number of launches is as rough as the spread of so few pairs; that of fewer than `FEWEST` says nothing.
+    The number of launches is as rough as the spread of so few pairs; that of fewer than `FEWEST` says nothing, nor does
+    that of a first stage which later launches contradict.
     """
     for comparison in evidence.comparisons:
         spread = comparison.spread
@@ -218,7 +214,22 @@ def different_samples(evidence: Evidence) -> Iterator[Seen]:
 def _unresolved(comparison: Comparison) -> bool:
     """Whether there is a number of launches to be told that may decide it."""
     spread, enough = comparison.spread, comparison.speedup.pairs >= FEWEST
-    return enough and comparison.verdict is Verdict.AMBIGUOUS and spread is not None and spread.sd > 0
+    ambiguous = enough and comparison.verdict is Verdict.AMBIGUOUS and _contradiction(comparison) is None
+    return ambiguous and spread is not None and spread.sd > 0
+
+
+def _contradiction(comparison: Comparison) -> LaterSpread | None:
+    """The spread after the first stage, where it contradicts that of the first stage."""
+    first = comparison.speedup.first
+    if first is None or comparison.forbidden:
+        return None
+    found = later_spread(log_ratios(comparison.pairing.pairs, comparison.question.unit), first)
+    return found if found is not None and found.contradicts else None
+
+
+def _apart(comparison: Comparison) -> int:
+    """Pairs whose launches were made apart."""
+    return sum(base.facts.together is None for base, _ in comparison.pairing.pairs)
 
 
 def _arms(comparison: Comparison) -> dict[str, object]:

@@ -386,6 +386,18 @@ def test_resolution_says_nothing_of_decided_comparisons(merged):
 
 
 @pytest.mark.slow
+def test_a_contradicted_first_stage_is_the_only_advice_on_launches(merged):
+    """One pair was told a longer first stage, and a number of launches from the spread that is contradicted."""
+    for factors in ((1, 1.001, 1.002, 1.001, 2, 0.5, 1.5), (1, 1.03, 0.98, 1.02, 2, 0.5, 1)):
+        arms = {
+            "static": [merged("static", seed=seed, noise=0.0) for seed in range(7)],
+            "other": [merged("static", seed=seed, noise=0.0, slowdown=factor) for seed, factor in enumerate(factors)],
+        }
+        assert {"few_launches", "resolution", "first_stage"} & found(arms, first=4).keys() == {"first_stage"}
+        assert {"few_launches", "resolution"} & found(arms).keys()
+
+
+@pytest.mark.slow
 def test_first_stage_is_contradicted_by_launches_that_spread_more(merged):
     factors = (1, 1.001, 1.002, 1.001, 2, 0.5, 1.5)
     arms = {
