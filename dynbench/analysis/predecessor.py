@@ -1,7 +1,8 @@
 """Where arms take turns: whether a step depends on which arm ran before it.
 
 What an arm leaves behind (caches, the allocator, clocks, work that it did not end) would be charged to the next one.
-Orders are balanced, so it reaches all arms alike; a large effect still says that arms are not timed by themselves.
+Within their rounds orders are balanced, so it reaches all arms about alike; a large effect still says that arms are not
+timed by themselves.
 """
 
 from __future__ import annotations
