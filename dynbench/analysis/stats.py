@@ -150,12 +150,15 @@ def relative_drift(values: ArrayLike) -> float:
     return slope * (blocks.size - 1) / float(np.median(array))
 
 
-def drift_p_value(values: ArrayLike, beside: ArrayLike) -> float:
-    """Two-sided p of Student's t test that values do not change with their place; their outliers count less.
+def growth_p_value(values: ArrayLike, beside: ArrayLike) -> float:
+    """One-sided p of Student's t test that values do not grow with their place; their outliers count less.
 
     Args:
         values: three or more.
         beside: what the values were made free of, as their line on it; its own change with the place is not theirs.
+
+    Returns:
+        0.5 where nothing can be told: all values are equal, or all of the place is in `beside`.
     """
     from scipy.special import stdtr
 
@@ -168,9 +171,9 @@ def drift_p_value(values: ArrayLike, beside: ArrayLike) -> float:
         place = place - known * (known @ place) / (known @ known)
     of_both = math.sqrt((inner @ inner) * (place @ place))
     if of_both == 0:
-        return 1.0
+        return 0.5
     correlation, df = float(inner @ place) / of_both, inner.size - 2 - bool(known.any())
-    return float(2 * stdtr(df, -abs(correlation) * math.sqrt(df / max(1 - correlation**2, np.finfo(float).eps))))
+    return float(stdtr(df, -correlation * math.sqrt(df / max(1 - correlation**2, np.finfo(float).eps))))
 
 
 def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from dynbench.analysis.checks.finding import Evidence, Seen, mean_share
 from dynbench.analysis.crowding import load_of
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.pace import step_paces, step_tokens
-from dynbench.analysis.stats import drift_p_value, relative_drift, robust_z
+from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
 from dynbench.errors import RecordError
 from dynbench.runs.probe_record import read_probe
 
@@ -23,8 +23,9 @@ WARMUP_PACE = 1.25
 """Times of the other steps' pace below which a first one matters to no mean, however quiet the machine."""
 DRIFT_LIMIT = 0.10
 """Change over one launch, as a part of its median step."""
-DRIFT_CHANCE = 0.015
-"""How often equal steps would show a change by chance."""
+SLOWER_CHANCE, FASTER_CHANCE = 0.0125, 0.0075
+"""How often equal steps would get slower, or faster, by chance: 2 % in all, less of it for steps that get faster, as a
+warm-up does, for which `short_warmup` looks too."""
 PLANNING_LIMIT = 0.01
 CHEAPER_PLANS = ("prefix", "window")
 """Policies with a setting that makes planning cheaper."""
@@ -70,11 +71,11 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
         if run.measured.height < 20:
             continue
         paces = step_paces(run)
-        change, p = relative_drift(paces), drift_p_value(paces, step_tokens(run))
-        if abs(change) > DRIFT_LIMIT and p < DRIFT_CHANCE:
-            yield Seen(
-                "warn", {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": DRIFT_CHANCE, "p": p}
-            )
+        change = relative_drift(paces)
+        towards, chance = (paces, SLOWER_CHANCE) if change > 0 else (-paces, FASTER_CHANCE)
+        p = growth_p_value(towards, step_tokens(run))
+        if abs(change) > DRIFT_LIMIT and p < chance:
+            yield Seen("warn", {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p})
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:

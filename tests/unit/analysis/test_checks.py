@@ -453,15 +453,28 @@ def found_in(check, steps, spreads, *, drift=0.0, first=1.0, noise="normal", run
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("steps", "change", "own"),
-    [(20, 0.45, 0.85), (30, 0.45, 0.9), (100, 0.2, 0.9)],
+    ("steps", "change", "least"),
+    [(20, 0.45, 0.9), (20, -0.45, 0.85), (30, 0.45, 0.9), (30, -0.45, 0.9), (100, 0.2, 0.9), (100, -0.2, 0.9)],
 )
-def test_drift_is_seen_in_nine_of_ten_runs_and_in_two_of_a_hundred_without(steps, change, own):
-    """Of 20 steps with 15 % of their own the best test of its level, Student's, would see no nine of ten either."""
+def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
+    """But of 20 steps that get faster, if 15 % is what their tokens leave.
+
+    The t test of the slope, the most powerful unbiased one, sees the drift of these in 0.88 at a level of 0.75 %, that
+    of 20 that get slower in 0.92 at one of 1.25 %, and either in 0.90 at one of 1 %.
+    """
     assert found_in(conditions.drift, steps, TOTAL, drift=change) >= 0.9
-    assert found_in(conditions.drift, steps, OWN, drift=change) >= own
-    for spreads, noise in itertools.product((OWN, TOTAL), ("normal", "heavy")):
-        assert found_in(conditions.drift, steps, spreads, noise=noise, runs=1000) <= 0.02
+    assert found_in(conditions.drift, steps, OWN, drift=change, runs=2000) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [20, 30, 100])
+def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
+    """In all; each kind of noise is allowed two standard errors of its thousand runs."""
+    alarms = [
+        found_in(conditions.drift, steps, spreads, noise=noise, runs=1000)
+        for spreads, noise in itertools.product((OWN, TOTAL), ("normal", "heavy"))
+    ]
+    assert np.mean(alarms) <= 0.02 and max(alarms) <= 0.02 + 2 * math.sqrt(0.02 * 0.98 / 1000)
 
 
 @pytest.mark.slow
@@ -485,7 +498,7 @@ def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
 
 def test_drift_is_not_seen_in_heavy_tails():
     """Independent heavy-tailed steps must hardly ever look like drift."""
-    assert found_in(conditions.drift, 60, (0.0, 0.6), noise="heavy") <= 0.02
+    assert found_in(conditions.drift, 60, (0.0, 0.6), noise="heavy", runs=2000) <= 0.02
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from scipy.signal import lfilter
 from dynbench.analysis.stats import (
     Ratio,
     coefficient_of_variation,
-    drift_p_value,
+    growth_p_value,
     mean_interval,
     paired_ratio,
     relative_drift,
@@ -196,26 +196,27 @@ def test_the_theil_sen_slope_is_scipys():
     assert theil_sen(np.ones(5), np.arange(5.0)) == 0
 
 
-def test_the_test_of_drift_is_that_of_the_place_in_a_regression_on_both():
+def test_the_test_of_growth_is_that_of_the_place_in_a_regression_on_both():
     """A covariate costs one degree of freedom, and takes its own change with the place with it."""
     rng = np.random.default_rng(2)
     place, tokens = np.arange(25.0), rng.uniform(1, 2, 25)
     values = 0.02 * place + rng.uniform(0, 1, 25)
-    assert drift_p_value(values, np.ones(25)) == pytest.approx(stats.linregress(place, values).pvalue)
+    assert growth_p_value(values, np.ones(25)) == pytest.approx(stats.linregress(place, values).pvalue / 2)
+    assert growth_p_value(-values, np.ones(25)) == pytest.approx(1 - growth_p_value(values, np.ones(25)))
     design = np.stack([np.ones(25), tokens, place], axis=1)
     free = values - design[:, :2] @ np.linalg.lstsq(design[:, :2], values, rcond=None)[0]
     fit, (left,), *_ = np.linalg.lstsq(design, free, rcond=None)
     error = math.sqrt(left / 22 * np.linalg.inv(design.T @ design)[2, 2])
-    assert drift_p_value(free, tokens) == pytest.approx(2 * stats.t.sf(abs(fit[2]) / error, 22))
+    assert growth_p_value(free, tokens) == pytest.approx(stats.t.sf(fit[2] / error, 22))
 
 
-def test_the_test_of_drift_knows_nothing_of_equal_values_and_all_of_a_line():
-    assert drift_p_value(np.ones(20), np.arange(20)) == 1
-    assert drift_p_value(np.arange(20.0), np.arange(20)) == 1, "all of the line is the covariate's"
-    assert drift_p_value(np.arange(20.0), np.ones(20)) < 1e-12
+def test_the_test_of_growth_knows_nothing_of_equal_values_and_all_of_a_line():
+    assert growth_p_value(np.ones(20), np.arange(20)) == 0.5
+    assert growth_p_value(np.arange(20.0), np.arange(20)) == 0.5, "all of the line is the covariate's"
+    assert growth_p_value(np.arange(20.0), np.ones(20)) < 1e-12
     outlier = np.random.default_rng(1).normal(10, 1, 40)
     outlier[-1] = 1e4
-    assert drift_p_value(outlier, np.ones(40)) > 0.05
+    assert growth_p_value(outlier, np.ones(40)) > 0.05
 
 
 def test_interval_of_a_mean_is_scipys():
