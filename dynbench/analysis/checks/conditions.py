@@ -79,15 +79,19 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
-    """The first run with more threads on CPU than cores: ranks then wait for the system's scheduler, not each other."""
-    for run in evidence.runs:
-        load = load_of(run.facts)
-        if load is not None and load.oversubscribed:
+    """The first run with more threads on CPU than cores: ranks then wait for the system's scheduler, not each other.
+
+    `--nproc` is no way out where arms of fewer and more ranks are compared: it would make them all alike.
+    """
+    loads = [(run, load) for run in evidence.runs if (load := load_of(run.facts)) is not None]
+    compared = len({load.ranks for _, load in loads}) > 1
+    for run, load in loads:
+        if load.oversubscribed:
             ranks, threads, cores = load.ranks, load.threads, load.cores
             fewer_ranks = ranks > cores or threads == 1
             setting, number = ("nproc", max(1, cores // threads)) if fewer_ranks else ("threads", cores // ranks)
             values = {"run": run.label, "ranks": ranks, "threads": threads, "cores": cores, "number": number}
-            yield Seen("warn", values, setting)
+            yield Seen("warn", values, "arms" if fewer_ranks and compared else setting)
             return
 
 

@@ -510,6 +510,13 @@ def test_oversubscribed_cores(merged, overrides, hint):
     assert (finding.limit, finding.hint) == ("8 cores", hint)
 
 
+def test_numbers_of_ranks_that_are_compared_are_not_to_be_made_alike(merged):
+    """As `--nproc` would, which was advised where arms of 2 and of 16 ranks met."""
+    arms = {"few": [merged("static")], "many": [merged("static", world_size=16)]}
+    hint = found(arms)["oversubscribed_cores"].hint
+    assert "--nproc" not in hint and "more than 8 ranks" in hint
+
+
 def test_skipped_steps(merged):
     run = with_steps(merged("static"), skipped=pl.col("step") % 5 == 0)
     assert "20 % of the optimizer steps" in found({"a": [run]})["skipped_steps"].seen

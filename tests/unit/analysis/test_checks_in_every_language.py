@@ -116,6 +116,7 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield alone(scaled(early, step_time_max_ms=time * (1 + 9 * (pl.col("step") == 1))))
     yield alone(scaled(merged("partition", steps=400), step_time_max_ms=time * (1 + pl.col("step") / 800)))
     yield alone(merged("static", overrides=("launch.nproc=4", "launch.threads=4")))
+    yield findings({"few": [merged("static")], "many": [merged("static", world_size=16)]})
     yield alone(merged("static", overrides=("launch.nproc=16",)))
     yield alone(scaled(merged("static"), skipped=pl.col("step") % 5 == 0))
     yield alone(scaled(merged("static"), other_ms_mean=time * 0.1))
