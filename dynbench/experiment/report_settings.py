@@ -225,13 +225,16 @@ def dropout(subject: Subject, template: Template) -> str | None:
     found: list[object] = []
     for member in subject.members:
         rates = fact(member.env, "data.model.dropout")
-        configured = None if member.config is None else member.config.get("workload.dropout")
-        if isinstance(rates, Mapping):
+        config = member.config or {}
+        workload = WORKLOADS.get(str(config.get("workload.name")))
+        if workload is not None and not workload.drops:
+            found.append({})
+        elif isinstance(rates, Mapping):
             known = [rate for rate in (rates[key] for key in rates) if rate is not None]
             main = rates.get("dropout")
             found += [main] if main is not None else known or [{}]
         else:
-            found.append(configured)
+            found.append(config.get("workload.dropout"))
     return distinct(shown(rate, template) for rate in found if rate is not None)
 
 

@@ -171,6 +171,15 @@ def test_the_dropout_is_that_of_the_model(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+def test_a_model_without_dropout_has_none(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+    """That of the digits, whose records say nothing of rates, was "not measured"."""
+    make_comparison(flags={"static": {"workload.name": "mlp"}})
+    for run in store.list():
+        write_json(run.env_file, {"data": {"model": {"architecture": "mlp"}}})
+    assert f"| Dropout | {load_template(language).labels['words.none']} |" in report(store, language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_subset_is_told(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
     note = {"en": "a random subset of 500", "zh": "500 个样本的随机子集"}[language]
     make_comparison({}, flags={"static": {"workload.subset": 500}})
