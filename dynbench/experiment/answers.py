@@ -28,6 +28,9 @@ TOPICS: Mapping[str, tuple[str, str]] = {
 }
 """Name of what is told to the metric that says it, and the one beside it; less is better in all."""
 
+UNEQUAL = ("std_over_ranks.compute_ms.mean", "std_over_ranks.padded_tokens.mean")
+"""The same of the imbalance where ranks are unequal: equal times are the aim, not equal tokens."""
+
 OWN = (
     *("arm.name", "change.percent", "groups.names", "answers.groups", "bound.speedup", "bound.said"),
     *(f"{which}.{what}" for which in ("first", "second") for what in ("before", "after", "change")),
@@ -94,6 +97,8 @@ def _gained(comparison: ComparisonRecord, metric: str) -> tuple[str, float] | No
 def topic(speaker: Speaker, name: str) -> str:
     """One of `TOPICS`: where it got better or worse, then every candidate with its numbers."""
     subject, (first, second) = speaker.subject, TOPICS[name]
+    if name == "imbalance" and subject.unequal_ranks:
+        name, (first, second) = "unequal", UNEQUAL
     baseline = subject.arms[subject.baseline]
     refused = [item.verdict is Verdict.INCOMPARABLE for item in subject.comparisons]
     unknown = all(mean_of(arm, metric) is None for arm in subject.arms.values() for metric in (first, second))

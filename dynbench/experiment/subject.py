@@ -125,6 +125,12 @@ class Subject:
         names = (str((member.config or {}).get("workload.name")) for member in self.members)
         return any(name not in WORKLOADS or WORKLOADS[name].lengths is not None for name in names)
 
+    @property
+    def unequal_ranks(self) -> bool:
+        """Whether ranks of a run were slowed down, or planned for by their speeds: their shares are not to be equal."""
+        configs = [member.config or {} for member in self.members]
+        return any(config.get(key) for config in configs for key in ("launch.slowdown", "schedule.speeds"))
+
     def same_ranks(self, comparison: ComparisonRecord) -> bool:
         """Whether both arms ran on as many ranks, those that serve included, as far as that was recorded."""
         arms = (self.arms.get(name, ()) for name in (comparison.baseline, comparison.candidate))

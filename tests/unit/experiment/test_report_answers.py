@@ -102,6 +102,30 @@ def test_better_worse_and_equal_arms_are_named_as_such(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("key", ["launch.slowdown", "schedule.speeds"])
+def test_ranks_of_unequal_speed_are_to_have_equal_times_and_not_equal_tokens(
+    store: RunStore, make_comparison: MakeComparison, language: str, key: str
+) -> None:
+    """A plan that gives a slow rank less was told to have the larger imbalance."""
+    summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(300.0, 150.0, 10.0)}
+    for (name, known), ms in zip(summaries.items(), (8.0, 2.0), strict=True):
+        known["std_over_ranks"] = {
+            "compute_ms": {"mean": ms},
+            "padded_tokens": {"mean": 100.0 if name == "static" else 300.0},
+        }
+    value = {1: 2.0} if key == "launch.slowdown" else (1.0, 0.5)
+    flags = {"static": {"launch.nproc": 2}, "other": {"schedule.mode": "dynamic", "launch.nproc": 2, key: value}}
+    make_comparison({"candidate": "other"}, summaries=summaries, flags=flags)
+
+    text = part(report(store, language), "### 4.4", "### 4.5")
+
+    less, more = {"en": ("75.0 % less", "200.0 % more"), "zh": ("减少 75.0 %", "增加 200.0 %")}[language]
+    told = {"en": "imbalance between the ranks is smaller under `other`", "zh": "各 rank 间的不均衡在 `other` 下变小"}
+    assert told[language] in text
+    assert less in text and more in text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("together", [True, False])
 def test_memory_that_nobody_knows_is_said_once_and_why(
     store: RunStore, make_comparison: MakeComparison, language: str, together: bool
