@@ -12,9 +12,8 @@ from dynbench.experiment.subject import Json, Member
 OWN = tuple(
     f"memory.{key}"
     for key in (
-        *("arms", "capacity", "margin", "limit", "steps", "shrunk"),
-        *(f"{free}{end}" for free in ("", "free_") for end in ("shortest", "longest", "most", "least")),
-        *("peak", "there"),
+        *("arms", "capacity", "margin", "limit", "steps", "shrunk", "found", "tested"),
+        *("shortest", "longest", "most", "least", "peak", "there"),
     )
 )
 """Placeholders that only these sentences use."""
@@ -50,8 +49,7 @@ def _sentence(speaker: Speaker, capacity: str, names: str) -> str:
         return speaker.say("memory.given" if given else "memory.lost", **own)
     record, config = _mapping(probe.get("record")), _mapping(probe.get("config"))
     limited, free = _tables(record)
-    own |= {f"memory_{key}": text for key, text in _ends(limited).items()}
-    own |= {f"memory_free_{key}": text for key, text in _ends(free).items()}
+    own |= {"memory_found": _ends(speaker, limited), "memory_tested": _ends(speaker, free)}
     margin, limit = config.get("probe.margin"), lookup(record, "memory_limit_mb")
     own["memory_margin"] = percent(float(margin)) if isinstance(margin, int | float) else None
     own["memory_limit"] = number(limit)
@@ -76,15 +74,18 @@ def _tables(record: Json) -> tuple[dict[int, int], dict[int, int]]:
     return limited, {length: samples for length, samples in free.items() if length not in limited}
 
 
-def _ends(found: Mapping[int, int]) -> Texts:
-    """The shortest and the longest length, and how many samples of each."""
-    shortest, longest = min(found, default=None), max(found, default=None)
-    return {
-        "shortest": number(shortest),
-        "longest": number(longest),
-        "most": None if shortest is None else number(found[shortest]),
-        "least": None if longest is None else number(found[longest]),
-    }
+def _ends(speaker: Speaker, found: Mapping[int, int]) -> str | None:
+    """How many samples of the shortest length and of the longest, once where they are the same; None without any."""
+    if not found:
+        return None
+    shortest, longest = min(found), max(found)
+    return speaker.say(
+        f"memory.{'one' if shortest == longest else 'two'}",
+        memory_shortest=number(shortest),
+        memory_longest=number(longest),
+        memory_most=number(found[shortest]),
+        memory_least=number(found[longest]),
+    ).strip()
 
 
 def _peaks(speaker: Speaker) -> str:
