@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.metrics import lookup, mean
 from dynbench.analysis.overview import Label, in_english
 from dynbench.analysis.tables import format_value
 from dynbench.analysis.waste import PARTS
@@ -61,11 +61,12 @@ def heading(key: str, label: Label = in_english) -> str:
 
 
 def mean_waste(summaries: Sequence[Mapping[str, object]]) -> dict[str, float]:
-    """The parts, each a mean over the launches that know it, and the `s` they add up to; without what none knows."""
+    """The parts and `s`, which they add up to: means over the launches; without what one of them does not know."""
     found = {key: [lookup(summary, f"waste.{key}") for summary in summaries] for key in ("s", *PARTS)}
     known = {key: [value for value in values if value is not None] for key, values in found.items()}
-    means = {key: fmean(values) for key, values in known.items() if values}
-    return means | {"s": 1 / (1 - sum(means[part] for part in PARTS))} if "s" in means else means
+    return {
+        key: mean(f"waste.{key}", values) for key, values in known.items() if values and len(values) == len(summaries)
+    }
 
 
 def _cells(summaries: Sequence[Mapping[str, object]]) -> list[str]:

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.metrics import lookup
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import interval, percent, ratio
-from dynbench.experiment.quality_answers import change_of, measure_text, qualities
-from dynbench.experiment.subject import Subject, whole
+from dynbench.experiment.quality_answers import change_of, measure_text, never_compressed, qualities
+from dynbench.experiment.subject import Subject
 from dynbench.plugins import STRATEGIES
 
 Training = Literal["same", "samples", "unproven", "leak", "untrained", "apart", "batch", "worse", "drift"]
@@ -31,7 +30,7 @@ DOUBTS = (
 )
 """Checks whose warnings make times less certain; those that fail do, whichever they are."""
 OWN = (
-    *(f"best.{what}" for what in ("why", "verdict", "among", "beaten", "untold")),
+    *(f"best.{what}" for what in ("why", "verdict", "among", "beaten", "untold", "near", "near_names")),
     *("training.change", "doubts.names", "doubts.hints"),
     *(f"other.{what}" for what in ("name", "speedup", "interval", "why")),
     *(f"same.{what}" for what in ("name", "verdict", "speedup", "interval")),
@@ -118,6 +117,7 @@ def placeholders(speaker: Speaker) -> dict[str, str | None]:
             "best.verdict": verdict_text(speaker, best),
             "best.among": speaker.say(f"among.{_among(subject, best)}").strip(),
             "best.beaten": _beaten(speaker),
+            "best.near": _near(speaker, best),
             "doubts.names": ", ".join(dict.fromkeys(f"`{check.id}`" for check in doubts)),
             "doubts.hints": " ".join(dict.fromkeys(hint for *_, hint in told)),
         }
@@ -181,13 +181,9 @@ def judged(subject: Subject) -> list[ComparisonRecord]:
 
 
 def _only_compresses_later(subject: Subject, item: ComparisonRecord) -> bool:
-    """Whether a candidate differs in compression alone, which starts after its last step: it is a second baseline."""
-    first = whole(subject.arms.get(item.candidate, ()))[:1]
-    if not first or not all(key.startswith("compress.") for key in item.compared):
-        return False
-    start, steps = (first[0].config or {}).get("compress.start_step"), lookup(first[0].summary, "steps")
-    ran = None if steps is None else steps + (lookup(first[0].summary, "warmup_steps") or 0)
-    return isinstance(start, int) and ran is not None and 0 < ran <= start
+    """Whether a candidate differs in compression alone, which it never came to: it is a second baseline."""
+    alone = all(key.startswith("compress.") for key in item.compared)
+    return alone and never_compressed(subject.arms.get(item.candidate, ()))
 
 
 def _among(subject: Subject, best: ComparisonRecord) -> str:
@@ -203,6 +199,14 @@ def _beaten(speaker: Speaker) -> str:
     told = (Verdict.SLOWER, Verdict.SAME)
     untold = ", ".join(f"`{item.candidate}`" for item in judged(speaker.subject) if item.verdict not in told)
     return speaker.say(f"beaten.{'open' if untold else 'none'}", best_untold=untold).strip()
+
+
+def _near(speaker: Speaker, best: ComparisonRecord) -> str:
+    """Which other arms found faster the launches do not tell the best from; empty without any."""
+    untold = {frozenset((pair.baseline, pair.candidate)) for pair in speaker.subject.pairs if pair.faster is None}
+    faster = [item.candidate for item in judged(speaker.subject) if item.verdict is Verdict.FASTER]
+    near = ", ".join(f"`{name}`" for name in faster if frozenset((best.candidate, name)) in untold)
+    return speaker.say("near", best_near_names=near) if near else ""
 
 
 def _rank(training: Training) -> int:

@@ -25,8 +25,9 @@ def interval(comparison: ComparisonRecord) -> str | None:
 def saved_hours(comparison: ComparisonRecord, subject: Subject) -> str | None:
     """GPU-hours saved per 1,000 of the baseline, by the speed-up s, 1000 * (1 - 1/s).
 
-    None but for arms found FASTER, as no other verdict says that hours are saved, and for arms on different numbers of
-    ranks: an hour of theirs is not as many GPU-hours.
+    None but for arms found FASTER, as no other verdict says that hours are saved; of arms on different numbers of
+    ranks, an hour of which is not as many GPU-hours; and at level `tokens`, where other steps are taken over the same
+    tokens, and may need more of them.
     """
     return f"{_saved(comparison.speedup):.0f}" if _saves(comparison, subject) else None
 
@@ -54,7 +55,8 @@ def percent(fraction: float | None) -> str | None:
 
 
 def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
-    return comparison.verdict is Verdict.FASTER and not comparison.aa and subject.same_ranks(comparison)
+    found = comparison.verdict is Verdict.FASTER and not comparison.aa
+    return found and comparison.level != "tokens" and subject.same_ranks(comparison)
 
 
 def _saved(speed: float) -> float:

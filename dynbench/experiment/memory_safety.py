@@ -42,7 +42,8 @@ def _name(capacity: object) -> str:
 def _sentence(speaker: Speaker, capacity: str, names: str) -> str:
     own: Texts = {"memory_arms": names, "memory_capacity": capacity}
     if capacity in ("none", "missing"):
-        return speaker.say(f"memory.{capacity}", **own)
+        unread = capacity == "none" and speaker.subject.probes
+        return speaker.say(f"memory.{'unread' if unread else capacity}", **own)
     probe = speaker.subject.probes.get(capacity)
     if probe is None:
         given = all(part.strip().isdecimal() for part in capacity.split(","))

@@ -32,8 +32,8 @@ class Quality:
     Attributes:
         values: launch to its last evaluation.
         compression: bytes of gradients over bytes sent, mean over launches; None where it is not known.
-        change: relative change against the baseline's of the same seed, mean and interval; None of the baseline, and
-            of fewer than two launches.
+        change: relative change against the baseline's of the same seed, mean and interval; None of the baseline, of
+            what does as the baseline does, and of fewer than two launches.
     """
 
     values: Mapping[Launch, float]
@@ -62,12 +62,16 @@ def quality_table(subject: Subject, template: Template) -> str:
             str(len(arm.values)),
             f"{fmean(arm.values.values()):.4f}",
             change_of(arm) or none,
-            template.label(f"quality.{arm.judgement}") if arm.judgement else none,
+            template.label(f"quality.{word}") if (word := _word(subject, name, arm)) else none,
         ]
         for name, arm in arms.items()
     ]
     columns = ("arm", "compression", "seeds", measure.replace(".", "_"), "quality_change", "quality_within")
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=1)
+
+
+def _word(subject: Subject, name: str, arm: Quality) -> str | None:
+    return "never" if never_compressed(subject.arms[name]) else arm.judgement
 
 
 def quality_sentence(speaker: Speaker) -> str:
@@ -111,7 +115,9 @@ def qualities(subject: Subject) -> tuple[str | None, dict[str, Quality]]:
             base = known[subject.baseline]
             return measure, {
                 name: Quality(
-                    values, _compression(whole(subject.arms[name])), _changes(base, values, name == subject.baseline)
+                    values,
+                    _compression(whole(subject.arms[name])),
+                    _changes(base, values, name == subject.baseline or never_compressed(subject.arms[name])),
                 )
                 for name, values in known.items()
             }
@@ -121,6 +127,16 @@ def qualities(subject: Subject) -> tuple[str | None, dict[str, Quality]]:
 def _compression(members: Sequence[Member]) -> float | None:
     known = [value for member in members if (value := lookup(member.summary, "compression_ratio")) is not None]
     return fmean(known) if known else None
+
+
+def never_compressed(members: Sequence[Member]) -> bool:
+    """Whether an arm's compressor starts after its last step, so that it trains as it would without."""
+    first = next(iter(whole(members)), None)
+    if first is None:
+        return False
+    start, steps = (first.config or {}).get("compress.start_step"), lookup(first.summary, "steps")
+    ran = None if steps is None else steps + (lookup(first.summary, "warmup_steps") or 0)
+    return isinstance(start, int) and ran is not None and 0 < ran <= start
 
 
 def _changes(

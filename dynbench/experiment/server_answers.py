@@ -223,7 +223,12 @@ def growth_table(subject: Subject, template: Template) -> str:
     served = [one for one in scaled if one.world_size != one.workers]
     alone = [one for one in scaled if one.world_size == one.workers]
     rows = [
-        [template.label(f"server.{basis}"), str(count), *(_cell(one) for one in (other, server)), _times(other, server)]
+        [
+            template.label(f"server.{basis}"),
+            str(count),
+            *(_cell(subject, template, one) for one in (other, server)),
+            _times(other, server),
+        ]
         for basis, counted in (("workers", _workers), ("processes", _processes))
         for server in sorted(served, key=counted)
         for other in alone
@@ -242,8 +247,8 @@ def _processes(one: ScalingRecord) -> int:
     return one.world_size
 
 
-def _cell(one: ScalingRecord) -> str:
-    return f"`{one.arm}`: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
+def _cell(subject: Subject, template: Template, one: ScalingRecord) -> str:
+    return f"{marked(subject, template, one.arm)}: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
 
 
 def _times(other: ScalingRecord, server: ScalingRecord) -> str:
@@ -261,8 +266,8 @@ def growth_sentences(speaker: Speaker) -> Iterator[str]:
                 "answers.server.grows",
                 server_names=f"`{strategy}`",
                 server_list=f"{number(first.comm_ms)} → {number(last.comm_ms)}",
-                server_fewest=str(first.workers),
-                server_most=str(last.workers),
+                server_fewest=marked(speaker.subject, speaker.template, first.arm),
+                server_most=marked(speaker.subject, speaker.template, last.arm),
             )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from dynbench.analysis.figures.regimes import CELLS_FILE
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_probe, named_probes
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.metrics import lookup, mean
 from dynbench.analysis.questions import DEFAULT, question_named
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import (
@@ -143,7 +143,7 @@ def mean_of(members: Sequence[Member], key: str) -> float | None:
     Where every run is partial, over those.
     """
     values = [value for member in whole(members) if (value := lookup(member.summary, key)) is not None]
-    return sum(values) / len(values) if values else None
+    return mean(key, values) if values else None
 
 
 def whole(members: Sequence[Member]) -> Sequence[Member]:

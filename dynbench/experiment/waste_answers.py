@@ -18,7 +18,7 @@ from dynbench.report import Template
 
 OWN = (
     *(f"waste.{what}" for what in ("s", "total", "largest", "share", "reason")),
-    *(f"fall.{what}" for what in ("name", "before", "after", "part", "change", "left")),
+    *(f"fall.{what}" for what in ("name", "before", "after", "part", "change", "left", "beside", "grew", "more")),
 )
 """Placeholders that only the sentences of this module use."""
 
@@ -80,7 +80,12 @@ def waterfall_sentence(speaker: Speaker) -> str:
         "fall_part": heading(part, speaker.template.label),
         "fall_change": number(gains[part]),
         "fall_left": number(sum(after.values()) - after["ideal"]),
+        "fall_beside": "",
     }
+    if gains[part] > abs(gained):  # then another part took back some of it
+        grew = min(PARTS, key=gains.__getitem__)
+        more = {"fall_grew": heading(grew, speaker.template.label), "fall_more": number(-gains[grew])}
+        own["fall_beside"] = speaker.say("answers.waterfall.beside", **more) if case == "gains" else ""
     return speaker.say(f"answers.waterfall.{case}", **own)
 
 

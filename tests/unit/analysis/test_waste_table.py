@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dynbench.analysis.waste import PARTS
 from dynbench.analysis.waste_table import HEADINGS, mean_waste, waste_table
 
@@ -15,14 +17,22 @@ def summary(
     return {"waste": waste, "slowest_ranks": slowest, "world_size": len(shares) + 1, "workers": len(shares)}
 
 
-def test_a_row_is_the_mean_over_the_launches_that_know() -> None:
-    launches = [summary(1.5, 0.1), summary(2.5, 0.3, (0.25, 0.75)), summary(None, shares=(0.25, 0.75))]
+def test_a_row_is_the_mean_over_the_launches() -> None:
+    launches = [summary(1.5, 0.0833), summary(2.5, 0.35, (0.25, 0.75))]
     table = waste_table({"static": launches})
 
     assert table.columns == ["arm", *HEADINGS.values()]
     cells = dict(zip(HEADINGS, table.rows[0][1:], strict=True))
-    assert (cells["s"], cells["waiting"], cells["padding"]) == ("2.00", "20.0 %", "5.0 %"), "1 / (1 - 0.2 - 6 * 0.05)"
-    assert (cells["distinct"], cells["most"], cells["equal"]) == ("2 / 2", "rank 2: 58.3 %", "50.0 %")
+    assert (cells["s"], cells["waiting"], cells["padding"]) == ("1.88", "21.7 %", "5.0 %")
+    assert 1 / mean_waste(launches)["s"] == pytest.approx((1 / 1.5 + 1 / 2.5) / 2), "as the parts have means"
+    assert (cells["distinct"], cells["most"], cells["equal"]) == ("2 / 2", "rank 1: 50.0 %", "50.0 %")
+
+
+def test_a_launch_that_does_not_know_leaves_the_arm_unknown() -> None:
+    """A mean over fewer launches stood beside means over all of them, under one heading."""
+    table = waste_table({"static": [summary(1.5), summary(None)], "other": [summary(2.0)]})
+    assert not any(table.rows[0][1:9]) and table.rows[1][1] == "2.00"
+    assert table.rows[0][9], "whom steps wait for needs no fit"
 
 
 def test_what_is_not_known_is_empty_and_nothing_known_is_no_table() -> None:

@@ -18,6 +18,7 @@ from dynbench.runs.store import RunStore
 
 MakeComparison = Callable[..., Run]
 LOCAL = {"candidate": "local", "level": "tokens", "speedup": 1.353, "ci95": [1.3, 1.4]}
+ARMS_NAMED = ("best", "same", "chosen", "other")
 BY_HAND = {"candidate": "by_hand", "speedup": 1.1, "ci95": [1.05, 1.15]}
 INT8 = {"candidate": "int8", "speedup": 1.2, "compared": {"compress.name": ["none", "int8"]}}
 
@@ -261,6 +262,39 @@ def test_hours_are_saved_only_by_what_is_faster(
     assert f"{speedup:.3f}" in text and (ci95 is None or f"{ci95[0]:.3f}" in text)
     (row,) = [line for line in comparisons_table(subject, load_template(language)).splitlines() if "partition" in line]
     assert "|  |" in row and saved_hours(subject.comparisons[0], subject) is None
+
+
+def test_hours_are_not_saved_by_other_steps_over_as_many_tokens(
+    store: RunStore, make_comparison: MakeComparison
+) -> None:
+    """Which may need more of them: half of all hours were said to be saved by a quarter of the steps."""
+    make_comparison({"candidate": "alike"}, {"candidate": "fewer", "level": "tokens"})
+    subject = find_subject(store, None)
+    assert [saved_hours(item, subject) is None for item in subject.comparisons] == [False, True]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", ["template", "arms"])
+def test_every_ratio_says_which_arm_is_so_many_times_as_fast_as_which(language: str, name: str) -> None:
+    """ "X and Y have a ratio of 0.565" was read as the reverse."""
+    texts = load_template(language, name=name).labels.items()
+    ratios = {key: text for key, text in texts if any(f"{{{{ {arm}.speedup }}}}" in text for arm in ARMS_NAMED)}
+    assert len(ratios) > 10
+    assert [key for key, text in ratios.items() if "{{ baseline.name }}" not in text] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("faster", "told"), [(None, True), ("by_hand", False)])
+def test_an_arm_found_faster_that_the_best_is_not_told_from_is_named(
+    store: RunStore, make_comparison: MakeComparison, faster: str | None, told: bool, language: str
+) -> None:
+    pair = {"baseline": "other", "candidate": "by_hand", "faster": faster}
+    make_comparison(
+        {**BY_HAND, "speedup": 1.2}, {"candidate": "other", "speedup": 1.19}, {"candidate": "slow", "verdict": "SAME"},
+        pairs=[pair, {"baseline": "by_hand", "candidate": "slow", "faster": None}],
+    )  # fmt: skip
+    found = abstract(store, language)
+    assert ("`other`" in found) is told and "`slow`" not in found
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

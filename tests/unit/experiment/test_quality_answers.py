@@ -89,3 +89,20 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     for given in (subject(tmp_path, seeds=[0]), subject(tmp_path, topk=members("topk", evaluated=False))):
         assert "is not known" in said(given)
     assert quality_table(subject(tmp_path, topk=members("topk", evaluated=False)), load_template("en")) == ""
+
+
+def test_what_never_compressed_is_judged_no_more_than_the_baseline(tmp_path: Path) -> None:
+    """It kept the baseline's quality, as it sent the baseline's gradients: the last step comes before its first."""
+    late = [
+        Member(one.id, "", {**one.summary, "steps": 12, "warmup_steps": 8}, None, {**(one.config or {}), **LATE})
+        for one in members("fp8")
+    ]
+    given = subject(tmp_path, fp8=late)
+    _, found = qualities(given)
+    assert found["fp8"].judgement is None and found["qsgd"].judgement == "within"
+    template = load_template("en")
+    row = next(line for line in quality_table(given, template).splitlines() if "fp8" in line)
+    assert template.label("quality.never") in row
+
+
+LATE = {"compress.start_step": 20}
