@@ -283,8 +283,9 @@ def test_how_memory_was_guarded_is_told_as_it_was(
 
     section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
 
-    kinds = ("none", "given", "probe", "lost")
-    expected = ["memory.none"] if key == "none" else ["memory.none", f"memory.{key}"]  # static has no capacity
+    kinds = ("none", "unread", "given", "probe", "lost")
+    of_static = f"memory.{'unread' if key == 'probe' else 'none'}"  # which has no capacity
+    expected = [of_static] if key == "none" else [of_static, f"memory.{key}"]
     assert told(language, section, *(f"memory.{kind}" for kind in kinds)) == expected
     soaks = ("passed", "failed", "none")
     said = told(language, section, *(f"memory.soak_{kind}" for kind in soaks))
