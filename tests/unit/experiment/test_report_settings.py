@@ -181,7 +181,7 @@ def test_a_model_without_dropout_has_none(store: RunStore, make_comparison: Make
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_subset_is_told(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
-    note = {"en": "a random subset of 500", "zh": "500 个样本的随机子集"}[language]
+    note = {"en": "a random subset of 500", "zh": "随机抽取的 500 个样本"}[language]
     make_comparison({}, flags={"static": {"workload.subset": 500}})
     assert note in unwrapped(report(store, language))
     make_comparison({})
