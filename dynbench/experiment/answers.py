@@ -137,7 +137,7 @@ def losses(speaker: Speaker) -> str:
             "arm_name": f"`{item.candidate}`",
             "loss_drift": loss_drift(item),
             "loss_allowed": percent(subject.question.loss_drift),
-            "loss_step": loss_difference(item),
+            "loss_step": loss_difference(item) or speaker.template.label("words.not_compared"),
             "loss_before": number(before),
             "loss_after": number(mean_of(subject.arms.get(item.candidate, ()), "eval.loss")),
         }
