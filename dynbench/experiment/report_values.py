@@ -135,7 +135,9 @@ def _arms(subject: Subject, template: Template) -> Values:
         "best.launches": str(best.launches) if best else None,
         "best.reason": texts.reason(template, best) if best else None,
         "best.recovered": texts.recovered(template, best) if best else None,
-        "best.loss_difference": (tables.loss_difference(best) or template.label("words.not_compared")) if best else None,
+        "best.loss_difference": (tables.loss_difference(best) or template.label("words.not_compared"))
+        if best
+        else None,
     }
 
 
