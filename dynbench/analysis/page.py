@@ -110,7 +110,9 @@ def verdict_legend(report: Report) -> list[str]:
         numbers += f", and equal arms came out different by {100 * aa_noise:.1f} %"
     lines = [f"1.5x: 1.5 times as many {first.question.unit.rate}", numbers]
     if len(report.arms) > SIDE_BY_SIDE and any(item.recovery for item in report.comparisons):
-        lines.append("bound: the speed-up of perfect balance; recovered: how much of what is lost to it came back")
+        lines.append(
+            "bound: the fitted speed-up of perfect balance; recovered: how much of what is lost to it came back"
+        )
     return lines
 
 

@@ -14,8 +14,8 @@ from dynbench.analysis.record import Level
 from dynbench.runs.phrase import Phrase
 
 FIT_ERROR = 0.05
-"""A candidate passes the bound by at most this part of its time for want of a better fit: the bound is then the
-candidate's time. One that passes it further does what the fitted cost says cannot be."""
+"""A candidate passes the bound, which is fitted, by at most this part of its time, and has then recovered all. One that
+passes it further does what the fitted cost says cannot be."""
 
 LEAST_LOSS = 0.01
 """A loss below this part of the baseline's time is within its noise; no share of it is stated."""
@@ -32,8 +32,8 @@ class Recovery:
         bound_speedup: baseline's time over that of the bound.
         within_steps: the bound is on plans that keep the samples of every step; else on plans that move them between
             steps, which it is never above.
-        share: (baseline - candidate) / (baseline - bound), each in seconds per real token; None where the baseline
-            loses next to nothing.
+        share: (baseline - candidate) / (baseline - bound), each in seconds per real token, at most 1; None where the
+            baseline loses next to nothing.
         overhead_share: part of the baseline's slowest rank's compute that does not grow with its tokens (alpha, once
             per micro-batch); 1 where a step is all launch overhead.
     """
@@ -64,12 +64,16 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
 
     Args:
         pairs: launches of the baseline and of the candidate.
-        level: how far they did the same work; below `step` the candidate moved samples between steps.
+        level: how far they did the same work; below `step` the candidate moved samples between steps, and at `tokens`
+            its steps are of other batches than those that the bound is of.
 
     Returns:
-        None where nothing is known: the rows tell no cost (`fit_compute`), the arms' ranks were slowed differently, or
-        the candidate is faster than the bound beyond `FIT_ERROR`, so that the fitted cost is not what its steps cost.
+        None where nothing is known: the level is `tokens`, the rows tell no cost (`fit_compute`), the arms' ranks were
+        slowed differently, or the candidate is faster than the bound beyond `FIT_ERROR`, so that the fitted cost is not
+        what its steps cost.
     """
+    if level == "tokens":
+        return None
     within_steps = level == "step"
     baseline = candidate = bound = overhead = 0.0
     for base, other in pairs:
@@ -84,9 +88,8 @@ def recovery(pairs: Sequence[Pair], level: Level = "step") -> Recovery | None:
         overhead += overhead_share / len(pairs)
     if bound > (1 + FIT_ERROR) * candidate:
         return None
-    bound = min(bound, candidate)
     lost = baseline - bound
-    share = (baseline - candidate) / lost if lost > LEAST_LOSS * baseline else None
+    share = min((baseline - candidate) / lost, 1.0) if lost > LEAST_LOSS * baseline else None
     return Recovery(baseline / bound, within_steps, share, overhead)
 
 

@@ -222,6 +222,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     """The texts that depend on what was measured, filled in turn; empty where there is nothing to say."""
     subject, template = sources.subject, sources.template
     best, claim = best_of(subject), claim_of(subject)
+    faster = best is not None and best.verdict is Verdict.FASTER
     checks = "none" if subject.checks is None else "found" if subject.checks else "clean"
     chosen = {
         "say.abstract": f"abstract.{claim}",
@@ -229,7 +230,7 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
         "say.links": "links.note" if values["table.links"] else None,
         "say.virtual": "ranks.note" if subject.virtual else "ranks.emulated" if subject.links_gbps else None,
-        "say.recovered": "recovered" if values["best.recovered"] and claim != Verdict.INCOMPARABLE else None,
+        "say.recovered": "recovered" if values["best.recovered"] and faster else None,
         "say.order": f"order.{_order(subject)}",
         "say.stages": "stages.note" if values["analysis.first_stage"] else None,
         "say.joint": f"joint.{_spread(subject)}" if values["analysis.together"] != "1" else None,

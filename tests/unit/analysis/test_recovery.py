@@ -63,7 +63,9 @@ def test_the_baseline_itself_recovers_nothing(make_run):
 
 def test_without_a_loss_no_share_is_stated(make_run, monkeypatch):
     pair = tuple(merged(make_run, "static", "partition", noise=0.0))
-    assert "% of what static loses is recovered; the bound on static's steps" in recovery([pair]).sentence("static")
+    assert "% of what static loses is recovered; the fitted bound on static's steps" in recovery([pair]).sentence(
+        "static"
+    )
     monkeypatch.setattr("dynbench.analysis.recovery.LEAST_LOSS", 0.99)
     assert recovery([pair]).share is None
     assert recovery([pair]).sentence("static").endswith("times as fast: next to nothing is lost")
@@ -73,7 +75,7 @@ def test_a_candidate_that_loses_more_recovers_nothing(make_run):
     (static,), (slower,) = merged(make_run, "static", noise=0.0), merged(make_run, "static", noise=0.0, slowdown=1.2)
     found = recovery([(static, slower)])
     assert found.share < 0
-    assert found.sentence("static").startswith("nothing of what static loses is recovered; the bound")
+    assert found.sentence("static").startswith("nothing of what static loses is recovered; the fitted bound")
 
 
 def test_every_micro_batch_has_its_overhead(make_run):
@@ -151,7 +153,7 @@ def test_a_window_passes_the_bound_of_steps_and_is_held_against_that_of_all_step
     moved = recovery([(static, window)], "window")
     assert moved.bound_speedup == pytest.approx((22 + 32) / (2 * (2 + 0.1 * sum(LENGTHS) / 4)))
     assert moved.share == pytest.approx((54 - 16) / (54 - 2 * (2 + 0.1 * sum(LENGTHS) / 4)))
-    assert "the bound on static's samples in any of its steps is" in moved.sentence("static")
+    assert "the fitted bound on static's samples in any of its steps is" in moved.sentence("static")
 
 
 @pytest.mark.parametrize("policy", ["partition", "window", "prefix"])
@@ -179,4 +181,11 @@ def test_a_bound_is_passed_by_no_more_than_its_fit_is_off(make_run, passes, stat
     assert (found is not None) is stated
     if found is not None:
         assert found.share == pytest.approx(1)
-        assert found.bound_speedup == pytest.approx(static.time_ms / at_bound.time_ms)
+        assert found.bound_speedup == pytest.approx(bound_speedup), "it is that of the baseline, whoever passes it"
+
+
+def test_other_batches_are_held_against_no_bound(make_run):
+    """As under a budget of tokens: its steps are not those that the bound is of."""
+    pair = tuple(merged(make_run, "static", "partition", noise=0.0))
+    assert recovery([pair], "stream") is not None
+    assert recovery([pair], "tokens") is None

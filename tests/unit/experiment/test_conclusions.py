@@ -103,6 +103,20 @@ def test_an_arm_that_is_faster_and_the_same_comes_before_one_on_other_samples(
     assert recommended(subject) == ["recommendation.open", "same.found"]
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_recovered_is_told_of_an_arm_that_is_called_what_it_is_the_best_of(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    """Beside an arm that is faster, and not the same training, the best is not called the best of all."""
+    group = {"candidate": "group", "level": "stream", "speedup": 1.77, "ci95": [1.75, 1.79]}
+    make_comparison(group, {"candidate": "part", "bound_speedup": 1.9, "recovered_share": 0.6})
+    template = load_template(language)
+    names = {"best.name": "`part`", "baseline.name": "`static`"}
+    same, of_all = (substitute(template, template.label(f"among.{of}"), names).strip() for of in ("same", "all"))
+    text = chapter(store, language, {"en": "4. Experiments", "zh": "4. 实验"})
+    assert same in text and of_all not in text
+
+
 def found(check: str, case: str | dict[str, str] = "", **values: object) -> dict[str, object]:
     return worded(check, Seen("warn", values, case)).as_dict()
 
