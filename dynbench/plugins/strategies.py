@@ -20,6 +20,7 @@ class StrategyEntry(Entry):
         servers: ranks that it has serve and train nothing.
         across_steps: what it starts in one step goes on in the next, so that an arm's turn of a step would cut it off.
         compresses: gradients go over the wire in a way that a compressor can take part in.
+        per_tensor: every parameter is a message of its own, however small.
         exact: after every step the parameters are those of one process that trained on the whole batch.
         counted: all that it sends goes over the wire.
         trains: False where ranks send nothing to each other, so that no model is trained.
@@ -36,6 +37,7 @@ class StrategyEntry(Entry):
     servers: int = 0
     across_steps: bool = False
     compresses: bool = True
+    per_tensor: bool = False
     exact: bool = True
     counted: bool = True
     trains: bool = True
@@ -130,6 +132,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "naive",
             "one all-reduce per parameter, one after the other behind the backward pass",
             "dynbench.sync.replicated:Naive",
+            per_tensor=True,
         ),
         StrategyEntry(
             "flat",
@@ -141,6 +144,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "overlap",
             "one all-reduce per parameter, each begun while the backward pass runs",
             "dynbench.sync.replicated:Overlap",
+            per_tensor=True,
         ),
         StrategyEntry(
             "bucketed",
@@ -180,6 +184,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "dynbench.sync.parameter_server:PerTensor",
             servers=1,
             compresses=False,
+            per_tensor=True,
             moments="served",
             in_step=1,
             served=3,

@@ -8,6 +8,8 @@ from statistics import fmean
 from dynbench.analysis.checks.finding import Evidence, Seen, mean_share
 from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.profile import profile_of
+from dynbench.config.schema import Config
+from dynbench.plugins import STRATEGIES
 
 COMMUNICATION_LIMIT = 0.30
 TWO_WAYS_LIMIT = 0.10
@@ -23,9 +25,18 @@ def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
     """The arm that communicates longest while even its last rank to arrive waits, if over `COMMUNICATION_LIMIT`."""
     share, arm = max(((mean_share(arm, "exposed_comm_ms"), arm) for arm in evidence.arms), key=lambda each: each[0])
     if share > COMMUNICATION_LIMIT:
-        compresses = arm.runs[0].facts.config.compress.name != "none"
         values = {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT}
-        yield Seen("info", values, "compress" if compresses else "none")
+        yield Seen("info", values, _shortened_by(arm.runs[0].facts.config))
+
+
+def _shortened_by(config: Config) -> str:
+    """Which text says what makes the communication of a configuration shorter."""
+    strategy = STRATEGIES.get(config.sync.name)
+    if strategy is not None and strategy.per_tensor:
+        return "messages"
+    if config.compress.name != "none":
+        return "compress"
+    return "none" if strategy is None or strategy.compresses else "uncompressed"
 
 
 def exposed_two_ways(evidence: Evidence) -> Iterator[Seen]:

@@ -34,6 +34,7 @@ from dynbench.analysis.stats import relative_drift
 from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis
 from dynbench.errors import ChecksFailed, RecordError
+from dynbench.plugins import STRATEGIES
 from dynbench.runs.atomic import write_json
 from dynbench.runs.owner import host_name, start_mark
 
@@ -555,6 +556,15 @@ def test_exposed_communication(merged):
     assert "exposed communication" in only.seen and "or compression can" in only.hint
     assert larger.seen.startswith(f"b: {100 * share:.0f} % of")
     assert "decompressing" in larger.hint and "or compression can" not in larger.hint
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_shortens_communication_is_to_be_had_under_the_strategy(merged, name):
+    """No compression where it is refused, and fewer messages where every parameter is one."""
+    entry = STRATEGIES[name]
+    run = merged("static", transfer_ms=40.0, servers=entry.servers, overrides=(f"sync.name={name}",))
+    expected = "messages" if name in ("naive", "overlap", "ps") else "none" if entry.compresses else "uncompressed"
+    assert found({"a": [run]})["exposed_communication"].cases == {"hint": expected}
 
 
 def test_different_samples(merged):

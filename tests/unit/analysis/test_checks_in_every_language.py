@@ -124,7 +124,8 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
         overrides = (f"schedule.policy={policy}", f"schedule.window={window}")
         yield alone(scaled(merged(policy, overrides=overrides), plan_ms_mean=time * 0.03))
     yield alone(merged("static", transfer_ms=40.0))
-    yield alone(merged("static", transfer_ms=40.0, overrides=("compress.name=fp16",)))
+    for overrides in (("compress.name=fp16",), ("sync.name=naive",), ("sync.name=local_sgd_torch",)):
+        yield alone(merged("static", transfer_ms=40.0, overrides=overrides))
     for column in ("wait_ms_mean", "compute_ms_mean", "optimizer_ms_mean", "other_ms_mean"):
         run, silent = make_run("static", transfer_ms=8.0), ("sync.communicate=false",)
         null = make_run("static", transfer_ms=5.0, overrides=silent)
