@@ -10,6 +10,7 @@ from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.profile import profile_of
 from dynbench.config.schema import Config
 from dynbench.plugins import STRATEGIES
+from dynbench.runs.phrase import Phrase
 
 COMMUNICATION_LIMIT = 0.30
 TWO_WAYS_LIMIT = 0.10
@@ -22,11 +23,17 @@ PROFILE_LIMIT, PROFILED_FROM = 0.10, 0.25
 
 
 def exposed_communication(evidence: Evidence) -> Iterator[Seen]:
-    """The arm that communicates longest while even its last rank to arrive waits, if over `COMMUNICATION_LIMIT`."""
-    share, arm = max(((mean_share(arm, "exposed_comm_ms"), arm) for arm in evidence.arms), key=lambda each: each[0])
-    if share > COMMUNICATION_LIMIT:
-        values = {"arm": arm.label, "share": share, "limit": COMMUNICATION_LIMIT}
-        yield Seen("info", values, _shortened_by(arm.runs[0].facts.config))
+    """Arms that communicate for over `COMMUNICATION_LIMIT` of their time while even their last rank waits.
+
+    One finding for all that the same would help.
+    """
+    found: dict[str, list[tuple[float, str]]] = {}
+    for arm in evidence.arms:
+        if (share := mean_share(arm, "exposed_comm_ms")) > COMMUNICATION_LIMIT:
+            found.setdefault(_shortened_by(arm.runs[0].facts.config), []).append((share, arm.label))
+    for case, arms in found.items():
+        shares = [Phrase.of("exposed.share", arm=label, share=share) for share, label in sorted(arms, reverse=True)]
+        yield Seen("info", {"arms": Phrase.listed(", ", shares), "limit": COMMUNICATION_LIMIT}, case)
 
 
 def _shortened_by(config: Config) -> str:

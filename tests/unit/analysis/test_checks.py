@@ -545,17 +545,21 @@ def test_planning_cost(merged, policy, overrides, hint):
 
 
 def test_exposed_communication(merged):
-    """That of the arm that has most of it, mean over its launches."""
+    """That of every arm above the limit, mean over its launches; what helps compressed ones is told apart."""
     arms = {
         "a": [merged("static", transfer_ms=40.0)],
         "b": [merged("static", transfer_ms=ms, overrides=("compress.name=fp16",)) for ms in (60.0, 90.0)],
+        "c": [merged("static", transfer_ms=60.0)],
+        "d": [merged("static")],
     }
-    runs = arms["b"]
-    share = sum(run.measured["exposed_comm_ms"].sum() / run.time_ms for run in runs) / 2
-    only, larger = found({"a": arms["a"]})["exposed_communication"], found(arms)["exposed_communication"]
-    assert "exposed communication" in only.seen and "or compression can" in only.hint
-    assert larger.seen.startswith(f"b: {100 * share:.0f} % of")
-    assert "decompressing" in larger.hint and "or compression can" not in larger.hint
+    share = {
+        arm: f"{arm} {100 * sum(run.measured['exposed_comm_ms'].sum() / run.time_ms for run in runs) / len(runs):.0f} %"
+        for arm, runs in arms.items()
+    }
+    grouped = named_arms(arms)
+    plain, compressed = communication.exposed_communication(Evidence(grouped, [], Analysis()))
+    assert (str(plain.values["arms"]), plain.case) == (f"{share['c']}, {share['a']}", "none")
+    assert (str(compressed.values["arms"]), compressed.case) == (share["b"], "compress")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
