@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from dynbench.analysis.arms import Arm
 from dynbench.analysis.checks.finding import Evidence, Seen, mean_share
 from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.profile import profile_of
@@ -62,9 +63,22 @@ def exposed_two_ways(evidence: Evidence) -> Iterator[Seen]:
             "optimizer": fmean(against.optimizer_ms for _, against in found),
             "other": fmean(against.other_ms for _, against in found),
         }
-        most = max(parts, key=lambda part: abs(parts[part]))
+        # A step without communication waits as well, which makes its difference smaller. All else makes it larger, and
+        # passes take longer only where communication goes on beside them.
+        if exposed_ms < sync_ms:
+            most = min(parts, key=parts.__getitem__)
+            known = most == "waiting" and parts[most] < 0
+        else:
+            most = max(parts, key=parts.__getitem__)
+            known = most != "waiting" and parts[most] > 0 and (most != "compute" or _hides(arm))
         values = {"sync_ms": sync_ms, "null_ms": exposed_ms, "part_ms": parts[most], "limit": TWO_WAYS_LIMIT}
-        yield Seen("info", {"arm": arm.label, **values}, most)
+        yield Seen("info", {"arm": arm.label, **values}, most if known else "unknown")
+
+
+def _hides(arm: Arm) -> bool:
+    """Whether some of its communication goes on during the passes."""
+    steps = [run.measured for run in arm.whole if "hidden_comm_ms" in run.measured.columns]
+    return sum(float(each["hidden_comm_ms"].sum()) for each in steps) > 0
 
 
 def bytes_sent(evidence: Evidence) -> Iterator[Seen]:

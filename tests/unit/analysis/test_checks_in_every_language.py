@@ -126,12 +126,14 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield alone(merged("static", transfer_ms=40.0))
     for overrides in (("compress.name=fp16",), ("sync.name=naive",), ("sync.name=local_sgd_torch",)):
         yield alone(merged("static", transfer_ms=40.0, overrides=overrides))
-    for column in ("wait_ms_mean", "compute_ms_mean", "optimizer_ms_mean", "other_ms_mean"):
-        run, silent = make_run("static", transfer_ms=8.0), ("sync.communicate=false",)
-        null = make_run("static", transfer_ms=5.0, overrides=silent)
+    causes = (("wait", -5), ("compute", 9), ("optimizer", 9), ("other", 9), ("compute", -5))
+    for column, more in ((f"{name}_ms_mean", more) for name, more in causes):
+        run, silent = make_run("static", transfer_ms=8.0, extra={"hidden_comm_ms": 1.0}), ("sync.communicate=false",)
+        null = make_run("static", transfer_ms=0.0, overrides=silent)
         write_json(run.env_file, json.loads(run.env_file.read_text()) | {"together": {"id": "", "runs": [null.id]}})
-        more = {column: pl.col(column) + 9, "step_time_ms_mean": pl.col("step_time_ms_mean") + 9}
-        yield alone(scaled(merge_run(run), **more))
+        beside = scaled(merge_run(run), **{name: pl.col(name) + more for name in (column, "step_time_ms_mean")})
+        longer = beside.blocks.with_columns(time_ms=pl.col("time_ms") + more * pl.col("steps"))
+        yield alone(replace(beside, blocks=longer))
     for sent in (40_000_000, 10_000_000):
         yield alone(merged("static", extra={"bytes_wire": 20_000_000, "bytes_sent": sent}))
     for wire_ms in (10.0, 90.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +12,7 @@ import pytest
 
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
+from dynbench.analysis.checks.communication import exposed_two_ways
 from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.communication import against_null, sent_bytes
 from dynbench.analysis.finding import Finding
@@ -56,7 +58,8 @@ def test_what_a_step_takes_beyond_one_without_communication(make_run: Make, poli
 
 def test_what_is_hidden_and_slows_computing_is_found_and_told(make_run: Make) -> None:
     """The planted difference: beside communication, computing takes a quarter longer."""
-    run = make_run("static", noise=0.0, transfer_ms=2.0, compute_ms_per_token=0.0625, overhead_ms=2.5)
+    slower = {"compute_ms_per_token": 0.0625, "overhead_ms": 2.5}
+    run = make_run("static", noise=0.0, transfer_ms=2.0, extra={"hidden_comm_ms": 1.0}, **slower)
     null = make_run("static", noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",))
     beside(run, null)
     finding = findings(run)["exposed_two_ways"]
@@ -74,6 +77,36 @@ def test_waiting_without_communication_is_told_where_it_makes_the_difference(mak
     beside(run, null)
     finding = findings(run)["exposed_two_ways"]
     assert finding.cases == {"hint": "waiting"} and "-5 ms" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("column", "more_ms", "hidden_ms", "case"),
+    [
+        ("wait_ms_mean", -5.0, 1.0, "waiting"),
+        ("wait_ms_mean", 9.0, 1.0, "unknown"),
+        ("compute_ms_mean", 9.0, 1.0, "compute"),
+        ("compute_ms_mean", 9.0, 0.0, "unknown"),
+        ("compute_ms_mean", -5.0, 1.0, "unknown"),
+        ("optimizer_ms_mean", 9.0, 0.0, "optimizer"),
+        ("optimizer_ms_mean", -5.0, 0.0, "unknown"),
+        ("other_ms_mean", 9.0, 0.0, "other"),
+    ],
+)
+def test_a_difference_has_a_cause_only_where_its_sign_fits(
+    make_run: Make, column: str, more_ms: float, hidden_ms: float, case: str
+) -> None:
+    """What is hidden slows nothing down where nothing is hidden, and no pass is quicker for it."""
+    run = make_run("static", noise=0.0, transfer_ms=6.0, extra={"hidden_comm_ms": hidden_ms})
+    beside(run, make_run("static", noise=0.0, transfer_ms=0.0, overrides=("sync.communicate=false",)))
+    merged = merge_run(run)
+    planted = replace(
+        merged,
+        steps=merged.steps.with_columns(pl.col(column, "step_time_ms_mean") + more_ms),
+        blocks=merged.blocks.with_columns(time_ms=pl.col("time_ms") + more_ms * pl.col("steps")),
+    )
+    (seen,) = exposed_two_ways(Evidence(named_arms({"a": [planted]}), [], Analysis()))
+    assert seen.case == case
+    assert seen.values["null_ms"] == pytest.approx(6.0 + more_ms, abs=1e-3)
 
 
 def test_only_the_same_without_communication_counts(make_run: Make) -> None:
