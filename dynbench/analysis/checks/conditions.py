@@ -75,7 +75,8 @@ def drift(evidence: Evidence) -> Iterator[Seen]:
         towards, chance = (paces, SLOWER_CHANCE) if change > 0 else (-paces, FASTER_CHANCE)
         p = growth_p_value(towards, step_tokens(run))
         if abs(change) > DRIFT_LIMIT and p < chance:
-            yield Seen("warn", {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p})
+            values = {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p}
+            yield Seen("warn", values, "slower" if change > 0 else "faster")
 
 
 def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:

@@ -420,10 +420,14 @@ def test_short_warmup(merged):
     assert "--warmup-steps 10" in found({"a": [run]})["short_warmup"].hint
 
 
-def test_drift(merged):
+@pytest.mark.parametrize(("change", "case"), [(0.4, "slower"), (-0.4, "faster")])
+def test_drift(merged, change, case):
+    """A longer warm-up is advised to a launch that gets faster alone."""
     run = merged("partition", steps=400)
-    run = with_steps(run, step_time_max_ms=pl.col("step_time_max_ms") * (1 + pl.col("step") / 800))
-    assert found({"a": [run]})["drift"].values["drift"] == pytest.approx(0.4, abs=0.02)
+    pace = 1 + change * (pl.col("step") / 400 - 0.5)
+    finding = found({"a": [with_steps(run, step_time_max_ms=pl.col("step_time_max_ms") * pace)]})["drift"]
+    assert finding.values["drift"] == pytest.approx(change, abs=0.02)
+    assert finding.cases == {"hint": case}
 
 
 OWN, TOTAL = (0.3, 0.15), (0.07, 0.1327)

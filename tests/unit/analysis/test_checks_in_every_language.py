@@ -114,7 +114,9 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield findings({"static": [merged("static") for _ in range(2)], "partition": late})
     early = merged("static", warmup_steps=1, noise=0.0)
     yield alone(scaled(early, step_time_max_ms=time * (1 + 9 * (pl.col("step") == 1))))
-    yield alone(scaled(merged("partition", steps=400), step_time_max_ms=time * (1 + pl.col("step") / 800)))
+    for change in (1, -1):
+        paced = time * (1 + change * pl.col("step") / 800)
+        yield alone(scaled(merged("partition", steps=400), step_time_max_ms=paced))
     yield alone(merged("static", overrides=("launch.nproc=4", "launch.threads=4")))
     yield findings({"few": [merged("static")], "many": [merged("static", world_size=16)]})
     yield alone(merged("static", overrides=("launch.nproc=16",)))

@@ -150,7 +150,7 @@ def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
         found("few_launches", {"seen": "few", "limit": "few", "hint": "more"}, candidate="other", **FEW),
         found("short_warmup", run="other-1", **WARM),
         found("planning_cost", "other", arm="part", share=0.02, limit=0.01),
-        {**found("drift", run="part-1", **DRIFTS), "severity": "info"},
+        {**found("drift", "slower", run="part-1", **DRIFTS), "severity": "info"},
     ]
     make_comparison({"candidate": "part"}, {"candidate": "other", "speedup": 1.1}, checks=checks)
     assert recommended(find_subject(store, None)) == ["recommendation.FASTER"]
@@ -161,7 +161,7 @@ def test_only_what_is_said_of_the_best_arm_or_the_baseline_is_in_its_way(
         return [check.id for check in doubts_of(subject, best)]
 
     for run in ("static-1", "part-1"):
-        make_comparison({"candidate": "part"}, checks=[found("drift", run=run, **DRIFTS)])
+        make_comparison({"candidate": "part"}, checks=[found("drift", "slower", run=run, **DRIFTS)])
         assert doubted(find_subject(store, None)) == ["drift"]
     wrong = {
         **found(
