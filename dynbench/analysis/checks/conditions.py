@@ -102,7 +102,8 @@ def planning_cost(evidence: Evidence) -> Iterator[Seen]:
         share, policy = mean_share(arm, "plan_ms_mean"), arm.runs[0].facts.policy
         if share > PLANNING_LIMIT:
             values = {"arm": arm.label, "share": share, "limit": PLANNING_LIMIT}
-            yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "other")
+            splits = arm.runs[0].facts.config.schedule.micro_batches != 1
+            yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "micro_batches" if splits else "other")
 
 
 def null_wire(evidence: Evidence) -> Iterator[Seen]:

@@ -538,6 +538,8 @@ def test_unaccounted_time(merged):
         ("prefix", (), "--solver greedy"),
         ("partition", ("schedule.policy=window", "schedule.window=4"), "--window N"),
         ("partition", (), "nothing cheaper to set"),
+        ("partition", ("schedule.micro_batches=auto",), "--micro-batches 1"),
+        ("partition", ("schedule.micro_batches=2",), "--micro-batches 1"),
     ],
 )
 def test_planning_cost(merged, policy, overrides, hint):

@@ -122,8 +122,13 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
     yield alone(merged("static", overrides=("launch.nproc=16",)))
     yield alone(scaled(merged("static"), skipped=pl.col("step") % 5 == 0))
     yield alone(scaled(merged("static"), other_ms_mean=time * 0.1))
-    for policy, window in (("prefix", 1), ("partition", 1), ("window", 4)):
-        overrides = (f"schedule.policy={policy}", f"schedule.window={window}")
+    for policy, more in (
+        ("prefix", ()),
+        ("partition", ()),
+        ("window", ("window=4",)),
+        ("partition", ("micro_batches=4",)),
+    ):
+        overrides = tuple(f"schedule.{setting}" for setting in (f"policy={policy}", *more))
         yield alone(scaled(merged(policy, overrides=overrides), plan_ms_mean=time * 0.03))
     yield alone(merged("static", transfer_ms=40.0))
     for overrides in (("compress.name=fp16",), ("sync.name=naive",), ("sync.name=local_sgd_torch",)):
