@@ -167,7 +167,10 @@ def predictions(speaker: Speaker, solved: Solved | None) -> str:
                 lines.append(speaker.say(f"prediction.{kind}", **common, **own).strip())
         if probed is None and planned is None:
             lines.append(speaker.say("prediction.none", **common).strip())
-    return speaker.bullets(lines) if lines else speaker.say("prediction.alone")
+    if not lines:
+        return speaker.say("prediction.alone")
+    told = any(item.bound_speedup is not None for item in subject.comparisons)
+    return "\n\n".join([speaker.bullets(lines), *([speaker.say("prediction.note").strip()] if told else [])])
 
 
 def planning(speaker: Speaker) -> str:

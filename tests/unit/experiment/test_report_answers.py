@@ -246,6 +246,8 @@ def test_a_bound_is_told_of_the_plans_that_it_holds_for(
 
     assert tuple(text.count(words) for words in BOUNDS[language]) == expected
     assert ("2.250" in text) == (bound is not None)
+    note = load_template(language).label("prediction.note").replace("{{ baseline.name }}", "`static`")
+    assert text.count(" ".join(note.split())) == (bound is not None), "what a bound leaves as it is, once for all arms"
 
 
 @pytest.mark.parametrize(
