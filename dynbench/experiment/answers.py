@@ -153,7 +153,9 @@ def predictions(speaker: Speaker, solved: Solved | None) -> str:
         if item.verdict is Verdict.INCOMPARABLE:
             lines.append(speaker.say("answers.incomparable", arm_name=f"`{arm}`"))
             continue
-        probed, planned = item.predicted_speedup, planned_speedup(solved, subject.baseline, arm)
+        # Other steps were planned than were measured, which matters where arms have other samples in a step.
+        alike = item.level in ("step", "window")
+        probed, planned = item.predicted_speedup, planned_speedup(solved, subject.baseline, arm) if alike else None
         common = {
             "arm_name": f"`{arm}`",
             "achieved_speedup": ratio(item.speedup),
@@ -166,7 +168,7 @@ def predictions(speaker: Speaker, solved: Solved | None) -> str:
                 own = {"predicted_speedup": ratio(value), "predicted_reached": percent(reached)}
                 lines.append(speaker.say(f"prediction.{kind}", **common, **own).strip())
         if probed is None and planned is None:
-            lines.append(speaker.say("prediction.none", **common).strip())
+            lines.append(speaker.say(f"prediction.{'none' if alike else 'otherwise'}", **common).strip())
     if not lines:
         return speaker.say("prediction.alone")
     told = any(item.bound_speedup is not None for item in subject.comparisons)

@@ -19,6 +19,7 @@ from dynbench.runs.store import RunStore
 
 MakeComparison = Callable[..., Run]
 
+SIZES = {"world_size": 2, "global_batch": 64, "exact": "both"}
 WORDS = {"en": {"less": "smaller", "more": "larger", "same": "unchanged"}, "zh": {"less": "变小", "more": "变大"}}
 
 
@@ -199,7 +200,7 @@ def test_predicted_against_achieved_takes_probe_and_plans(
 ) -> None:
     probed = {"candidate": "probed", "speedup": 1.2, "predicted_speedup": 1.5, "bound_speedup": 2.25}
     folder = make_comparison(probed, {"candidate": "planned", "speedup": 1.5}, {"candidate": "neither"})
-    sizes = {"world_size": 2, "global_batch": 64, "cost_type": "tokens", "exact": "both"}
+    sizes = {**SIZES, "cost_type": "tokens"}
     lines = [
         {"arm": "static", "policy": "static", "cost_per_token": 3.0, **sizes},
         {"arm": "planned", "policy": "prefix", "cost_per_token": 1.5, **sizes},
@@ -215,6 +216,25 @@ def test_predicted_against_achieved_takes_probe_and_plans(
     assert "75.0 %" in text  # 1.5 of 2
     said = "a prediction was not measured" if language == "en" else "`neither`：预测未测量"
     assert text.count(said) == 1
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_plans_predict_nothing_where_arms_have_other_samples_in_a_step(
+    store: RunStore, make_comparison: MakeComparison, language: str
+) -> None:
+    """Warm-up is planned too, of samples of its own: a plan promised 2.133 where 1.488 was achieved."""
+    levels = ("step", "window", "stream", "tokens")
+    folder = make_comparison(*({"candidate": level, "level": level} for level in levels))
+    lines = [
+        {"arm": name, "policy": "static", "cost_type": "tokens", "cost_per_token": cost, **SIZES}
+        for name, cost in (("static", 3.0), *((level, 1.5) for level in levels))
+    ]
+    write_json(folder.path / "solve.json", {"run": "s", "results": lines})
+
+    text = part(report(store, language), "### 4.7", "### 4.8")
+
+    told = [line for line in text.split(" - ") if "2.000" in line]
+    assert len(told) == 2 and "`step`" in told[0] and "`window`" in told[1]
 
 
 BOUNDS = {
