@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.formats import interval, number, percent, ratio
-from dynbench.experiment.offline_plans import Solved
+from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_tables import loss_difference, loss_drift
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
@@ -203,27 +203,6 @@ def _bound(speaker: Speaker, comparison: ComparisonRecord) -> str:
     return speaker.say(f"prediction.bound_{kind}", bound_speedup=ratio(comparison.bound_speedup))
 
 
-def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> float | None:
-    """Baseline's planned cost per real token over the candidate's; None where they have no common unit of time.
-
-    Where they were planned with other costs or speeds, a baseline of equal counts has the same plans under the
-    candidate's, as long as it takes as many micro-batches: then it is what the candidate was planned against.
-    """
-    if solved is None:
-        return None
-    lines = {str(line.get("arm")): line for line in solved.results if line.get("arm") is not None}
-    before, after = lines.get(baseline), lines.get(candidate)
-    if before is None or after is None:
-        return None
-    if "tokens_sq" in (before.get("cost_type"), after.get("cost_type")):
-        return None
-    top, bottom = float_of(before.get("cost_per_token")), float_of(after.get("cost_per_token"))
-    if top and bottom and all(before.get(key) == after.get(key) for key in ("cost_type", "speeds")):
-        return top / bottom
-    same_static = before.get("policy") == "static" and before.get("micro_batches") == after.get("micro_batches")
-    return float_of(after.get("speedup_vs_static")) if same_static else None
-
-
 def unplanned(speaker: Speaker, solved: Solved | None) -> str:
     """What could not be planned offline, and why; empty where everything was."""
     lines = []
@@ -242,8 +221,3 @@ def _groups(speaker: Speaker, groups: Mapping[str, Sequence[str]]) -> str:
         if kind in groups
     ]
     return speaker.template.label("groups.joint").join(named)
-
-
-def float_of(value: object) -> float | None:
-    """A number of a record; None for anything else."""
-    return float(value) if isinstance(value, int | float) else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import SAME, Speaker, float_of
+from dynbench.experiment.answers import SAME, Speaker
 from dynbench.experiment.formats import number, percent
-from dynbench.experiment.offline_plans import Solved
+from dynbench.experiment.offline_plans import Solved, float_of
 from dynbench.experiment.report_settings import cost_of, fills_with_padding
 from dynbench.experiment.subject import Json, mean_of
 from dynbench.report import Template, table

@@ -25,7 +25,7 @@ from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.cost_types import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem, policy_class
-from dynbench.schedule.solve import Line, Skipped, SolveRequest, solve
+from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated
 from dynbench.schedule.traces import Trace
 from dynbench.windows import whole_windows
 
@@ -130,6 +130,46 @@ def read_solved(folder: Path) -> Solved | None:
         None if reason is None else str(reason),
         _objects(data.get("skipped")),
     )
+
+
+def planned_speedup(solved: Solved | None, baseline: str, candidate: str) -> float | None:
+    """Baseline's planned cost per real token over the candidate's; None where they have no common unit of time.
+
+    Where they were planned with other costs or speeds, a baseline of equal counts has the same plans under the
+    candidate's, as long as it takes as many micro-batches: then it is what the candidate was planned against.
+    """
+    lines = {str(line["arm"]): line for line in solved.results if line.get("arm") is not None} if solved else {}
+    before, after = lines.get(baseline), lines.get(candidate)
+    if before is None or after is None or "tokens_sq" in (before.get("cost_type"), after.get("cost_type")):
+        return None
+    if (own := _cost_ratio(before, after)) is not None:
+        return own
+    same_static = before.get("policy") == "static" and before.get("micro_batches") == after.get("micro_batches")
+    return float_of(after.get("speedup_vs_static")) if same_static else None
+
+
+def static_over(solved: Solved, line: Json, baseline: str) -> tuple[float | None, bool]:
+    """Cost per real token of padded `static` over that of a line, and whether it is an estimate.
+
+    Both are of their own plans, each by its own costs, where the baseline is `static` and has the same unit; else
+    `static` was priced as the line is, whatever its layout.
+    """
+    static = next((each for each in solved.results if each.get("arm") == baseline), None)
+    if static is not None and static.get("policy") == "static" and (own := _cost_ratio(static, line)) is not None:
+        return own, cost_is_estimated(static) or cost_is_estimated(line)
+    return float_of(line.get("speedup_vs_static")), speedup_is_estimated(line)
+
+
+def _cost_ratio(before: Json, after: Json) -> float | None:
+    """Cost per real token of one line over another's; None where it is in no common unit of time."""
+    top, bottom = (float_of(line.get("cost_per_token")) for line in (before, after))
+    alike = all(before.get(key) == after.get(key) for key in ("cost_type", "speeds"))
+    return top / bottom if top and bottom and alike and before.get("cost_type") != "tokens_sq" else None
+
+
+def float_of(value: object) -> float | None:
+    """A number of a record; None for anything else."""
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _plan(folder: Run, arms: Mapping[str, Run], workers: int, store: RunStore, argv: Sequence[str] | None) -> Solved:

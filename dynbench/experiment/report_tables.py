@@ -13,10 +13,11 @@ from dynbench.analysis.scaling_table import ranks_text, scaling_table
 from dynbench.analysis.tables import format_value
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.formats import NBSP, interval, percent, ratio, saved_hours
+from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
 from dynbench.experiment.subject import Json, Member, Subject
 from dynbench.report import Template, table
-from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
+from dynbench.schedule.solve import cost_is_estimated
 from dynbench.units import format_count, format_ms
 
 SETTINGS: Mapping[str, str] = {
@@ -138,9 +139,9 @@ ABOUT = ("", f"≈{NBSP}")
 """Before a number that is none, or is an estimate."""
 
 
-def solve_table(results: Sequence[Json], template: Template) -> str:
-    """The lines of a `solve` run; empty when there are none."""
-    if not results:
+def solve_table(solved: Solved | None, baseline: str, template: Template) -> str:
+    """The lines that were planned offline for a comparison; empty when there are none."""
+    if solved is None or not solved.results:
         return ""
     columns = (
         "arm",
@@ -154,7 +155,7 @@ def solve_table(results: Sequence[Json], template: Template) -> str:
         "speedup_vs_static",
         "plan_ms",
     )
-    rows = [_solve_row(result, template) for result in results]
+    rows = [_solve_row(result, static_over(solved, result, baseline), template) for result in solved.results]
     return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
 
 
@@ -194,9 +195,9 @@ def _arm(result: Json, template: Template) -> str:
     return str(result["arm"]) if result.get("arm") else template.label("words.none")
 
 
-def _solve_row(result: Json, template: Template) -> list[str]:
+def _solve_row(result: Json, over: tuple[float | None, bool], template: Template) -> list[str]:
     exact, median_ms = str(result.get("exact") or "none"), lookup(result, "plan_ms.p50")
-    gap, speed = lookup(result, "gap_to_bound"), lookup(result, "speedup_vs_static")
+    gap, (speed, estimated) = lookup(result, "gap_to_bound"), over
     return [
         _arm(result, template),
         str(result.get("cost_type")),
@@ -206,7 +207,7 @@ def _solve_row(result: Json, template: Template) -> list[str]:
         str(result.get("global_batch")),
         ABOUT[cost_is_estimated(result)] + format_value(lookup(result, "mean_max_cost"), ""),
         percent(gap) or "",
-        "" if speed is None else f"{ABOUT[speedup_is_estimated(result)]}{speed:.2f}",
+        "" if speed is None else f"{ABOUT[estimated]}{speed:.2f}",
         "" if median_ms is None else format_ms(median_ms).replace(" ", NBSP),
     ]
 

@@ -37,14 +37,14 @@ from dynbench.experiment.conclusions import best_of, claim_of, conclusion, notes
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
-from dynbench.experiment.offline_plans import Solved
+from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.quoted import quoted
 from dynbench.experiment.report_metrics import communication_table, metrics_table, overview_table
 from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
 from dynbench.runs.store import results_option
-from dynbench.schedule.solve import speedup_is_estimated
+from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
 
 Values = dict[str, str | None]
@@ -161,7 +161,7 @@ def _tables(sources: Sources) -> Values:
         "table.checks": tables.checks_table(subject.checks or (), template),
         "table.arms": arms_table(subject, template),
         "table.common": common_table(subject, template),
-        "table.solve": tables.solve_table(solved.results if solved else (), template),
+        "table.solve": tables.solve_table(solved, subject.baseline, template),
         "table.greedy": tables.greedy_table(solved.results if solved else (), template),
         "table.runs": tables.runs_table(subject, template),
         "table.pairs": tables.pairs_table(subject, template),
@@ -239,7 +239,6 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
         "say.bound": "solve.bound" if values["table.solve"] else None,
-        "say.estimated": "solve.estimated" if _estimated(sources.solved) else None,
         "say.enumeration": f"enumeration.{_enumeration(values)}",
         "say.arms": f"arms.{_arms_differ(subject, values)}",
         "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
@@ -247,7 +246,9 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
     }
     said = {name: substitute(template, template.label(key), values) if key else "" for name, key in chosen.items()}
     shared = substitute(template, template.label("ranks.oversubscribed"), values) if subject.oversubscribed else ""
-    return {**said, "say.virtual": " ".join(part for part in (said["say.virtual"], shared) if part)}
+    estimates = [substitute(template, template.label(key), values) for key in _estimates(sources)]
+    virtual = " ".join(part for part in (said["say.virtual"], shared) if part)
+    return {**said, "say.virtual": virtual, "say.estimated": " ".join(estimates)}
 
 
 def _beside_time(speaker: Speaker) -> Values:
@@ -276,9 +277,12 @@ def _solve(solved: Solved | None) -> str:
     return "found" if solved.run else "failed"
 
 
-def _estimated(solved: Solved | None) -> bool:
-    """Whether a planned line was priced by what was measured under another layout."""
-    return any(speedup_is_estimated(line) for line in (solved.results if solved else ()))
+def _estimates(sources: Sources) -> list[str]:
+    """Which texts say what of the planned lines was priced by what was measured under another layout."""
+    solved, baseline = sources.solved or Solved(None), sources.subject.baseline
+    costs = any(map(cost_is_estimated, solved.results))
+    of_static = any(static_over(solved, line, baseline)[1] and not cost_is_estimated(line) for line in solved.results)
+    return ["solve.estimated"] * costs + ["solve.static_estimated"] * of_static
 
 
 def _enumeration(values: Mapping[str, str | None]) -> str:

@@ -12,8 +12,15 @@ import pytest
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.engine.planning import build_problem
-from dynbench.experiment.answers import planned_speedup
-from dynbench.experiment.offline_plans import STEPS, Solved, plan_offline, problem_of, read_solved
+from dynbench.experiment.offline_plans import (
+    STEPS,
+    Solved,
+    plan_offline,
+    planned_speedup,
+    problem_of,
+    read_solved,
+    static_over,
+)
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
@@ -93,6 +100,52 @@ def test_plans_kept_with_the_comparison_fill_exact_against_greedy(
 
     assert "| prefix | tokens | prefix | both objectives | 8 | 64 | 123.0 | 25.0 % | 1.50 | 0.5 ms |" in text
     assert "| prefix | 8 | 64 | 40.00 / 75.00 % | 0.00 / 0.00 % | 1.00 / 5.00 % |" in text
+
+
+PROBED = {"world_size": 2, "global_batch": 32, "cost_type": "measured", "speeds": None}
+STATIC = {
+    "arm": "static",
+    "policy": "static",
+    "layout": "padded",
+    "fitted_on": "padded",
+    "cost_per_token": 6.0,
+    **PROBED,
+}
+FLAT = {"arm": "flat", "policy": "flattened", "layout": "flattened", "fitted_on": "flattened", **PROBED}
+FLAT |= {"cost_per_token": 4.0, "speedup_vs_static": 2.23}
+"""Static as each was probed takes 1.5 times as long as `flat`, and 2.23 times where it is priced with `flat`'s fit."""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("static", "flat", "expected", "notes"),
+    [
+        ({}, {}, (1.5, False), []),
+        ({}, {"fitted_on": "padded"}, (1.5, True), ["estimated"]),
+        ({"policy": "partition"}, {}, (2.23, True), ["static_estimated"]),
+        ({"cost_type": "tokens", "fitted_on": None}, {}, (2.23, True), ["static_estimated"]),
+        ({"speeds": [1.0, 2.0]}, {"layout": "padded", "fitted_on": "padded"}, (2.23, False), []),
+    ],
+)
+def test_static_over_a_row_is_that_of_their_own_probes_or_says_whose_it_is(
+    store: RunStore,
+    make_comparison: MakeComparison,
+    static: dict[str, object],
+    flat: dict[str, object],
+    expected: tuple[float, bool],
+    notes: list[str],
+    language: str,
+) -> None:
+    lines = [STATIC | static, FLAT | flat]
+    assert static_over(Solved("s", lines), lines[1], "static") == expected
+
+    keep(make_comparison({"candidate": "flat"}), {"results": lines})
+    shown = section(store, language).replace("\N{NO-BREAK SPACE}", " ")
+
+    assert f"| {'≈ ' * expected[1]}{expected[0]:.2f} |" in shown
+    texts = load_template(language).labels
+    kinds = ("estimated", "static_estimated")
+    assert [kind for kind in kinds if " ".join(texts[f"solve.{kind}"].split()) in shown] == notes
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import TOPICS, Speaker, change, planned_speedup, planning
-from dynbench.experiment.offline_plans import Solved
+from dynbench.experiment.answers import TOPICS, Speaker, change, planning
+from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
