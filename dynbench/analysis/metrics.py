@@ -25,12 +25,14 @@ class Metric:
         title: what a person reads.
         unit: unit, empty for pure numbers; `%` shows a fraction as percent.
         better: the direction that counts as an improvement, None where there is none.
+        of: `step` for an amount of one step, of which no improvement is told where the global batches differ.
     """
 
     key: str
     title: str
     unit: str = ""
     better: Literal["less", "more"] | None = "less"
+    of: Literal["step"] | None = None
 
 
 def _read(name: str) -> Any:
@@ -42,6 +44,9 @@ FAMILIES: Mapping[str, Mapping[str, str]] = _read("families.yaml")
 """Name of the family to key of the metric to its heading as a column."""
 NO_FAMILY = "further"
 HEADINGS = {key: heading for family in FAMILIES.values() for key, heading in family.items()}
+
+Summaries = Sequence[Mapping[str, object]]
+"""Those of an arm's launches."""
 
 
 def workers_of(summary: Mapping[str, object]) -> int | None:
@@ -101,7 +106,7 @@ def improvement_percent(metric: Metric, baseline: float | None, candidate: float
     return -change if metric.better == "less" else change
 
 
-def improvements(before: Sequence[Mapping[str, object]], after: Sequence[Mapping[str, object]]) -> dict[str, float]:
+def improvements(before: Summaries, after: Summaries) -> dict[str, float]:
     """Improvement in percent of every metric that both arms have, by metric key; means over paired launches.
 
     Args:
@@ -109,8 +114,14 @@ def improvements(before: Sequence[Mapping[str, object]], after: Sequence[Mapping
         after: those of the candidate's.
     """
     old, new = means(before), means(after)
-    gains = {metric.key: improvement_percent(metric, old.get(metric.key), new.get(metric.key)) for metric in METRICS}
+    told = [metric for metric in METRICS if metric.of != "step" or equal_batches(before, after)]
+    gains = {metric.key: improvement_percent(metric, old.get(metric.key), new.get(metric.key)) for metric in told}
     return {key: gain for key, gain in gains.items() if gain is not None}
+
+
+def equal_batches(*arms: Summaries) -> bool:
+    """Whether the steps of all launches have one global batch, as far as their summaries say."""
+    return len({lookup(summary, "global_batch") for arm in arms for summary in arm}) <= 1
 
 
 def _number(value: object) -> float | None:

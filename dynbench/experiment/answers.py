@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dynbench.analysis.metrics import METRICS, equal_batches
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.formats import interval, number, percent, ratio
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.report_tables import loss_difference, loss_drift
-from dynbench.experiment.subject import Subject, mean_of
+from dynbench.experiment.subject import Subject, mean_of, whole
 from dynbench.report import Template, substitute
 
 Texts = dict[str, str | None]
@@ -44,6 +45,8 @@ OWN = (
 
 SAME = 5e-4
 """Relative changes below this round to 0.0 %."""
+
+PER_STEP = {metric.key for metric in METRICS if metric.of == "step"}
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,13 @@ def topic(speaker: Speaker, name: str) -> str:
         if item.verdict is Verdict.INCOMPARABLE:
             lines.append(speaker.say("answers.incomparable", **own))
             continue
+        candidate = subject.arms.get(item.candidate, ())
+        equal = equal_batches(*([member.summary for member in whole(arm)] for arm in (baseline, candidate)))
         for label, metric in (("first", first), ("second", second)):
-            before, after = mean_of(baseline, metric), mean_of(subject.arms.get(item.candidate, ()), metric)
+            before, after = mean_of(baseline, metric), mean_of(candidate, metric)
             kind, part = _gained(item, metric) or change(before, after)
+            if not equal and metric in PER_STEP and kind != "unknown":
+                kind, part = "unlike", 0.0
             if label == "first":
                 groups.setdefault(kind, []).append(f"`{item.candidate}`")
             said = "more_from_zero" if part is None and kind != "unknown" else kind
@@ -217,7 +224,7 @@ def _groups(speaker: Speaker, groups: Mapping[str, Sequence[str]]) -> str:
     """`smaller under a, b; larger under c`."""
     named = [
         speaker.say(f"groups.{kind}", groups_names=", ".join(groups[kind]))
-        for kind in ("less", "more", "same", "unknown")
+        for kind in ("less", "more", "same", "unlike", "unknown")
         if kind in groups
     ]
     return speaker.template.label("groups.joint").join(named)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.metrics import METRICS, improvement_percent, lookup, means
+from dynbench.analysis.metrics import METRICS, improvement_percent, improvements, lookup, means
 from dynbench.analysis.summary import summarise, summary_of
 from dynbench.analysis.tables import format_gain, format_value, markdown, readable, summary_rows
 
@@ -96,6 +96,16 @@ def test_what_is_not_finite_has_no_improvement(broken):
     evaluation = next(metric for metric in METRICS if metric.key == "eval.loss")
     gains = [improvement_percent(evaluation, *pair) for pair in ((broken, 0.1), (0.1, broken), (broken, broken))]
     assert [format_gain(gain) for gain in gains] == ["", "", ""]
+
+
+def test_steps_of_other_batches_are_not_told_to_be_better_or_worse():
+    """Steps of four times the samples took "183.5 % longer" in an arm 1.4 times as fast."""
+    whole = {metric.key: 2.0 for metric in METRICS}
+    before, equal, larger = ({**whole, "global_batch": size} for size in (32, 32, 128))
+    kept = set(improvements([before], [equal]))
+    withheld = kept - set(improvements([before], [larger]))
+    assert withheld == {metric.key for metric in METRICS if metric.of == "step"} <= kept
+    assert "step_time_ms.p95" in withheld and "throughput_tokens_per_s.mean" not in withheld
 
 
 def test_means_leave_out_metrics_that_one_summary_lacks():

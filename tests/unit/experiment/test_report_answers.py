@@ -166,6 +166,22 @@ def test_a_change_is_that_of_the_paired_launches(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("batch", [64, 128])
+def test_steps_of_another_batch_are_neither_better_nor_worse(
+    store: RunStore, make_comparison: MakeComparison, language: str, batch: int
+) -> None:
+    summaries = {"static": metrics(100.0, 200.0, 10.0), "other": metrics(300.0, 500.0, 5.0) | {"global_batch": batch}}
+    make_comparison({"candidate": "other", "improvement_percent": {}}, summaries=summaries)
+
+    text = part(report(store, language), "### 4.4", "### 4.5")
+
+    less, more = {"en": ("50.0 % less", "0 % more"), "zh": ("减少 50.0 %", "增加")}[language]
+    assert less in text and "500 ms" in text, "memory is compared, and the times are told"
+    assert (more in text) == (batch == 64)
+    assert (load_template(language).labels["change.unlike"] in text) == (batch != 64)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("launches", [1, 3])
 def test_alone_nothing_is_compared(
     store: RunStore, make_comparison: MakeComparison, language: str, launches: int
