@@ -327,7 +327,7 @@ def compare_two(terms: Terms, baseline: Arm, candidate: Arm) -> Comparison:
         loss_drift=loss_drift(pairs) if trained else None,
         weights_max_diff=weights_difference(pairs) if level == "step" else None,
         efficiency=efficiency_of(candidate, terms.arms, unit, confidence, terms.first) if scales else None,
-        improvement_percent=improvements(before, after),
+        improvement_percent=improvements(before, after, leak=leak is not None and level == "tokens"),
         predicted=predicted_speedup(*pairs[0]) if question.plans else None,
         recovery=recovery(pairs, level) if question.plans and not (same or forbidden or leak) else None,
         leak=leak,

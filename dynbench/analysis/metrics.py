@@ -25,14 +25,15 @@ class Metric:
         title: what a person reads.
         unit: unit, empty for pure numbers; `%` shows a fraction as percent.
         better: the direction that counts as an improvement, None where there is none.
-        of: `step` for an amount of one step, of which no improvement is told where the global batches differ.
+        of: `step` for an amount of one step, of which no improvement is told where the global batches differ; `model`
+            for how good the model is, of which none is told where samples of a row see each other.
     """
 
     key: str
     title: str
     unit: str = ""
     better: Literal["less", "more"] | None = "less"
-    of: Literal["step"] | None = None
+    of: Literal["step", "model"] | None = None
 
 
 def _read(name: str) -> Any:
@@ -106,15 +107,17 @@ def improvement_percent(metric: Metric, baseline: float | None, candidate: float
     return -change if metric.better == "less" else change
 
 
-def improvements(before: Summaries, after: Summaries) -> dict[str, float]:
+def improvements(before: Summaries, after: Summaries, *, leak: bool = False) -> dict[str, float]:
     """Improvement in percent of every metric that both arms have, by metric key; means over paired launches.
 
     Args:
         before: summaries of the baseline's launches.
         after: those of the candidate's.
+        leak: the arms train different things, as samples of a row see each other in one of them.
     """
     old, new = means(before), means(after)
-    told = [metric for metric in METRICS if metric.of != "step" or equal_batches(before, after)]
+    unlike = {"step": not equal_batches(before, after), "model": leak}
+    told = [metric for metric in METRICS if metric.of is None or not unlike[metric.of]]
     gains = {metric.key: improvement_percent(metric, old.get(metric.key), new.get(metric.key)) for metric in told}
     return {key: gain for key, gain in gains.items() if gain is not None}
 

@@ -44,6 +44,8 @@ def test_losses_are_not_held_against_each_other(merged, env):
     found, findings = compared(merged, env)
     assert (found.level, found.loss_max_rel_diff, found.record().same_work) == ("tokens", None, False)
     assert found.recovery is None or not env
+    assert ("eval.loss" in found.improvement_percent) == (not env), "its evaluations are of something else"
+    assert "throughput_tokens_per_s.mean" in found.improvement_percent
     assert "loss_parity" not in {finding.id for finding in findings}
     assert found.verdict in (Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SLOWER, Verdict.SAME)
 
@@ -68,6 +70,8 @@ def test_where_attention_keeps_samples_apart_it_is_an_arm_like_any_other(merged)
 
 def test_equal_arms_that_see_alike_are_compared_in_every_step(merged):
     one, other = (flattened(merged, LEAKS) for _ in range(2))
+    (found,) = compare_arms(named_arms({"one": [one], "other": [other]}), Analysis())
+    assert found.level == "step" and "eval.loss" in found.improvement_percent
     assert work_level(one, other) == "step"
     assert work_level(one, flattened(merged, LEAKS, "static")) == "tokens"
     assert work_level(one, merged("partition", overrides=("workload.layout=packed",))) == "tokens"
