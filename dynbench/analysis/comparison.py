@@ -53,7 +53,7 @@ class Comparison:
         loss_drift: part by which the candidate's mean training loss is above the baseline's, where it is finite.
         weights_max_diff: largest difference of their last weights, relative to the largest, where both kept these.
         efficiency: of workers, against the arm of its strategy with the fewest; None for other questions.
-        improvement_percent: by metric key, means over launches.
+        improvement_percent: by metric key, over the pairs.
         predicted: speed-up that the probe behind a run predicted, None without one.
         leak: of which arm, and how, samples of a row see each other; None where none do.
         recovery: share of what the baseline loses against the bound that the candidate gives back, None where there

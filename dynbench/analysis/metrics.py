@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import harmonic_mean
+from statistics import geometric_mean, harmonic_mean
 from typing import Any, Literal
 
 import yaml
@@ -48,6 +48,8 @@ HEADINGS = {key: heading for family in FAMILIES.values() for key, heading in fam
 
 Summaries = Sequence[Mapping[str, object]]
 """Those of an arm's launches."""
+OF_TIME = ("ms", "s", "samples/s", "real tokens/s")
+"""Units of times and rates."""
 
 
 def workers_of(summary: Mapping[str, object]) -> int | None:
@@ -79,14 +81,9 @@ def lookup(summary: Mapping[str, object], key: str) -> float | None:
     return _number(value)
 
 
-def means(summaries: Sequence[Mapping[str, object]]) -> dict[str, float]:
+def means(summaries: Summaries) -> dict[str, float]:
     """Mean over summaries of every metric that all of them have, by metric key."""
-    found = {}
-    for metric in METRICS:
-        values = [value for summary in summaries if (value := lookup(summary, metric.key)) is not None]
-        if summaries and len(values) == len(summaries):
-            found[metric.key] = mean(metric.key, values)
-    return found
+    return {metric.key: mean(metric.key, values) for metric in METRICS if (values := _values(metric, summaries))}
 
 
 def mean(key: str, values: Sequence[float]) -> float:
@@ -108,23 +105,41 @@ def improvement_percent(metric: Metric, baseline: float | None, candidate: float
 
 
 def improvements(before: Summaries, after: Summaries, *, leak: bool = False) -> dict[str, float]:
-    """Improvement in percent of every metric that both arms have, by metric key; means over paired launches.
+    """Improvement in percent of every metric that both arms have, by metric key.
+
+    Of times and rates it is the geometric mean of the pairs' ratios, as the speed-up is, so that twice the time is half
+    the rate however much launches differ; of all else, and where one of them is zero, the ratio of the means.
 
     Args:
         before: summaries of the baseline's launches.
-        after: those of the candidate's.
+        after: those of the candidate's, which are paired with these.
         leak: the arms train different things, as samples of a row see each other in one of them.
     """
-    old, new = means(before), means(after)
     unlike = {"step": not equal_batches(before, after), "model": leak}
     told = [metric for metric in METRICS if metric.of is None or not unlike[metric.of]]
-    gains = {metric.key: improvement_percent(metric, old.get(metric.key), new.get(metric.key)) for metric in told}
-    return {key: gain for key, gain in gains.items() if gain is not None}
+    found = {}
+    for metric in told:
+        old, new = _values(metric, before), _values(metric, after)
+        if not old or not new:
+            continue
+        if metric.unit in OF_TIME and all(value > 0 for value in (*old, *new)):
+            gain = improvement_percent(metric, geometric_mean(old), geometric_mean(new))
+        else:
+            gain = improvement_percent(metric, mean(metric.key, old), mean(metric.key, new))
+        if gain is not None:
+            found[metric.key] = gain
+    return found
 
 
 def equal_batches(*arms: Summaries) -> bool:
     """Whether the steps of all launches have one global batch, as far as their summaries say."""
     return len({lookup(summary, "global_batch") for arm in arms for summary in arm}) <= 1
+
+
+def _values(metric: Metric, summaries: Summaries) -> list[float]:
+    """A metric of every summary; none where one of them lacks it."""
+    values = [value for summary in summaries if (value := lookup(summary, metric.key)) is not None]
+    return values if len(values) == len(summaries) else []
 
 
 def _number(value: object) -> float | None:

@@ -121,13 +121,14 @@ def summary_markdown(report: Report) -> str:
     first = overview_table(report)
     ranked = ranking.readable([pair.record() for pair in report.pairs])
     verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
+    gains = "; gains of times and rates are geometric means over pairs" if report.comparisons else ""
     return "\n\n".join(
         [
             f"# {' against '.join(arm.label for arm in report.arms)}",
             *([first.markdown()] if first else []),
             *verdicts,
             *(table.markdown() for table in (*metric_tables(report), *further_tables(report))),
-            f"Means over launches. {tables.LEGEND}",
+            f"Means over launches{gains}. {tables.LEGEND}",
             *rank_notes(report),
             *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),
             "## Checks",

@@ -102,7 +102,7 @@ class ComparisonRecord(Record):
     """Largest difference of a weight after the last step, relative to the largest; null beyond level step, and where a
     launch kept no model, or one of more than 256 MB."""
     improvement_percent: dict[str, float] = Field(default_factory=dict)
-    """By how much the candidate is better."""
+    """How much better the candidate is: of times and rates the geometric mean over pairs, else the ratio of means."""
     left_out: list[str] = Field(default_factory=list)
     """Launches that were not paired, and why."""
     compared: dict[str, list[object]] = Field(default_factory=dict)
