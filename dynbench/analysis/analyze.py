@@ -136,7 +136,8 @@ def analyze_runs(
         runs: what to analyze; ignored where `arms` names them. Folders of one run under several roots are one run.
         store: where the entry is made.
         settings: noise threshold, confidence, loss tolerance.
-        arms: label to runs, the baseline first; None groups the runs by configuration.
+        arms: label to runs, the baseline first; None groups the runs by configuration, and a single run is called
+            what it is called in its report.
         baseline: a stored arm that all others are compared with; its label goes before its launches' names, which may
             be those of the candidates.
         lead: label of the arm that all others are compared with; None takes the stored arm, else the first.
@@ -158,6 +159,8 @@ def analyze_runs(
     named = [run for launches in arms.values() for run in launches] if arms else runs
     folders = run_folders([*(baseline[1] if baseline else ()), *named])
     chosen = [first for first, *_ in folders]
+    if len(chosen) == 1 and not arms:
+        arms = {chosen[0].label: chosen}
     if baseline is not None:
         for run in baseline[1]:
             run.update(name=f"{baseline[0]}:{run.label}")

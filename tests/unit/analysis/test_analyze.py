@@ -13,6 +13,7 @@ from dynbench.config.load import load_config
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
 from dynbench.experiment.reporting import FORMATS
+from dynbench.experiment.subject import read_subject
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_text
 from dynbench.runs.store import RunStore
@@ -35,6 +36,16 @@ def test_one_run_is_analyzed_in_its_own_folder(cli, store, pair):
     assert (pair[0].figures_dir / "timeline.png").is_file()
     assert "No check found anything." in (pair[0].path / "summary.md").read_text()
     assert len(store.list()) == 2
+
+
+@undrawn
+@pytest.mark.parametrize("name", ["mine", None])
+def test_a_single_run_has_one_name_in_its_analysis_and_its_report(make_run, store, name):
+    """Checks and figures had it under its policy's, all else under its own."""
+    run = make_run("static", name, transfer_ms=40.0)
+    found = analyze_runs([run], store, Analysis())
+    (finding,) = (finding for finding in found.findings if finding.id == "exposed_communication")
+    assert finding.values["arm"] == found.arms[0].label == read_subject(store, run).baseline == run.label
 
 
 @undrawn
