@@ -106,7 +106,7 @@ def is_comparison(run: Run) -> bool:
     return (run.path / COMPARISON_FILE).is_file()
 
 
-def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | None = None) -> list[Run]:
+def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | None = None) -> tuple[list[Run], bool]:
     """Writes everything that comparing the runs needs into one file.
 
     Args:
@@ -116,7 +116,7 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
         arm: the arm of the comparison to export alone.
 
     Returns:
-        The runs exported.
+        The runs exported, and whether they are of one arm, which runs can be compared with by `--against`.
 
     Raises:
         RunLookupError, RecordError: as `select_runs`; or there is no such arm, or a run is not over.
@@ -144,7 +144,8 @@ def export_runs(refs: Sequence[str], store: RunStore, path: Path, arm: str | Non
         stored = chosen.baseline[0] if chosen.baseline else None
         asked = (chosen.question, chosen.first) if arm is None else (None, None)
         write_export(path, files, beside, labels, stored, *asked)
-        return [run for run, *_ in folders]
+        runs = [run for run, *_ in folders]
+        return runs, len(arms or ()) <= 1 and _of_one_arm(runs)
 
 
 _COMPARE_FILES = "To compare runs with it: dynbench analyze RUN... --against FILE."
@@ -209,7 +210,7 @@ def _baseline(export: Export, candidates: Sequence[Run], arm: str | None) -> Bas
         )
     else:
         runs = export.runs
-    if len({config_digest(run.config(), NOT_IDENTITY_OF_ARM) for run in runs}) > 1:
+    if not _of_one_arm(runs):
         raise UsageError(
             f"--against {name}: its runs are no launches of one arm, their configurations differ",
             "Export the launches of one arm: dynbench runs export REF... -o FILE.",
@@ -219,6 +220,10 @@ def _baseline(export: Export, candidates: Sequence[Run], arm: str | None) -> Bas
             f"--against {name}: holds run {sorted(both)[0]}, which is to be compared with it", "Name other runs."
         )
     return label_of(export.path), runs
+
+
+def _of_one_arm(runs: Sequence[Run]) -> bool:
+    return len({config_digest(run.config(), NOT_IDENTITY_OF_ARM) for run in runs}) <= 1
 
 
 def label_of(file: Path) -> str:

@@ -120,12 +120,12 @@ def export(settings: Settings, refs: Sequence[str], output: Path, arm: str | Non
     """
     from dynbench.analysis.selection import export_runs
 
-    runs = export_runs(refs, settings.store(), output, arm)
+    runs, of_one_arm = export_runs(refs, settings.store(), output, arm)
     if not answered(settings, "runs export", {"runs": [run.id for run in runs], "path": output}, str(output)):
         print_line(str(output))
         if traced := [run.label for run in runs if any(run.profiler_dir.glob("*.trace.json"))]:
             print_line(f"left out: profilers' traces of {', '.join(traced)}; they stay in their folders' profiler/")
-        print_line(f"next  dynbench analyze RUN... --against {shlex.quote(str(output))}")
+        print_line(f"next  dynbench analyze {'RUN... --against ' if of_one_arm else ''}{shlex.quote(str(output))}")
 
 
 @command.command("rm", epilog=RM_EPILOG)

@@ -256,8 +256,10 @@ def test_a_run_against_itself_is_refused(cli, store, launches, tmp_path):
 
 @pytest.mark.slow
 def test_runs_of_several_arms_are_no_baseline(cli, store, launches, tmp_path):
-    path = tmp_path / "both.zip"
-    assert cli("runs", "export", *launches("a", 2), *launches("b", 2, policy="partition"), "-o", path)[0] == 0
+    path, one = tmp_path / "both.zip", tmp_path / "one.zip"
+    code, out, _ = cli("runs", "export", *launches("a", 2), *launches("b", 2, policy="partition"), "-o", path)
+    assert (code, out.splitlines()[-1]) == (0, f"next  dynbench analyze {path}")
+    assert cli("runs", "export", "a0", "a1", "-o", one)[1].endswith(f"next  dynbench analyze RUN... --against {one}\n")
     code, _, err = cli("analyze", *launches("c", 2), "--against", path)
     assert (code, "their configurations differ" in err) == (2, True)
     assert cli("analyze", path)[0] == 0
