@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "solve": ("dynbench.cli.solve", "Plan offline: policies, exact against greedy, bounds; no torch."),
     "analyze": ("dynbench.cli.analyze", "Summary, checks and figures of a run; the comparison of several."),
     "report": ("dynbench.cli.report", "Fill the report template from a run or comparison."),
-    "compare": ("dynbench.cli.compare", "A whole experiment: launches in ABBA order, analysis, report."),
+    "compare": ("dynbench.cli.compare", "A whole experiment: launches in a balanced order, analysis, report."),
     "bench": ("dynbench.cli.bench", "Micro-benchmarks: collectives, attention, a model's step."),
     "eval": ("dynbench.cli.eval", "Loss and perplexity, or accuracy, of a saved model."),
     "generate": ("dynbench.cli.generate", "Text from a saved language model."),

@@ -106,19 +106,21 @@ def with_flags(launches: Launches, flags: Mapping[str, object], document: Docume
 
 def launch_problems(launches: Launches) -> Iterator[tuple[str, str]]:
     """Rules over several of the keys that are broken: the key, and what is wrong."""
-    key, number = ("count", launches.count) if launches.half_width is None else ("first", launches.first)
-    if number % 2 and launches.mode != "interleaved":
-        yield (
-            key,
-            f"{number} launches per arm; ABBA order needs an even number, like {max(2, number + 1)}, unless "
-            "launches.mode is interleaved",
-        )
+    if launches.mode == "apart" and (odd := odd_number(launches)) is not None:
+        yield odd[0], f"{odd[1]}, unless they take turns (--launch-mode interleaved)"
     if launches.half_width is None:
         for name in ("first", "max_launches", "max_time_s"):
             if name in launches.model_fields_set and getattr(launches, name) is not None:
                 yield name, f"{getattr(launches, name):g} is of no use without half_width, which is not given"
     elif launches.max_launches is not None and launches.max_launches < launches.first:
         yield "max_launches", f"{launches.max_launches} is less than the {launches.first} of the first stage"
+
+
+def odd_number(launches: Launches) -> tuple[str, str] | None:
+    """The key of an odd number of launches, and what is wrong with it for arms launched apart; None of an even one."""
+    key, number = ("count", launches.count) if launches.half_width is None else ("first", launches.first)
+    problem = f"{number} launches per arm; apart, in ABBA order, arms need an even number, like {number + 1}"
+    return (key, problem) if number % 2 else None
 
 
 def written(launches: Launches) -> object:

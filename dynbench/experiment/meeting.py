@@ -9,7 +9,7 @@ from typing import Literal
 from dynbench.analysis.questions.base import within
 from dynbench.config.digest import differences
 from dynbench.config.image_rules import ahead
-from dynbench.config.launches import Launches
+from dynbench.config.launches import Launches, odd_number
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
 from dynbench.plugins import STRATEGIES, options_of
@@ -82,8 +82,8 @@ def decide_meeting(launches: Launches, arms: Mapping[str, Config], baseline: str
         baseline: the arm that the others are compared with.
 
     Raises:
-        ConfigError: arms are to be interleaved and cannot be, or one and its like without communication; names what is
-            in the way.
+        ConfigError: arms are to be interleaved and cannot be, or one and its like without communication, or are to be
+            launched an odd number of times and have to be apart; names what is in the way.
     """
     check_silent_turns(arms)
     if launches.mode == "apart":
@@ -93,6 +93,8 @@ def decide_meeting(launches: Launches, arms: Mapping[str, Config], baseline: str
         hint = "Make them equal, or launch the arms apart: launches.mode=apart (--launch-mode apart)."
         raise ConfigError([f"launches.mode: interleaved, but {obstacle}" for obstacle in found], hint)
     if found:
+        if (odd := odd_number(launches)) is not None:
+            raise ConfigError([f"launches.{odd[0]}: {odd[1]}"], f"These cannot take turns: {'; '.join(found)}.")
         return apart(list(arms), "; ".join(found))
     asked = "launches.mode is interleaved" if launches.mode == "interleaved" else "the arms can share their processes"
     silent = sum(config.train.exposed for config in arms.values())

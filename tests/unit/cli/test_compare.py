@@ -99,7 +99,7 @@ def test_an_arm_that_cannot_end_well_is_refused_before_anything_is_made(
     ("arguments", "said"),
     [
         (["quikstart"], "Did you mean 'quickstart'?"),
-        (["quickstart", "--launches", "3"], "--launches: 3 launches per arm"),
+        (["quickstart", "--launches", "3", "--launch-mode", "apart"], "--launches: 3 launches per arm"),
         (["quickstart", "--set", "train.stepz=3"], "train.stepz"),
         (["quickstart", "-c", "other.yaml"], "two recipes given"),
         (["--resume", "nothing"], "not found"),

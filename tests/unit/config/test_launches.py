@@ -29,6 +29,7 @@ def wrong(folder: Path, launches: str, **flags: object) -> list[str]:
 
 def test_a_number_is_launches_per_arm(tmp_path: Path) -> None:
     assert recipe(tmp_path, "4") == Launches(count=4)
+    assert recipe(tmp_path, "3") == Launches(count=3), "arms may take turns"
     assert recipe(tmp_path, "{mode: interleaved, count: 3}") == Launches(count=3, mode="interleaved")
 
 
@@ -55,9 +56,9 @@ def test_it_is_dumped_as_it_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "flags", "said"),
     [
-        ("3", {}, "launches.count: 3 launches per arm; ABBA order needs an even number, like 4, unless"),
-        ("4", {"count": 5}, "--launches: 5 launches per arm"),
-        ("{half_width: 3%, first: 7}", {}, "launches.first: 7 launches per arm"),
+        ("{count: 3, mode: apart}", {}, "launches.count: 3 launches per arm; apart, in ABBA order,"),
+        ("4", {"count": 5, "mode": "apart"}, "--launches: 5 launches per arm"),
+        ("{half_width: 3%, first: 7, mode: apart}", {}, "launches.first: 7 launches per arm"),
         ("4", {"max_launches": 9}, "--max-launches: 9 is of no use without half_width, which is not given"),
         ("{count: 4, first: 6}", {}, "launches.first: 6 is of no use without half_width"),
         ("{half_width: 3%, max_launches: 4}", {}, "launches.max_launches: 4 is less than the 8 of the first stage"),

@@ -170,9 +170,8 @@ def test_quoted_text_stays_text_wherever_it_stands(tmp_path: Path, where: str, v
 
 
 def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
-    text = (
-        GOOD.replace("steps", "stepz").replace("schedule.mode", "schedule.mood").replace("launches: 4", "launches: 3")
-    )
+    text = GOOD.replace("steps", "stepz").replace("schedule.mode", "schedule.mood")
+    text = text.replace("launches: 4", "launches: {count: 3, mode: apart}")
 
     found = problems(tmp_path, text + "baseline: statik\n")
 
@@ -208,8 +207,8 @@ def test_one_mistake(tmp_path: Path, old: str, new: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("launches", [1, 3, 0, -2])
-def test_launches_of_the_command_line_must_be_even(tmp_path: Path, launches: int) -> None:
-    found = problems(tmp_path, GOOD, launches={"count": launches})
+def test_launches_apart_of_the_command_line_must_be_even(tmp_path: Path, launches: int) -> None:
+    found = problems(tmp_path, GOOD, launches={"count": launches, "mode": "apart"})
 
     assert len(found) == 1
     wrong = "launches per arm" if launches > 0 else "is not allowed: input should be greater than 0"

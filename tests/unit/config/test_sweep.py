@@ -315,7 +315,7 @@ def test_an_arm_that_adds_to_a_cells_mapping_leaves_the_others_alone(tmp_path: P
             {"reference": "regimes", "over": ("global_batch=8,9",)},
             "--over train.global_batch: the recipe's cells set",
         ),
-        (TWO, {"launches": {"count": 3}}, "--launches: 3 launches per arm"),
+        (TWO, {"launches": {"count": 3, "mode": "apart"}}, "--launches: 3 launches per arm"),
     ],
 )
 def test_what_is_wrong_or_says_two_things_is_refused_by_name(
@@ -325,14 +325,15 @@ def test_what_is_wrong_or_says_two_things_is_refused_by_name(
 
 
 def test_all_mistakes_of_a_command_line_are_told_at_once() -> None:
-    found = problems("a:polcy=lpt", "b:window", over=("seed=x", "steps"), launches={"count": 3})
+    found = problems("a:polcy=lpt", "b:window", over=("seed=x", "steps"), launches={"count": 3, "mode": "apart"})
 
     assert [line.split(": ")[:2] for line in found] == [
         ["--arm b", "window"],
         ["--over steps", "write it as key=value,value, like --over train.global_batch=32,64"],
         [
             "--launches",
-            "3 launches per arm; ABBA order needs an even number, like 4, unless launches.mode is interleaved",
+            "3 launches per arm; apart, in ABBA order, arms need an even number, like 4, unless they take turns "
+            "(--launch-mode interleaved)",
         ],
         ["--over", "train.seed"],
         ["--arm a", "polcy"],

@@ -41,7 +41,7 @@ MISTAKES = {
     "probe": [["--set", "launch.nnodes=2"], ["--lengths", "4096"]],
     "solve": [["--policy", "static", "--world-size", "2,4", "--global-batch", "6"], ["--policy", "statc"]],
     "bench": [["--set", "processes=1"], ["--set", "dtype=float7"]],
-    "compare": [["--global-batch", "1"], ["--launches", "3"]],
+    "compare": [["--global-batch", "1"], ["--launches", "3", "--launch-mode", "apart"]],
 }
 """Per command, options with which it cannot work; those of solve fail at the last of several sizes."""
 

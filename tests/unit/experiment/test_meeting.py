@@ -135,3 +135,13 @@ def test_a_profiled_arm_goes_apart() -> None:
     assert found.mode == "apart" and "train.profile_steps of arm part is 2" in found.reason
     with pytest.raises(ConfigError, match=r"train\.profile_steps of arm part"):
         decide_meeting(Launches(mode="interleaved"), two, "static")
+
+
+def test_an_odd_number_of_launches_is_refused_only_where_arms_go_apart() -> None:
+    three, shared = Launches(count=3), arms(part=PARTITION)
+    assert decide_meeting(three, shared, "static").mode == "interleaved"
+    profiled = arms(part=(*PARTITION, "train.profile_steps=2"))
+    with pytest.raises(ConfigError, match=r"launches\.count: 3 launches per arm") as refused:
+        decide_meeting(three, profiled, "static")
+    assert "train.profile_steps of arm part" in refused.value.hint
+    assert decide_meeting(Launches(count=4), profiled, "static").mode == "apart"
