@@ -174,7 +174,7 @@ def _fail_usage(given: Sequence[str], error: click.ClickException) -> int:
         error.show()
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "dynbench"
+    path = context.command_path if context is not None else f"dynbench {_command_name(given) or ''}".rstrip()
     return _fail(given, UsageError(_message(error), f"{path} --help lists what there is."))
 
 

@@ -197,6 +197,8 @@ def test_the_run_that_ended_so_is_named(
         (["probe", "--stepps"], "No such option '--stepps'. Did you mean '--steps'?", "dynbench probe --help"),
         (["bench", "asignment"], "benchmark: 'asignment' is not a benchmark. Did you mean 'assignment'?", "Known: "),
         (["runs", "ls", "extra"], "Got unexpected extra argument", "dynbench runs ls --help"),
+        (["train", "--steps"], "Option '--steps' requires an argument.", "dynbench train --help"),
+        (["runs", "ls", "--limit"], "Option '--limit' requires an argument.", "dynbench runs ls --help"),
     ],
 )
 def test_usage_mistakes(arguments: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
