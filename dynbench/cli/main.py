@@ -115,7 +115,8 @@ class LazyGroup(click.Group):
 def group() -> None:
     """How much of data-parallel training is spent waiting for the slowest rank, and what comes back.
 
-    Every command runs with no arguments on an embedded default. Start with `dynbench train --mode static`.
+    Start with `dynbench train --mode static`. `train`, `probe`, `solve` and `compare` need no arguments, as their
+    default data are embedded.
     """
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -116,6 +117,18 @@ def test_loading_a_command_imports_nothing_heavy(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_that_help_says_to_need_no_arguments_require_none() -> None:
+    context = click.Context(main_module.group)
+    named = [word for word in re.findall(r"`(\w+)`", main_module.group.help or "") if word in COMMANDS]
+    required = {
+        name: [parameter.name for parameter in command.params if parameter.required]
+        for name in COMMANDS
+        if (command := main_module.group.get_command(context, name)) is not None
+    }
+    assert named and not any(required[name] for name in named)
+    assert required["eval"] and "eval" not in named
 
 
 @pytest.mark.parametrize("name", GROUPS)
