@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -16,6 +17,8 @@ from dynbench.analysis.merge import merge_run
 from dynbench.analysis.profile_table import bottlenecks, phases_table, profile_table
 from dynbench.analysis.summary import summarise
 from dynbench.config.schema import Analysis
+from dynbench.plugins import STRATEGIES
+from dynbench.report import record_labels
 from dynbench.runs.atomic import write_json
 from dynbench.runs.profile_record import PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
 from dynbench.runs.run import Run
@@ -66,6 +69,14 @@ def test_a_wire_that_ends_its_calls_early_or_late_is_found(
     assert finding is not None
     assert (finding.severity, finding.cases["hint"]) == (severity, case)
     assert f"{profiler_ms:.1f}%" in finding.seen.replace(" %", "%") and f"{wire_ms:.1f}" in finding.seen
+
+
+def test_the_hint_names_no_strategy_as_it_is_told_of_any(make_run: Make) -> None:
+    """A run of fsdp was to send less by buckets or ps_flat, which it has not."""
+    finding = found(make_run, 40.0, 50.0)
+    assert finding is not None
+    for hint in (finding.hint, record_labels("zh")["findings.profiled_shares.hint.more"]):
+        assert [name for name in STRATEGIES if re.search(rf"(?<![a-z_]){name}(?![a-z_])", hint)] == []
 
 
 def test_tables_by_phase_and_operation(make_run: Make) -> None:
