@@ -97,10 +97,13 @@ def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
 
 
 def planning_cost(evidence: Evidence) -> Iterator[Seen]:
-    """Arms that plan for more than `PLANNING_LIMIT` of their step time, which contains it, mean over launches."""
+    """Arms that plan for more than `PLANNING_LIMIT` of their step time, which contains it, mean over launches.
+
+    Not `static`: no other policy plans in less.
+    """
     for arm in evidence.arms:
         share, policy = mean_share(arm, "plan_ms_mean"), arm.runs[0].facts.policy
-        if share > PLANNING_LIMIT:
+        if policy != "static" and share > PLANNING_LIMIT:
             values = {"arm": arm.label, "share": share, "limit": PLANNING_LIMIT}
             splits = arm.runs[0].facts.config.schedule.micro_batches != 1
             yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "micro_batches" if splits else "other")

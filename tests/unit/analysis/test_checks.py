@@ -550,6 +550,12 @@ def test_planning_cost(merged, policy, overrides, hint):
     assert ("--solver" in finding.hint) == (policy == "prefix")
 
 
+def test_planning_cost_is_not_told_of_equal_counts(merged):
+    """Nothing plans in less: it was told to look at other policies."""
+    run = with_steps(merged("static"), plan_ms_mean=pl.col("step_time_max_ms") * 0.03)
+    assert "planning_cost" not in found({"a": [run]})
+
+
 def test_exposed_communication(merged):
     """That of every arm above the limit, mean over its launches; what helps compressed ones is told apart."""
     arms = {
