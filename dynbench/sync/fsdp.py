@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
 import torch
@@ -19,10 +19,7 @@ from dynbench.sync.fully_sharded import FullyShardedDDP
 
 
 class Fsdp(Strategy):
-    """`FullyShardedDDP`; passes that wait for a gather or a reduce-scatter synchronise meanwhile.
-
-    On a GPU nobody waits: they run beside the passes, on streams of their own, and what is not hidden is in these.
-    """
+    """`FullyShardedDDP`; passes that wait for a gather or a reduce-scatter synchronise meanwhile."""
 
     equal_gradients: ClassVar[bool] = False
     collective_forward: ClassVar[bool] = True
@@ -39,7 +36,7 @@ class Fsdp(Strategy):
             device=device,
             wire=self.wire,
             on_ready=on_ready,
-            waiting=nullcontext if device.type == "cuda" else self.waiting,
+            waiting=self.waiting,
             reshard=options.reshard,
         )
         self.model = model

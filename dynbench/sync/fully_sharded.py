@@ -21,7 +21,8 @@ from dynbench.errors import UsageError
 from dynbench.sync.blocks import blocks_of
 from dynbench.sync.empty import give_memory, share_what_is_trained
 from dynbench.sync.flat import FlatDDP
-from dynbench.sync.fully_sharded_messages import Gather, Scatter, Waiting
+from dynbench.sync.fully_sharded_messages import Gather, Scatter
+from dynbench.sync.fully_sharded_streams import Waiting, streams_of
 from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
@@ -46,7 +47,7 @@ class FullyShardedDDP(nn.Module):
         device: where it shall be; None where it is, which is not the meta device.
         wire: how it talks to the other ranks; None for the default process group.
         on_ready: called once a step when this rank's last gradients are complete and before they are sent.
-        waiting: entered while a pass waits for what other ranks send.
+        waiting: entered while a pass waits for what other ranks send; on a GPU its stream does, and marks on that tell.
         reshard: free a block after its forward pass and gather it anew for its backward pass.
 
     Raises:
@@ -105,11 +106,16 @@ class FullyShardedDDP(nn.Module):
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._under_way: list[Future[Tensor]] = []
+        streams = streams_of(where, waiting)
         for each in self._sharded:
-            each.set_custom_all_gather(Gather(self._wire, waiting))
-            layouts = self._layouts(each)
-            scatter = Scatter(self._wire, waiting, self._sending, _parameters_of(each), layouts, self._under_way)
+            gather, layouts = Gather(self._wire, waiting, streams), self._layouts(each)
+            sends = (self._wire, waiting, streams, self._sending)
+            scatter = Scatter(*sends, _parameters_of(each), layouts, self._under_way)
+            each.set_custom_all_gather(gather)
             each.set_custom_reduce_scatter(scatter)
+            if streams is not None:
+                for group in each._get_fsdp_state()._fsdp_param_groups:
+                    streams.watch(group, gather, scatter)
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
             if hasattr(each, "set_reduce_scatter_unused_params"):

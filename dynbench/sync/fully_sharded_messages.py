@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +12,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 from torch.futures import Future
 
+from dynbench.sync.fully_sharded_streams import Streams, Waiting
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out
-
-Waiting = Callable[[], AbstractContextManager[None]]
 
 
 class _UnderWay(dist.Work):
@@ -34,19 +32,28 @@ class _UnderWay(dist.Work):
 
 
 class Gather(DefaultAllocMixin, AllGather):
-    """On the wire, in place; on a CPU under way when it returns."""
+    """On the wire, in place; on a CPU under way when it returns.
 
-    def __init__(self, wire: Wire, waiting: Waiting) -> None:
-        self._wire, self._waiting = wire, waiting
+    Args:
+        wire: the wire.
+        waiting: entered while it is waited for.
+        streams: of a device that has several.
+    """
+
+    def __init__(self, wire: Wire, waiting: Waiting, streams: Streams | None) -> None:
+        self._wire, self._waiting, self._streams = wire, waiting, streams
+        self.end: Any = None
+        """Of the last gather on a stream, an event; None once it was waited for."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """Gather; what torch waits for, or None where nothing is left to wait for."""
         future = self._wire.gather(output_tensor, input_tensor)
-        if output_tensor.device.type == "cpu":
+        if self._streams is None:
             return _UnderWay(future, self._waiting)
         future.wait()
+        self.end = self._streams.end()
         return None
 
 
@@ -56,6 +63,7 @@ class Scatter(DefaultAllocMixin, ReduceScatter):
     Args:
         wire: the wire.
         waiting: entered while it is waited for.
+        streams: of a device that has several.
         sending: called before.
         parameters: whose gradients it is called with.
         layouts: by its elements, what is sent is made of.
@@ -66,13 +74,16 @@ class Scatter(DefaultAllocMixin, ReduceScatter):
         self,
         wire: Wire,
         waiting: Waiting,
+        streams: Streams | None,
         sending: Callable[[], None],
         parameters: Sequence[Any],
         layouts: Mapping[int, Sequence[Segment]],
         under_way: list[Future[Tensor]],
     ) -> None:
-        self._wire, self._waiting, self._sending = wire, waiting, sending
+        self._wire, self._waiting, self._streams, self._sending = wire, waiting, streams, sending
         self._parameters, self._layouts, self._under_way = parameters, layouts, under_way
+        self.end: Any = None
+        """Of the last reduce-scatter on a stream, an event."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -85,11 +96,14 @@ class Scatter(DefaultAllocMixin, ReduceScatter):
                 [(f"{next(iter(self._layouts.values()))[0].name}/{len(input_tensor)}", input_tensor.shape)]
             )
         future = self._wire.mean_shard(input_tensor, segments, output_tensor)
-        if output_tensor.device.type == "cpu" and not any(self._read(each, output_tensor) for each in self._parameters):
-            self._under_way.append(future)
-        else:
+        if self._streams is not None:
+            future.wait()
+            self.end = self._streams.end()
+        elif any(self._read(each, output_tensor) for each in self._parameters):
             with self._waiting():
                 future.wait()
+        else:
+            self._under_way.append(future)
 
     @staticmethod
     def _read(parameter: Any, output: Tensor) -> bool:
