@@ -183,7 +183,7 @@ def _by_operation(
     """
     found: dict[str, list[Span]] = defaultdict(list)
     left = [
-        (at, name, dict(_GLOO[name]) | ({"broadcast": world_size} if name == "all_gather" else {}))
+        (at, name, dict(_WORK[name]) | ({"broadcast": world_size} if name == "all_gather" else {}))
         for at, name in begun
     ]
     for start, end, kind in sent:
@@ -200,30 +200,29 @@ def _by_operation(
     return found
 
 
-_GLOO: Mapping[str, Mapping[str, int]] = {
+_WORK: Mapping[str, Mapping[str, int]] = {
     "all_reduce": {"all_reduce": 1},
     "reduce_scatter": {"all_to_all": 1, "reduce_scatter": 1},
     "all_gather": {"all_gather": 1},
-    "all_to_all": {"all_to_all": 1},
+    "all_to_all": {"all_to_all": 1, "SendRecv": 1},
     "broadcast": {"broadcast": 1},
-    "send": {"send": 1},
-    "receive": {"recv": 1},
+    "send": {"send": 1, "SendRecv": 1},
+    "receive": {"recv": 1, "SendRecv": 1},
 }
-"""What gloo calls its work of each operation, and how much of it there is."""
+"""What gloo calls its work of each operation, and how much of it there is; and NCCL's kernel that is of several."""
 _NCCL: Mapping[str, str] = {
     "AllReduce": "all_reduce",
     "ReduceScatter": "reduce_scatter",
     "AllGather": "all_gather",
     "Broadcast": "broadcast",
-    "SendRecv": "send",
 }
-"""What NCCL's kernels have in their names; they do not say who asked for them."""
+"""What NCCL's other kernels have in their names; they do not say who asked for them."""
 
 
 def _kind(name: str, kernel: bool) -> str | None:
     """What an event is of the back end's own work, of gloo or a kernel of NCCL; None for others."""
     if kernel:
-        return next((each for each in _NCCL if "nccl" in name.lower() and each in name), None)
+        return next((each for each in (*_NCCL, "SendRecv") if "nccl" in name.lower() and each in name), None)
     return name.removeprefix("gloo:") if name.startswith("gloo:") else None
 
 

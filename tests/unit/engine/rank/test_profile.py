@@ -97,6 +97,23 @@ def test_on_a_gpu_kernels_count_and_not_what_launched_them() -> None:
     )
 
 
+def test_a_kernel_that_sends_and_receives_is_of_the_operation_that_asked_for_it() -> None:
+    """NCCL has one name for it in all-to-alls, sends and receives; and a broadcast keeps its own."""
+    kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    events = [
+        event("dynbench::all_to_all", 31, 32), event("dynbench::receive", 33, 34), event("dynbench::send", 35, 36),
+        event("dynbench::broadcast", 37, 38),
+        event(kernel, 40, 48, "DeviceType.CUDA"), event(kernel, 48, 50, "DeviceType.CUDA"),
+        event(kernel, 50, 51, "DeviceType.CUDA"), event("ncclDevKernel_Broadcast_RING", 51, 55, "DeviceType.CUDA"),
+        event(kernel, 60, 66, "DeviceType.CUDA"),
+    ]  # fmt: skip
+    found, _ = by_place([*STEPS, *events])
+    expected = {"all_to_all": 8, "receive": 2, "send": 1, "broadcast": 4, "past the wire": 6, "communication": 15}
+    assert {place: row.ms for place, row in found.items()} == pytest.approx(
+        {("backward", operation): ms / 2 for operation, ms in expected.items()}
+    )
+
+
 def test_the_last_steps_of_the_warm_up_are_profiled() -> None:
     assert list(profiled_steps(10, 3)) == [7, 8, 9]
     assert not profiled_steps(10, 0)
