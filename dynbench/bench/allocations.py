@@ -111,7 +111,7 @@ def _watch_cuda(work: Callable[[], T], device: torch.device, snapshot: Path | No
 
 @contextmanager
 def _history() -> Iterator[None]:
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
     try:
         yield
     finally:

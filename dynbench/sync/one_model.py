@@ -140,10 +140,11 @@ def unused_everywhere(used: Collection[int], count: int, wire: Wire, device: tor
     """
     if not count:
         return frozenset()
-    marks = torch.zeros(count, dtype=torch.uint8)
+    # Pinned: from other memory the host would wait for what is queued on a GPU, in the middle of the backward pass.
+    marks = torch.zeros(count, dtype=torch.uint8, pin_memory=device.type == "cuda")
     marks[list(used)] = 1
     everyone = torch.zeros(wire.world_size * count, dtype=torch.uint8, device=device)
-    wire.gather(everyone, marks.to(device)).wait()
+    wire.gather(everyone, marks.to(device, non_blocking=True)).wait()
     if len(used) == count:
         return frozenset()
     seen = everyone.view(wire.world_size, -1).amax(0).tolist()
