@@ -17,6 +17,8 @@ MOST_CHANNELS = 256
 """Of a head, that these kernels take."""
 LEAST_CAPABILITY = 8
 """Compute capability from which they run (Ampere)."""
+TORCH_MULTIPLE = 8
+"""Of the channels of a head in torch's kernel; flash-attention pads others itself."""
 
 
 class Kernel(Protocol):
@@ -50,7 +52,7 @@ def variable_length_kernel(query: Tensor, dropout: float) -> Kernel | None:
         return None
     if torch.cuda.get_device_capability(query.device)[0] < LEAST_CAPABILITY:
         return None
-    if not dropout and _torch_has_one():
+    if not dropout and query.shape[-1] % TORCH_MULTIPLE == 0 and _torch_has_one():
         return torch_kernel
     return flash_attention_2 if _flash_attention_is_there() else None
 
@@ -129,4 +131,6 @@ def _torch_has_one() -> bool:
 
 @cache
 def _flash_attention_is_there() -> bool:
-    return find_spec("flash_attn") is not None
+    """Whether it is version 2: version 4 has a folder of this name alone, without a module in it."""
+    found = find_spec("flash_attn")
+    return found is not None and found.origin is not None

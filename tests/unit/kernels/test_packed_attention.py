@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -112,6 +116,34 @@ def test_what_kernels_with_boundaries_are_told(causal: bool, window: int | None,
 
 def test_on_a_cpu_there_is_no_kernel_with_boundaries() -> None:
     assert variable_length.variable_length_kernel(torch.zeros(3, 2, 8, dtype=torch.bfloat16), 0.0) is None
+
+
+def test_heads_that_are_no_multiple_of_8_go_to_flash_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which pads them; torch's kernel refuses them."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(variable_length, "_torch_has_one", lambda: True)
+
+    def kernel(channels: int) -> object:
+        query = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16, shape=(3, 2, channels))
+        return variable_length.variable_length_kernel(query, 0.0)
+
+    for there, otherwise in ((False, None), (True, variable_length.flash_attention_2)):
+        monkeypatch.setattr(variable_length, "_flash_attention_is_there", partial(bool, there))
+        assert [kernel(channels) for channels in (8, 64, 96)] == [variable_length.torch_kernel] * 3
+        assert [kernel(channels) for channels in (4, 20, 100)] == [otherwise] * 3
+
+
+@pytest.mark.parametrize(("file", "there"), [("cute/__init__.py", False), ("__init__.py", True), (None, False)])
+def test_version_4_in_the_folder_of_version_2_is_not_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, there: bool
+) -> None:
+    if file is not None:
+        (tmp_path / "flash_attn" / file).parent.mkdir(parents=True)
+        (tmp_path / "flash_attn" / file).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    variable_length._flash_attention_is_there.cache_clear()
+    assert variable_length._flash_attention_is_there() is there
+    variable_length._flash_attention_is_there.cache_clear()
 
 
 def test_states_that_autocast_left_in_fp32_are_half_precision_for_every_kernel(monkeypatch) -> None:
