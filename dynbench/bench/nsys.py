@@ -6,6 +6,7 @@ its answer from torch's profiler, with nsys or without.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
@@ -65,6 +66,11 @@ class Nsys(OnOneDevice):
         if self.folder is not None:
             script = write_commands(case, self.folder, on_gpu=context.device.type == "cuda")
             if self.options.nsys == "auto":
+                if context.device.type == "cuda":  # the profiled process needs what this one has cached
+                    import torch
+
+                    gc.collect()
+                    torch.cuda.empty_cache()
                 run_nsys(script)
         return found
 

@@ -220,6 +220,17 @@ def test_nothing_of_nsys_is_left_when_it_is_over(
         time.sleep(0.01)
 
 
+def test_nsys_finds_the_memory_that_its_case_has_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(nsys_profile, "profile_phases", lambda *_: done.append("profiled") or [])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
+    monkeypatch.setattr("dynbench.bench.nsys_commands.run_nsys", lambda _: done.append("nsys"))
+    benchmark = Nsys(OPTIONS.model_copy(update={"nsys": "auto"}))
+    benchmark.folder = tmp_path
+    benchmark.measure(benchmark.cases()[0], RankContext(0, 0, 1, torch.device("cuda", 0)))
+    assert done == ["profiled", "given back", "nsys"]
+
+
 def test_nsys_is_left_out_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is to be run"))
