@@ -36,6 +36,12 @@ BACK_ENDS = {
 }
 COMPILED = ("compiled", "flex")
 """Ways whose backward pass runs once after each forward: what torch compiles gives memory back as it goes."""
+LACKS = {
+    "No available kernel": "torch has no such kernel for this",
+    "Failed to find C compiler": "Triton needs a C compiler",
+    "No working C++ compiler found": "torch.compile needs a C++ compiler",
+}
+"""What is missing here, by what torch and Triton say."""
 LONGEST_CHECKED = 2048
 """Beyond, the result in float64 takes longer to compute than the case."""
 
@@ -74,9 +80,11 @@ def measure_pass(case: Case, options: AttentionOptions, device: torch.device, ti
     except (UsageError, NotImplementedError) as error:  # ours refuse a shape or type, torch's back ends a device
         raise NotMeasured(str(error).splitlines()[0]) from error
     except RuntimeError as error:
-        if "No available kernel" not in str(error):
+        lines = str(error).splitlines()
+        lacking = [f"{what}: {line.strip()}" for said, what in LACKS.items() for line in lines if said in line]
+        if not lacking:
             raise
-        raise NotMeasured(f"torch has no such kernel for this: {error}") from error
+        raise NotMeasured(lacking[0]) from error
     times, timed_by = pass_times(each, forward, backward, options, device, timer, keeps_graph=way not in COMPILED)
     columns: dict[str, float | int | str] = {
         "tflop_per_s": pass_flops(case) / float(np.median(times)) / 1e9,

@@ -14,6 +14,7 @@ import pytest
 import torch
 from answered import unanswered
 from torch import Tensor
+from torch._inductor.exc import InvalidCxxCompiler
 
 from dynbench.bench import attention_passes, attention_timer
 from dynbench.bench.attention import Attention, Flash, hand_count, plain_bytes
@@ -96,6 +97,29 @@ def test_what_runs_out_of_memory_is_a_row_with_its_hand_count(monkeypatch: pytes
 def test_what_needs_a_gpu_is_a_row_that_says_so(way: str) -> None:
     measured = rows(Attention(AttentionOptions(**{**SMALL, "ways": (way,)})))
     assert {row.status for row in measured} == {"skipped"} and all(way in str(row.reason) for row in measured)
+
+
+def no_compiler_of_triton() -> Exception:
+    """As Triton says it."""
+    build = pytest.importorskip("triton.runtime.build")
+    with pytest.raises(RuntimeError) as raised:
+        build._build("name", "name.c", "", [], [], [], [])
+    return raised.value
+
+
+@pytest.mark.parametrize("error", [no_compiler_of_triton, InvalidCxxCompiler], ids=["Triton", "torch.compile"])
+def test_what_needs_a_compiler_is_a_row_where_there_is_none(
+    error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda *_: None)
+
+    def attend(*_: Tensor) -> Tensor:
+        raise RuntimeError(f"backend='inductor' raised:\nError: {error()}\n\nSet TORCHDYNAMO_VERBOSE=1")
+
+    monkeypatch.setattr(attention_passes, "way_of", lambda *_: attend)
+    for row in rows(Flash(AttentionOptions(**OURS))):
+        assert row.status == "skipped" and "compiler:" in str(row.reason) and "\n" not in str(row.reason)
 
 
 def test_a_wrong_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
