@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dynbench.compress.compressing import Compressing, State, asked_feedback
-from dynbench.compress.draws import generator, seed_of
+from dynbench.compress.draws import normal, seed_of
 from dynbench.compress.feedback import settle
 from dynbench.compress.message import cut
 from dynbench.compress.together import average
@@ -108,7 +108,7 @@ class PowerSgd(Compressing):
         given = self._residuals.corrected(part, mean.reshape(-1)) if self.error_feedback else mean.float()
         values, columns = given.view(rows, -1), self._columns(segment)
         seed = seed_of(self.seed, segment.name, self._step(segment.name))
-        right = torch.randn(values.shape[1], columns, generator=generator(seed, values), device=values.device)
+        right = normal(seed, (values.shape[1], columns), values)
         if (last := self._right.get(segment.name)) is not None:
             last = last.to(values.device)
             norms = torch.linalg.vector_norm(last, dim=0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from compressors import compressor, on_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.compress.bits import pack, packed_bytes, unpack
-from dynbench.compress.draws import seed_of, some_of
+from dynbench.compress.draws import normal, numbers, seed_of, some_of
 from dynbench.compress.indices import coding, index_field, read_indices, write_indices
+from dynbench.wire.segment import lay_out
 
 
 @given(bits=st.sampled_from([1, 2, 4, 8]), n=st.integers(0, 70), seed=st.integers(0, 99))
@@ -69,6 +71,40 @@ def test_every_element_is_as_likely_as_any_other() -> None:
             counts[some_of(24, k, seed, counts)] += 1
         expected, spread = draws * k / 24, (draws * k / 24 * (1 - k / 24)) ** 0.5
         assert float((counts - expected).abs().max()) < 5 * spread
+
+
+def splitmix64(seed: int, place: int) -> int:
+    """One number of it, as it is written."""
+    mask = 2**64 - 1
+    mixed = (seed + (place + 1) * 0x9E3779B97F4A7C15) & mask
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & mask
+    return mixed ^ mixed >> 31
+
+
+@given(seed=st.integers(0, 2**63 - 1), first=st.integers(0, 2**40))
+def test_numbers_follow_from_whole_numbers_alone(seed: int, first: int) -> None:
+    """Which every device computes alike."""
+    found = numbers(seed, torch.arange(first, first + 8)).tolist()
+    assert found == [splitmix64(seed, place) % 2**63 for place in range(first, first + 8)]
+
+
+@pytest.mark.parametrize("form", ["randomk ratio=0.25", "randomk ratio=0.9", "powersgd rank=2"])
+def test_what_ranks_have_to_draw_alike_asks_no_generator_of_torch(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of GPUs that are not of one kind draw others from one seed."""
+    flat, segments = torch.randn(64 * 32), lay_out([("weight", (64, 32))])
+    monkeypatch.setattr(torch, "Generator", lambda *_: pytest.fail("a generator of the device"))
+    for name in ("rand", "randn", "randint", "randperm"):
+        monkeypatch.setattr(torch, name, lambda *_, **__: pytest.fail("a generator of the device"))
+    on_threads(2, lambda channel: compressor(form).mean(channel, flat.clone(), segments))
+
+
+def test_normal_numbers_are_such() -> None:
+    drawn = normal(5, (1000, 1000), torch.empty(0)).double()
+    assert drawn.shape == (1000, 1000) and bool(drawn.isfinite().all())
+    moments = [float((drawn**power).mean()) for power in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.02)
+    assert float((drawn < 1).double().mean()) == pytest.approx(0.8413, abs=0.002)
 
 
 def test_names_made_of_the_same_letters_share_no_seed() -> None:
