@@ -80,3 +80,15 @@ def without(rank: int, error: Exception) -> Sequence[Row]:
 
     with patch.object(dist, FUNCTIONS["reduce_scatter"], missing):
         return rows_on(rank, operations=("all_reduce", "reduce_scatter"))
+
+
+def queued(rank: int, options: Mapping[str, Any]) -> Sequence[Row]:
+    """With gloo taken for a back end whose calls are queued."""
+    with patch.object(collective_calls, "QUEUED", ("gloo",)):
+        return rows_on(rank, **options)
+
+
+def queued_with_a_wrong_one(rank: int, operation: str, fault: str) -> Sequence[Row]:
+    """The same where rank 1 has an operation wrong."""
+    with patch.object(collective_calls, "QUEUED", ("gloo",)):
+        return with_a_wrong_one(rank, operation, fault)

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ ROWS = 8192
 """Periods that are compared at once."""
 STALE = -1.0
 """What a result holds before the collective writes it."""
+QUEUED = ("nccl",)
+"""Back ends whose calls return at once, and wait for each other on the GPU."""
 SAME_ON_ALL = ("all_reduce", "all_gather", "broadcast")
 """Operations that leave the same on every rank."""
 _UNSUPPORTED = re.compile(r"support|invalid|not implemented|no backend|unsupported", re.IGNORECASE)
@@ -158,7 +161,7 @@ def compare(result: Tensor, known: Sequence[Pattern]) -> tuple[int, float]:
 
 
 def measure_collective(case: Case, options: CollectivesOptions, context: RankContext, device: torch.device) -> Measured:
-    """Time the iterations, each begun together, and compare the last result with the known one.
+    """Time the iterations, begun together, and compare the last result with the known one.
 
     Args:
         case: its operation, shape, type and back end.
@@ -175,8 +178,8 @@ def measure_collective(case: Case, options: CollectivesOptions, context: RankCon
     _try(operation, dtype, group, device)
     _check_room(operation, count * ELEMENT_BYTES[case.dtype], ranks, device)
     prepared, clock = prepare(operation, count, dtype, group, device), clock_for(device)
-    sent = SentBytes(backend != "nccl" and can_count())
-    ms = _timed(prepared, options, clock, sent)
+    sent = SentBytes(backend not in QUEUED and can_count())
+    ms = _queued(prepared, options, clock, group) if backend in QUEUED else _timed(prepared, options, clock, sent)
     sent_bytes = sent.take()
     wrong, furthest = compare(prepared.result, prepared.known)
     (all_wrong,) = sum_over_ranks([wrong])
@@ -257,6 +260,40 @@ def _timed(
     slowest = torch.tensor(times, dtype=torch.float64)
     max_over_ranks(slowest)
     return slowest[options.warmup :].numpy()
+
+
+def _queued(
+    prepared: Prepared, options: CollectivesOptions, clock: Clock, group: dist.ProcessGroup
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Likewise, each queued behind the one before, as nccl-tests has it, as many as there is time for by the warm-up.
+
+    The first starts behind a tiny collective, which ends on all ranks together: neither a launch nor a rank that comes
+    late is in the times. What has been sent again and again is no result, so that another call follows.
+    """
+    began = time.monotonic()
+
+    def in_a_row(iterations: int) -> Tensor:
+        prepared.start()
+        clock.synchronise()
+        dist.all_reduce(prepared.result.new_zeros(1), group=group)
+        marks = [clock.mark()]
+        for _ in range(iterations):
+            prepared.call()
+            marks.append(clock.mark())
+        clock.synchronise()
+        slowest = torch.tensor([clock.elapsed_ms(*each) for each in pairwise(marks)], dtype=torch.float64)
+        max_over_ranks(slowest)
+        return slowest
+
+    each_ms = float(in_a_row(max(1, options.warmup))[-1])
+    took_s = torch.tensor([time.monotonic() - began], dtype=torch.float64)
+    max_over_ranks(took_s)
+    fitting = int(1e3 * (options.limit_s - float(took_s)) / each_ms) if each_ms > 0 else options.iterations
+    found = in_a_row(max(1, min(options.iterations, fitting)))
+    prepared.start()
+    prepared.call()
+    clock.synchronise()
+    return found.numpy()
 
 
 def _columns(case: Case, ms: np.ndarray[tuple[int], np.dtype[np.float64]], ranks: int) -> dict[str, float | int | str]:

@@ -69,7 +69,7 @@ class CollectivesOptions(TimedOptions, WaitingOptions):
     dtype: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
     """Types of the elements."""
     limit_s: PositiveFloat = 240.0
-    """The first iteration that begins later than this is the last of its case."""
+    """The first iteration that begins later than this is the last of its case; NCCL's queue has what fits in it."""
 
 
 class PackedAttentionOptions(DeviceOptions):
@@ -244,7 +244,7 @@ BENCHMARKS: Registry[BenchmarkEntry] = Registry(
             full=(
                 "sizes_mib=1,10,100,1000",
                 "dtype=float32,bfloat16",
-                "processes=2,4,6",
+                "processes=2,4,6,8",
                 "backend=gloo,nccl,gloo-cuda",
             ),
         ),

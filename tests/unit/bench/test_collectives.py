@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from answered import unanswered
-from bench_jobs import rows_with, with_a_wrong_one, without
+from bench_jobs import queued, queued_with_a_wrong_one, rows_with, with_a_wrong_one, without
 from warm import RankError, WarmRanks
 
 from dynbench.bench import collective_calls, collectives
@@ -18,6 +18,7 @@ from dynbench.bench.collective_calls import PERIOD, compare, contribution, fill,
 from dynbench.bench.collectives import BUS_FACTORS, COMM_FILE, DIVIDED, ELEMENT_BYTES, Collectives, fit_alpha_beta
 from dynbench.bench.options import read_options
 from dynbench.bench.rank import rows_of
+from dynbench.clock import HostClock
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.sent_bytes import can_count
 from dynbench.errors import ConfigError, UsageError
@@ -98,6 +99,42 @@ def test_what_a_back_end_does_not_have_is_a_row(ranks: WarmRanks, words: str) ->
 def test_a_broken_connection_is_no_missing_operation(ranks: WarmRanks) -> None:
     with pytest.raises(RankError, match="Connection closed by peer"):
         ranks(without, RuntimeError("Connection closed by peer"))
+
+
+def test_iterations_that_are_queued_are_measured_and_judged_alike(ranks: WarmRanks) -> None:
+    first, second = ranks(queued, {"sizes_mib": (0.01,), "dtype": ("float32", "float16"), "iterations": 20})
+    assert [row.columns for row in first] == [row.columns for row in second]
+    assert {(row.n, row.columns["#wrong"], row.columns.get("unequal", 0)) for row in first} == {(20, 0, 0)}
+    for (row,) in ranks(queued, {"operations": ("all_reduce",), "limit_s": 1e-9}):
+        assert (row.n, row.columns["#wrong"]) == (1, 0)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_wrong_collective_is_seen_where_they_are_queued(ranks: WarmRanks, operation: str) -> None:
+    for (row,) in ranks(queued_with_a_wrong_one, operation, "one element"):
+        assert int(row.columns["#wrong"]) >= 1
+
+
+def test_a_queue_begins_behind_a_collective_and_goes_on_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Noted(HostClock):
+        def mark(self) -> int:
+            done.append("mark")
+            return super().mark()
+
+        def synchronise(self) -> None:
+            done.append("synchronise")
+
+    monkeypatch.setattr(collective_calls, "max_over_ranks", lambda _: None)
+    monkeypatch.setattr(collective_calls.dist, "all_reduce", lambda *_, **__: done.append("together"))
+    prepared = collective_calls.Prepared(lambda: None, lambda: done.append("call"), torch.zeros(4), [])
+    options = CollectivesOptions(warmup=1, iterations=3)
+    found = collective_calls._queued(prepared, options, Noted(), None)
+    row = ["synchronise", "together", "mark"]
+    once = ["call", "mark"]
+    assert done == [*row, *once, "synchronise", *row, *3 * once, "synchronise", "call", "synchronise"]
+    assert len(found) == 3
 
 
 def test_no_room_and_no_time_are_said(ranks: WarmRanks) -> None:
