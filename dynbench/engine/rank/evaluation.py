@@ -13,7 +13,9 @@ from torch import nn
 from dynbench.config.schema import Config
 from dynbench.engine.rank.keeping import Keeper
 from dynbench.engine.rank.precision import Precision
+from dynbench.padding import padded_width
 from dynbench.schedule.plan import IntArray
+from dynbench.schedule.problem import Problem
 from dynbench.sync.base import Strategy
 from dynbench.workloads.base import Workload
 from dynbench.workloads.held_out import evaluated_ids
@@ -23,6 +25,18 @@ Found = dict[str, float | None]
 """What an evaluation gives, by the names of the columns in its file."""
 EVAL_BATCH = 64
 EVAL_FILE = "eval.csv"
+
+
+def evaluated_together(config: Config, problem: Problem, workload: Workload) -> int:
+    """Samples that an evaluation runs at a time: no more than every rank can train on of the longest of them."""
+    if workload.eval is None or not len(workload.eval) or problem.capacity.unlimited:
+        return EVAL_BATCH
+    assert isinstance(config.workload.pad_to_multiple_of, int), "resolved before the launch"
+    longest = padded_width(workload.eval.lengths, config.workload.pad_to_multiple_of, workload.positions)
+    most = int(problem.capacity.limits(problem.workers, np.array([longest])).min())
+    if problem.packed:
+        most //= longest
+    return max(1, min(EVAL_BATCH, most))
 
 
 class Evaluator:

@@ -12,7 +12,7 @@ from dynbench.engine.plan_check import check_steps_of_rank
 from dynbench.engine.planning import NoPlans, PlansAhead, PlanSource, ReplicatedPlans, build_problem
 from dynbench.engine.rank.batch_norm import warn_of_unequal_numbers
 from dynbench.engine.rank.epochs import Epochs
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator, evaluated_together
 from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks, wait_for_all
 from dynbench.engine.rank.gather import GatheredPlans
 from dynbench.engine.rank.held_memory import HeldMemory
@@ -95,6 +95,7 @@ def real_loop(
                 shard=shard_of(context.rank, strategy.evaluators()),
                 sum_over_ranks=sum_over_ranks,
                 file=run.path / EVAL_FILE if context.is_first else None,
+                batch=evaluated_together(config, problem, workload),
                 equal_batches=strategy.collective_forward,
                 also=scalars.evaluation,
             ),

@@ -15,7 +15,7 @@ from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.arm_loop import ArmLoop
 from dynbench.engine.rank.batch_norm import PlayedStatistics
 from dynbench.engine.rank.epochs import Epochs
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator, evaluated_together
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.rank_warnings import epochs_file
@@ -172,6 +172,7 @@ def virtual_loop(
                 shard=(0, 1),
                 sum_over_ranks=list,
                 file=run.path / EVAL_FILE,
+                batch=evaluated_together(config, problem, workload),
                 also=scalars.evaluation,
             ),
             statistics=PlayedStatistics(replica.model, world_size),

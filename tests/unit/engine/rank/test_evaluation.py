@@ -14,9 +14,11 @@ from dynbench.analysis.merge import _read_evaluations
 from dynbench.analysis.summary import _evaluation
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
+from dynbench.engine.rank.evaluation import EVAL_BATCH, EVAL_FILE, Evaluator, evaluated_together
 from dynbench.engine.rank.precision import Precision
 from dynbench.runs.run import Run
+from dynbench.schedule.capacity import Capacity, PackedCapacity
+from dynbench.schedule.problem import Problem
 from dynbench.sync.local import Local
 from dynbench.workloads.causal_lm import CausalLanguageModel
 
@@ -78,6 +80,22 @@ def test_neither_ranks_nor_seeds_change_it(
     (tmp_path / "one").mkdir()
     alone, shared = evaluated(tmp_path / "one", workload, 1), evaluated(tmp_path, workload, ranks, seed)
     assert shared == {**alone, **{key: pytest.approx(alone[key], rel=1e-5) for key in ("loss", "perplexity")}}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "most"),
+    [(Capacity(), EVAL_BATCH), (Capacity.uniform(500), EVAL_BATCH), (Capacity.per_rank((30, 7)), 7),
+     (Capacity.table([[(8, 40), (24, 5)]]), 5), (Capacity.table([[(8, 40)]]), 1),
+     (PackedCapacity.uniform(24 * 9 + 5), 9), (PackedCapacity.uniform(23), 1)],
+)  # fmt: skip
+def test_no_more_is_evaluated_together_than_training_has_room_for(
+    workload: CausalLanguageModel, capacity: Capacity, most: int
+) -> None:
+    """In samples as long as the longest of them, which is padded or packed to 24 tokens."""
+    assert workload.eval is not None and workload.eval.lengths.max() == 24
+    layout = "packed" if isinstance(capacity, PackedCapacity) else "padded"
+    problem = Problem(workload.train.lengths, workers=2, global_batch=8, capacity=capacity, layout=layout)
+    assert evaluated_together(configured(), problem, workload) == most
 
 
 def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: CausalLanguageModel) -> None:
