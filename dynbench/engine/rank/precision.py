@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,11 +14,21 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Of the precisions that autocast knows; fp32 is none of them."""
 
 
+def refuse_tf32() -> None:
+    """fp32 is fp32 from here on: cuDNN convolves in TF32 by default, and cuBLAS where the environment asks for it.
+
+    By the older names, of which torch warns: those who read them refuse flags set by the newer ones alone.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
 class Precision:
     """Runs forward passes and optimizer steps in one precision.
 
     Args:
-        name: fp32, bf16 or fp16.
+        name: fp32, bf16 or fp16; the first refuses TF32 in this process.
         device: where the model is.
         agree: takes the maximum over ranks, in place, of whether gradients overflowed; None where every rank finds
             the same, because all hold the same gradients.
@@ -35,6 +46,8 @@ class Precision:
         self._clip = clip
         self._device = device
         self._dtype = DTYPES.get(name)
+        if self._dtype is None:
+            refuse_tf32()
         self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._scale = self._scaler.get_scale()
 

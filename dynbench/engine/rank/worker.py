@@ -14,7 +14,7 @@ from dynbench.engine.rank.exchange import wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter, arm_meter, memory_meter
-from dynbench.engine.rank.precision import DTYPES
+from dynbench.engine.rank.precision import DTYPES, refuse_tf32
 from dynbench.engine.rank.rank_facts import write_facts
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.real import real_loop
@@ -36,6 +36,7 @@ MakeLoop = Callable[[Run, Config, RankContext, Workload, MemoryMeter], AbstractC
 def train(runs: Sequence[Run], configs: Sequence[Config], context: RankContext, stop: StopFlag) -> None:
     """Train the arms of a launch: one, or several that take turns."""
     turns = read_turns(runs[0].path)
+    refuse_tf32()  # whatever the precision: the leak check is in fp32
     with ExitStack() as open_loops:
         players = _build(runs, configs, turns, context, open_loops)
         switch = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -90,3 +92,24 @@ def test_momentum_is_right_after_a_first_step_that_overflowed(monkeypatch: pytes
         optimizer.found_inf = torch.tensor(overflowed)
         optimizer.step()
     assert parameter.tolist() == pytest.approx([1 - 0.1 - 0.1 * 1.9] * 3)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_fp32_is_no_tf32(name: str) -> None:
+    """Which cuDNN takes for it unless told otherwise, and cuBLAS where the environment says so."""
+    flags = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = [each.allow_tf32 for each in flags]
+        for each in flags:
+            each.allow_tf32 = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Precision(name, torch.device("cpu"))
+        assert [each.allow_tf32 for each in flags] == 2 * [name != "fp32"]
+        with torch.backends.cudnn.flags(enabled=False):  # refuses flags of which some are in older names
+            pass
+    finally:
+        for each, value in zip(flags, before, strict=True):
+            each.allow_tf32 = value
