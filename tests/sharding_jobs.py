@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from gpu.fully_shard import WAYS, peaks_of
 from packed_jobs import TINY
 from strategy_jobs import CPU, known, named
 from sync_jobs import MODELS
@@ -331,3 +332,13 @@ def nothing_sharded(rank: int) -> str:
     with pytest.raises(UsageError) as refusal:
         FullyShardedDDP(nn.Linear(3, 2), sharded=nn.Embedding)
     return refusal.value.message
+
+
+def peaks_beside_torchs(rank: int) -> dict[str, int]:
+    """Those of `make first-gpu`, and of blocks that stay gathered."""
+
+    def kept(model: nn.Module, device: torch.device) -> tuple[nn.Module, Any]:
+        module = FullyShardedDDP(model, device=device, reshard=False)
+        return module, module.finish_gradient_synchronization
+
+    return peaks_of({**WAYS, "kept": kept}, CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu.fully_shard import told
 from sharding_jobs import (
     FILLED,
     OneWeight,
@@ -17,6 +18,7 @@ from sharding_jobs import (
     one_weight,
     overflowing,
     partly_sharded,
+    peaks_beside_torchs,
     refused,
 )
 from warm import WarmRanks
@@ -102,3 +104,11 @@ def test_what_a_fully_sharded_module_returns_may_be_changed_in_place(ranks: Warm
 
 def test_no_layer_to_shard_is_refused(ranks: WarmRanks) -> None:
     assert ranks(nothing_sharded) == ["nothing to shard: no module of the types that are sharded"] * 2
+
+
+def test_peaks_beside_those_of_torch(ranks: WarmRanks) -> None:
+    """As the page of the first run on GPUs has them; blocks that stay gathered take more."""
+    for found in ranks(peaks_beside_torchs):
+        own, ours, kept = found.values()
+        assert 0 < ours < kept and own > 0
+        assert told(found).startswith("peaks of 3 steps: torch's fully_shard ")

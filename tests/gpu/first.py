@@ -34,6 +34,8 @@ GRACE_S = 20.0
 """From being asked to stop to being killed: a launcher stops its ranks and writes where each was."""
 MARK = "DYNBENCH_FIRST_GPU"
 """In the environment of a part, by which what it started is found: ranks have sessions of their own."""
+MODULES = {"dynbench": "dynbench", "pytest": "pytest", "torchrun": "torch.distributed.run"}
+"""What runs programs that belong to this Python."""
 TAIL = 30
 """Lines of a failed part's log on the page."""
 MOST = 40
@@ -46,7 +48,7 @@ class Part:
 
     Args:
         name: of its files.
-        command: `dynbench`, which is asked for JSON, `pytest`, or a program that may not be installed.
+        command: `dynbench`, which is asked for JSON, `pytest`, `torchrun`, or a program that may not be installed.
         limit_s: seconds after which it is ended.
         gpus: the fewest it can do with.
         cpu: what is added where GPUs are hidden; None where it wants some.
@@ -87,6 +89,7 @@ PARTS: Sequence[Part] = (
     Part("nsys", f"dynbench bench nsys {SMALL}", 1200, cpu=TINY),
     Part("gpu_tests", "pytest -m gpu tests/gpu", 1800),
     Part("sync", "dynbench compare sync", 1800, 2, ""),
+    Part("fully_shard", "torchrun --standalone --nproc-per-node 2 tests/gpu/fully_shard.py", 600, 2, "--device cpu"),
     *(Part(each, f"dynbench train --sync {each} {EACH}", 600, 2, "") for each in SYNC),
     *(Part(f"fp16_{each}", f"{FP16} --optimizer {each}", 600, 2) for each in ("adamw", "sgd")),
     *(Part(each, f"dynbench train --compress {each} --steps 50", 600, 2, "") for each in COMPRESS),
@@ -122,7 +125,8 @@ def words_of(command: str, folder: Path) -> list[str]:
     program, *words = shlex.split(command)
     if program == "dynbench":
         words += ["--json", "--results", str(folder / "runs")]
-    return [*([sys.executable, "-m"] if program in ("dynbench", "pytest") else []), program, *words]
+    module = MODULES.get(program)
+    return [*([program] if module is None else [sys.executable, "-m", module]), *words]
 
 
 def why_not(part: Part, gpus: int | None) -> str:
