@@ -99,7 +99,8 @@ class FullyShardedDDP(nn.Module):
                     fully_shard(norm, mesh=mesh, reshard_after_forward=reshard)
             part.register_forward_hook(_without_views)
             again = reshard and part is not module
-            rest = {each for each in part.parameters() if id(each) not in held}
+            now = {id(each) for holder in chosen for each in holder.parameters()}  # those given memory are new ones
+            rest = {each for each in part.parameters() if id(each) not in now}
             fully_shard(part, mesh=mesh, reshard_after_forward=again, mp_policy=mixed, ignored_params=rest or None)
             done |= {id(each) for each in chain(part.parameters(), part.buffers())}
         self.module = module
