@@ -181,7 +181,7 @@ def overflowing(rank: int, sync: str) -> list[tuple[bool, bool]]:
             precision.backward(module(torch.arange(12).view(2, 6)).sum() * (float("inf") if overflows else 1.0))
             strategy.finish()
             strategy.step(optimizer, precision)
-            optimizer.zero_grad(set_to_none=not strategy.keeps_gradients)
+            strategy.clear_gradients(optimizer)
             after = strategy.full_state()
             moved = before is not None and any(not torch.equal(before[name], after[name]) for name in before)
             assert after is None or all(bool(tensor.isfinite().all()) for tensor in after.values())

@@ -58,9 +58,6 @@ class Strategy(ABC):
     equal_gradients: ClassVar[bool]
     """Whether every rank holds the same gradients after `finish`; if not, the loss scalers have to agree."""
 
-    keeps_gradients: ClassVar[bool] = False
-    """Whether gradients are cleared to zeros between steps instead of being dropped."""
-
     steps_apart: ClassVar[bool] = False
     """Whether a rank goes on to its next step without the others: where all know the plan, nothing of a step is asked
     of them, neither what its samples weigh nor whether gradients overflowed."""
@@ -134,6 +131,10 @@ class Strategy(ABC):
     def step(self, optimizer: Optimizer, precision: Stepper) -> None:
         """The optimizer's step, and what has to travel after it."""
         precision.step(optimizer)
+
+    def clear_gradients(self, optimizer: Optimizer) -> None:
+        """Between steps: drop the gradients that `optimizer` stepped with."""
+        optimizer.zero_grad()
 
     def drain(self) -> None:  # noqa: B027  # most leave nothing running
         """Wait for what still runs for this model in the background; called within the last step of an arm's turn."""

@@ -139,7 +139,7 @@ class Replica:
         self.strategy.step(self.optimizer, self.precision)
         self.stepping = False
         stepped()
-        self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
+        self.strategy.clear_gradients(self.optimizer)
 
     @property
     def columns(self) -> tuple[Column, ...]:

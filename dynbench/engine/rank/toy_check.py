@@ -140,7 +140,7 @@ def train_on_ranks(strategy: Strategy, case: Case) -> State | None:
             most = max(map(len, shares)) if strategy.collective_forward else 0
             _accumulate(strategy, shares[ranks.worker(rank)], scale, most)
         strategy.step(optimizer, precision)
-        optimizer.zero_grad(set_to_none=not strategy.keeps_gradients)
+        strategy.clear_gradients(optimizer)
     strategy.drain()
     return strategy.full_state()
 

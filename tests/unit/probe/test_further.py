@@ -110,7 +110,7 @@ def test_a_split_step_has_the_gradients_of_the_whole_one_under_the_runs_synchron
             held = stepped if stepped[0].grad is not None else step._replica.model.parameters()  # fsdp's own shards
             gradients.append([p.grad.clone() for p in held])
             for each in (step._replica.optimizer, step._replica.model):
-                each.zero_grad(set_to_none=not step._replica.strategy.keeps_gradients)
+                step._replica.strategy.clear_gradients(each)
 
         step._replica.compute, step._replica.update = compute, update
         assert step.ms(2, 16, 2) > 0

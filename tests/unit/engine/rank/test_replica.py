@@ -18,7 +18,7 @@ from dynbench import clock
 from dynbench.config.load import load_config
 from dynbench.config.schema import Sync
 from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.replica import Replica, seed_dropout
+from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.wiring import session
 from dynbench.sync.ddp import Ddp
@@ -74,26 +74,51 @@ def test_closing_frees_the_wrapped_module() -> None:
     assert wrapped() is None
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_gradients_are_cleared_as_the_strategy_wants(keeps: bool) -> None:
-    model = nn.Linear(2, 1)
-    strategy = Local()
-    strategy.keeps_gradients = keeps  # type: ignore[misc]  # of this one
+class Gated(nn.Module):
+    """A layer that only even inputs go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.never = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.always(x)
+        return self.sometimes(hidden) if int(x[0, 0]) % 2 == 0 else hidden.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_virtual_ranks_leave_what_a_step_did_not_use_as_one_process_does(optimizer: str) -> None:
+    """Of inputs of two ranks a step: both use the layer, one, none, and both again."""
+    inputs = [(0.0, 2.0), (1.0, 4.0), (3.0, 5.0), (1.0, 7.0), (2.0, 2.0)]
+    train = load_config(
+        None, [f"train.optimizer={optimizer}", "train.learning_rate=0.1", "train.weight_decay=0.1"]
+    ).train
+    torch.manual_seed(0)
+    alone, strategy = Gated(), Local()
+    module = strategy.wrap(copy.deepcopy(alone), CPU)
+    theirs, ours = build_optimizer(alone.parameters(), train), build_optimizer(module.parameters(), train)
     replica = SimpleNamespace(
-        precision=Precision("fp32", torch.device("cpu")),
-        optimizer=torch.optim.SGD(model.parameters()),
+        stepping=False,
+        precision=Precision("fp32", CPU),
+        optimizer=ours,
         strategy=strategy,
         _rate=SimpleNamespace(advance=lambda: None),
     )
-    model(torch.ones(1, 2)).sum().backward()
-    Replica.update(replica)  # type: ignore[arg-type]
-    assert [parameter.grad is not None for parameter in model.parameters()] == [keeps, keeps]
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
-
-
-def test_virtual_ranks_keep_their_gradients_so_that_all_do_the_same_work() -> None:
-    assert Local.keeps_gradients
-    assert not Ddp.keeps_gradients
+    kept = None
+    for step in inputs:
+        for model in (alone, module):
+            for value in step:
+                model(torch.full((2, 3), value)).sum().backward()
+        theirs.step()
+        theirs.zero_grad()
+        Replica.update(replica)  # type: ignore[arg-type]
+        kept = kept or [parameter.grad for parameter in module.parameters()]
+        for wanted, found, gradient in zip(alone.parameters(), module.parameters(), kept, strict=True):
+            assert torch.equal(wanted, found)
+            assert found.grad is gradient and (gradient is None or not gradient.any()), (
+                "kept as zeros for the next step"
+            )
+    assert [gradient is None for gradient in kept or ()] == [False] * 4 + [True] * 2
 
 
 def test_the_same_micro_batch_again_and_again_is_accumulated_up_to_the_last() -> None:
