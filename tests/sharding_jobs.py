@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -342,3 +343,76 @@ def peaks_beside_torchs(rank: int) -> dict[str, int]:
         return module, module.finish_gradient_synchronization
 
     return peaks_of({**WAYS, "kept": kept}, CPU)
+
+
+class Weighted(nn.Module):
+    """A layer of a type of one's own, with a weight; alone, `lowered` is the type that it computes in."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight, self.lowered = nn.Parameter(torch.randn(shape) / shape[-1] ** 0.5), torch.float32
+
+    def cast(self) -> Tensor:
+        return self.weight if self.lowered == torch.float32 else self.weight.to(self.lowered)
+
+
+class Project(Weighted):
+    """A linear layer."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.einsum("...i,oi->...o", hidden, self.cast())
+
+
+class LookUp(Weighted):
+    """An embedding."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.cast()[tokens]
+
+
+class Norm(Weighted):
+    """RMSNorm, in float32 whatever it is given."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        scaled = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        return (self.weight * scaled).to(hidden.dtype)
+
+
+def get_fsdp(module: nn.Module, compute_dtype: torch.dtype | None) -> FullyShardedDDP:
+    return FullyShardedDDP(module, compute_dtype, sharded=(Project, LookUp))
+
+
+def course_fully_sharded(rank: int, compute_dtype: torch.dtype | None, adamw: bool) -> dict[str, Any]:
+    """What the course asks of its FSDP, on layers of types of one's own: three steps on halves of shuffled samples.
+
+    Returns:
+        Whether all parameters are near one process's after each step; whether every gradient has its parameter's shape
+        and type; and the first step's gradients of the norms.
+    """
+    torch.manual_seed(42)
+    layers = LookUp(100, 64), Norm(64), Project(128, 64), nn.ReLU(), Norm(128), Project(64, 128), Project(100, 64)
+    alone, model = nn.Sequential(*layers), deepcopy(nn.Sequential(*layers))
+    for each in alone:
+        if isinstance(each, Project | LookUp) and compute_dtype is not None:
+            each.lowered = compute_dtype
+    near, gradients, norms = [], [], []
+    with warnings.catch_warnings(action="error"):
+        module = get_fsdp(model, compute_dtype)
+        build = partial(torch.optim.AdamW, lr=1e-3, eps=1e-4) if adamw else partial(torch.optim.SGD, lr=0.01)
+        optimizers = [build(each.parameters()) for each in (alone, module)]
+        tokens, labels = torch.randint(0, 100, (20, 8)), torch.randint(0, 100, (20,))
+        for _ in range(3):
+            order = torch.randperm(20)
+            for each, rows, optimizer in zip((alone, module), (order, order[rank::2]), optimizers, strict=True):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(each(tokens[rows])[:, -1].float(), labels[rows]).backward()
+                if each is module:
+                    module.finish_gradient_synchronization()
+                    found = list(model.parameters())
+                    gradients += [p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in found]
+                    norms = norms or [p.grad.tolist() for p in found if not isinstance(p, DTensor)]
+                optimizer.step()
+            whole, atol = module.gather_full_params(), 1e-6 if compute_dtype is None else 1e-4
+            near += [torch.allclose(whole[name], p, atol=atol, rtol=1e-4) for name, p in alone.named_parameters()]
+    return {"near": all(near), "gradients": all(gradients), "norms": norms}

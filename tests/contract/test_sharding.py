@@ -10,6 +10,7 @@ from sharding_jobs import (
     OneWeight,
     built,
     changed_in_place,
+    course_fully_sharded,
     filled,
     in_single,
     norm_of_one_weight,
@@ -96,6 +97,15 @@ def test_layers_that_are_not_sharded_are_replicated(
         assert each["plain"] == found[0]["plain"]
         assert sum(gradient is None for gradient in each["plain"]) == 2
     assert [each["ready"] for each in found] == [[3, 3, 3], [4, 4, 4]], "once a step, with all that this rank has used"
+
+
+@pytest.mark.parametrize("adamw", [False, True])
+@pytest.mark.parametrize("compute_dtype", [None, torch.float16])
+def test_the_course_s_fully_sharded_adapter(ranks: WarmRanks, compute_dtype: torch.dtype | None, adamw: bool) -> None:
+    """Its `test_fsdp_correctness` and `test_fsdp_gradient_sync`, with no warning from the forward pass."""
+    found = ranks(course_fully_sharded, compute_dtype, adamw)
+    assert [(each["near"], each["gradients"], len(each["norms"])) for each in found] == [(True, True, 2)] * 2
+    assert found[0]["norms"] == found[1]["norms"]
 
 
 def test_what_a_fully_sharded_module_returns_may_be_changed_in_place(ranks: WarmRanks) -> None:
