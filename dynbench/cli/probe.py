@@ -146,6 +146,12 @@ def _notes(record: ProbeRecord) -> Iterator[str]:
     ]
     if beyond:
         yield "a peak above the limit: recorded by a version whose limit left out the pages of libraries; probe again"
+    for row in record.capacity if record.soak is not None and record.soak.shrunk else ():
+        if row.tested_fail is not None and row.tested_fail <= row.tested_ok:
+            yield (
+                f"rank {row.rank}, {row.length} tokens: {row.tested_fail} samples passed alone and failed in the soak; "
+                f"{row.max_batch} are left, a margin of {1 - row.max_batch / row.tested_ok:.0%}"
+            )
     if record.soak is not None and record.soak.shrunk:
         yield (
             "the soak lowered the largest micro-batch below what passed alone: steps of other shapes leave freed "

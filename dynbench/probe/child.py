@@ -23,7 +23,7 @@ from dynbench.config.schema import Config
 from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.plugins import STRATEGIES
-from dynbench.probe.limits import limit_process, resident_bytes
+from dynbench.probe.limits import RESERVE, limit_process, resident_bytes
 from dynbench.probe.rehearsal import rehearsed
 from dynbench.probe.split_price import split_price_ms
 from dynbench.probe.trial import TrialStep
@@ -118,13 +118,15 @@ def _answer(step: TrialStep, request: Mapping[str, Any]) -> dict[str, object]:
 def _soak(step: TrialStep, micro_batches: list[tuple[int, int]]) -> dict[str, object]:
     """Run every micro-batch of the plan in turn; the first for which memory is refused ends it.
 
-    One that passes above the limit is a failure too, but what follows shows how far above it goes.
+    One that passes above the limit is a failure too, but it and what follows show how far above it goes: for that
+    there is what the default limit leaves alone. The peak of one that is stopped is at least as much.
     """
+    room = 1 + RESERVE
     peak, reserved = 0.0, 0.0
     first_failure: dict[str, object] = {}
     for n, length in micro_batches:
-        fits, now = step.fits(n, length)
-        peak = max(peak, now or 0.0)
+        fits, now = step.fits(n, length, room)
+        peak = max(peak, step.limit_mb * room if now is None and step.limit_mb else now or 0.0)
         reserved = max(reserved, step.memory.reserved_mb())
         if not fits:
             first_failure = first_failure or {"n": n, "length": length}

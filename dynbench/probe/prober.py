@@ -189,6 +189,7 @@ class Prober:
                 settings.soak_steps,
                 report,
                 self.memory_limit_mb,
+                settings.margin,
             )
         report("predicting what scheduling gains")
         problem = self._problem(workload, cost, speeds, found)

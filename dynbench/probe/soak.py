@@ -21,7 +21,9 @@ from dynbench.schedule.whole_run import largest_fitting
 log = logging.getLogger(__name__)
 
 SHRINK = 0.9
-"""What is left of the capacities of a rank that ran out of memory, at most."""
+"""What is left of the capacities of a rank that ran out of memory, where it is not known how much was lacking."""
+LEAST_STEP = 0.05
+"""Part of them that it loses at least, as peaks of one plan differ by some per cent."""
 LEAST_LEFT = 0.4
 MAX_SHRINKS = 10
 
@@ -50,6 +52,7 @@ def soak(
     steps: int,
     report: Report,
     limit_mb: float | None = None,
+    margin: float = 0.0,
 ) -> tuple[Soak | None, list[CapacityRow]]:
     """Replay the plan, lowering the capacities of a rank that runs out of memory, and replay again.
 
@@ -61,6 +64,7 @@ def soak(
         steps: steps of the plan to replay.
         report: told what happens.
         limit_mb: of a trial process; None where it is not known in MB.
+        margin: what capacities leave of what was tested; those at which no limit had been found get theirs when one is.
 
     Returns:
         The outcome, None where the capacities cannot hold the plan at all, and the capacities that passed.
@@ -83,11 +87,13 @@ def soak(
             return _outcome(steps, replies, shrunk, planned.global_batch), rows
         parts = {rank: _part_left(replies[rank], model, limit_mb, shrunk) for rank in failed}
         log.warning(
-            "probe: the soak ran out of memory on rank %s; lowering its capacities by %s and trying again",
+            "probe: the soak ran out of memory on rank %s; lowering capacities and trying again",
             ", ".join(map(str, failed)),
-            " and ".join(dict.fromkeys(f"{1 - part:.0%}" for part in parts.values())),
         )
-        rows = [_lowered(row, replies[row.rank], parts[row.rank]) if row.rank in parts else row for row in rows]
+        for rank, part in parts.items():
+            lowered = _lowered([row for row in rows if row.rank == rank], replies[rank], part, margin)
+            rows = [row for row in rows if row.rank != rank] + lowered
+        rows.sort(key=lambda row: (row.rank, row.length))
     return _outcome(steps, (), MAX_SHRINKS, planned.global_batch), rows
 
 
@@ -109,30 +115,44 @@ def _that_fits(problem: Problem, steps: int) -> Problem:
 def _part_left(reply: Reply | None, model: MemoryFit | None, limit_mb: float | None, shrunk: int) -> float:
     """What of its capacities a rank keeps.
 
-    By as much as its peak, less what any step needs, was above the limit. Where memory was refused before, that is not
-    known, and every time less is left than the time before: a replay takes as long as training so many steps.
+    By as much as its peak, less what any step needs, was above the limit, and no less than `LEAST_STEP`; from the third
+    time on by more, as the plan may not have come near its capacities. Where that is not known, every time less is left
+    than the time before: a replay takes as long as training so many steps.
     """
-    most = max(LEAST_LEFT, SHRINK ** (1 + shrunk))
     peak = (reply or {}).get("peak_mem_mb") or 0.0
     if model is None or limit_mb is None or peak <= limit_mb:
-        return most
-    return min(most, max(LEAST_LEFT, (limit_mb - model.fixed_mb) / (peak - model.fixed_mb)))
+        return max(LEAST_LEFT, SHRINK ** (1 + shrunk))
+    left = (limit_mb - model.fixed_mb) / (peak - model.fixed_mb)
+    return max(LEAST_LEFT, min(1 - LEAST_STEP, left) * SHRINK ** max(0, shrunk - 1))
 
 
-def _lowered(row: CapacityRow, reply: Reply | None, part: float) -> CapacityRow:
-    """The row after its rank ran out of memory; where no limit had been found, what failed is one from its length on.
+def _lowered(rows: Sequence[CapacityRow], reply: Reply | None, part: float, margin: float) -> list[CapacityRow]:
+    """The rows of a rank that ran out of memory.
 
-    A process that ended without an answer says nothing of what failed: every row counts as having failed. One sample
-    that passed its trial is left, unless one sample no longer than these is what failed.
+    Where no limit had been found for what failed, there is one now: capacities from its length on get the margin that
+    the others have, or less, and the others keep theirs. A process that ended without an answer says nothing of what
+    failed: every row counts as having failed. One sample that passed its trial is left, unless one sample no longer
+    than these is what failed.
     """
-    n, length = (row.max_batch, row.length) if reply is None else (reply["n"], reply["length"])
-    alone_failed = reply is not None and n == 1 and length <= row.length
-    least = 1 if row.tested_ok >= 1 and not alone_failed else 0
-    if row.tested_fail is not None:
-        return row.model_copy(update={"max_batch": max(least, int(row.max_batch * part))})
-    if row.length < length:
-        return row
-    return row.model_copy(update={"max_batch": max(least, int(min(row.max_batch, n) * part)), "tested_fail": n})
+    if reply is None:
+        found = [row for row in rows if row.tested_fail is None]
+        lowered = list(rows)
+    else:
+        found = [row for row in rows if row.tested_fail is None and row.length >= reply["length"]]
+        lowered = found or [row for row in rows if row.tested_fail is not None]
+    after = []
+    for row in rows:
+        if row in lowered:
+            n = row.max_batch if reply is None else reply["n"]
+            alone_failed = reply is not None and n == 1 and reply["length"] <= row.length
+            least = 1 if row.tested_ok >= 1 and not alone_failed else 0
+            if row in found:
+                most = int(min(row.max_batch, n) * min(part, 1 - margin))
+                row = row.model_copy(update={"max_batch": max(least, most), "tested_fail": n})
+            else:
+                row = row.model_copy(update={"max_batch": max(least, int(row.max_batch * part))})
+        after.append(row)
+    return after
 
 
 def _dealt(shapes: list[list[tuple[int, int]]], processes: int) -> list[list[tuple[int, int]]]:

@@ -58,6 +58,11 @@ class TrialStep:
         self.gradient_numel = sum(each.numel() for each in parameters if each.requires_grad)
         self.memory = memory_meter(device)
 
+    @property
+    def limit_mb(self) -> float | None:
+        """Most memory of this process in MB."""
+        return None if self._limit_bytes is None else mb(self._limit_bytes)
+
     def _built(self, model: nn.Module | None = None) -> Replica:
         self._timer = StepTimer(self.device)
         return Replica(self._config, self._workload, self.device, self._timer, self._build(), model=model)
@@ -72,13 +77,15 @@ class TrialStep:
         self._timer.take_phases()
         self._replica.strategy.wire.take()
 
-    def fits(self, n: int, length: int) -> tuple[bool, float | None]:
+    def fits(self, n: int, length: int, room: float = 1.0) -> tuple[bool, float | None]:
         """Whether two steps pass within the limit, and their peak in MB where they were not stopped.
+
+        They are stopped at `room` times the limit.
 
         Recovery is outside the `except` clause: inside it the traceback keeps the failed step's tensors alive.
         """
         if self._limit_bytes is not None:
-            limit_process(self._limit_bytes)
+            limit_process(int(room * self._limit_bytes))
         self.memory.reset()
         failed = False
         try:
@@ -92,7 +99,7 @@ class TrialStep:
             self.recover()
             return False, None
         peak = self.memory.peak_mb()
-        return self._limit_bytes is None or peak <= mb(self._limit_bytes), peak
+        return self.limit_mb is None or peak <= self.limit_mb, peak
 
     def recover(self) -> None:
         """Drop what a failed step left behind: a strategy that it stopped half way, gradients, optimizer state.

@@ -34,8 +34,9 @@ class CapacityRow(Record):
     tested_ok: int
     """Largest micro-batch that passed."""
     tested_fail: int | None
-    """Smallest that failed here, else at a shorter length; null where no limit was found: the search reached the
-    largest share that a step of the probe's global batch can ask for."""
+    """Smallest that failed here, else at a shorter length, or in the soak, where one may fail that passed alone; null
+    where no limit was found: the search reached the largest share that a step of the probe's global batch can ask
+    for."""
     peak_mem_mb: float | None
     """Peak memory of the largest that passed."""
 

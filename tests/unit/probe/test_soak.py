@@ -64,6 +64,19 @@ def test_one_sample_that_failed_alone_is_not(found_limit: bool) -> None:
     assert capacities[32] >= 1
 
 
+def test_what_passed_alone_and_failed_in_the_soak_gets_the_margin_that_the_others_have() -> None:
+    """Where no limit had been found: it had no margin, and it alone is lowered."""
+    ranks = Ranks({"ok": False, "n": 4, "length": 30})
+    rows = [row(rank, length, most, fail) for rank in (0, 1) for length, most, fail in ((32, 10, None), (64, 9, 10))]
+    problem = Problem(np.array([8] * 90 + [60] * 10), workers=2, global_batch=8, cost=CostModel("tokens"))
+    outcome, after = soak(lambda: ranks, problem, rows, None, 5, lambda _: None, None, 0.2)
+    assert outcome is not None and outcome.ok and outcome.shrunk == 1
+    assert [(each.rank, each.length, each.max_batch, each.tested_fail) for each in after] == [
+        *[(0, 32, 3, 4), (0, 64, 9, 10)],
+        *[(1, 32, 10, None), (1, 64, 9, 10)],
+    ]
+
+
 class Replaying(Ranks):
     """Answers by a rule of how much memory each micro-batch takes; remembers what was asked."""
 
