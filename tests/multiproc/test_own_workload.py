@@ -56,3 +56,15 @@ def test_a_probe_tells_the_line_too_and_tries_no_further(tmp_path: Path) -> None
     code, shown = dynbench(tmp_path, "probe", "--workload", "mine:Mine")
     assert (code, shown["error"]["kind"]) == (3, "worker")
     assert "mine.py:6: KeyError: 'words'" in shown["error"]["message"]
+
+
+def test_a_parameter_that_fsdp_cannot_divide_is_named_before_the_first_step(tmp_path: Path) -> None:
+    """Not before the launch: what a model of the user's own has is known once their code has run, in the ranks."""
+    scalar = "        model.scale = __import__('torch').nn.Parameter(__import__('torch').tensor(1.0))\n"
+    write_own(
+        tmp_path,
+        f"    def build_model(self, seed):\n        model = super().build_model(seed)\n{scalar}        return model\n",
+    )
+    code, shown = dynbench(tmp_path, "train", "--workload", "mine:Mine", "--set", "sync.name=fsdp")
+    assert (code, shown["error"]["kind"]) == (2, "usage"), shown
+    assert "parameter scale is a scalar, which fully_shard cannot divide" in shown["error"]["message"]
