@@ -38,6 +38,38 @@ def counted_over_calculated(rank: int, operation: str, past_the_wire: bool) -> f
         return counted / channel.ledger.take().bytes_wire
 
 
+def header_bytes(rank: int, operation: str, elements: int) -> float:
+    """Bytes of a call that the kernel counts beyond the formula's, per other rank; mean of many."""
+    calls, others = 100, dist.get_world_size() - 1
+    tensor, full = torch.ones(elements), torch.ones(elements * (others + 1))
+    with closing(Channel.of_its_own(CPU, MINUTE)) as channel:
+        begin = {
+            "all_reduce": lambda: channel.all_reduce(tensor),
+            "all_gather": lambda: channel.all_gather(full, tensor),
+            "reduce_scatter": lambda: channel.reduce_scatter(tensor, full),
+            "all_to_all": lambda: channel.all_to_all(full.clone(), full),
+            "send": lambda: channel.send(tensor, rank ^ 1),
+        }[operation]
+
+        def call() -> None:
+            received = channel.receive(tensor.clone(), rank ^ 1) if operation == "send" else None
+            begin().wait()
+            if received is not None:
+                received.wait()
+
+        call()
+        dist.barrier()
+        sent = SentBytes(counts=True)
+        channel.ledger.take()
+        for _ in range(calls):
+            call()
+        dist.barrier()
+        counted = sent.take()
+        dist.barrier()  # as above
+        assert counted is not None
+        return (counted - channel.ledger.take().bytes_wire) / calls / others
+
+
 def clocks_apart(rank: int, ahead_s: float) -> dict[str, object]:
     """What rank 0 finds where the clock of rank 1 is ahead, and goes by another name."""
     found = compare_clocks(lambda: time.perf_counter_ns() + round(ahead_s * 1e9) * rank, f"clock {rank}")

@@ -13,13 +13,17 @@ from dynbench.analysis.merge import MergedRun, read_merged
 from dynbench.analysis.steps import OPTIONAL_MEANS
 from dynbench.config.silent import is_like
 from dynbench.errors import DynbenchError
-from dynbench.runs.columns import COMPRESSES, COUNTED_FROM_MB
+from dynbench.runs.columns import COMPRESSES
 from dynbench.runs.names import is_part
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
-from dynbench.units import mb
 
 GRADIENT_BYTES = ("gradient_bytes_raw", "gradient_bytes_wire")
+HEADER_BYTES = 580
+"""What gloo sends to each other rank for a collective beside its data, at most: 577 were counted of an all-reduce on
+two and four ranks, up to 289 of an all-gather, 145 of the others."""
+UNCOUNTED_CALLS = 2
+"""Collectives of a step beside the strategy's, at most: of what the samples weigh, and of gradients that overflow."""
 _PARTS = {
     "compute_ms": ["compute_ms"],
     "sync_ms": ["wait_ms", "exposed_comm_ms"],
@@ -42,7 +46,7 @@ def communication_of(merged: MergedRun) -> dict[str, object]:
         found |= {"exposed_vs_null_ms": {"mean": against.exposed_ms}, "against_null": asdict(against)}
     if "hidden_comm_ms" not in steps.columns:
         return found
-    sent = sent_bytes(steps)
+    sent = sent_bytes(merged)
     found |= {
         "comm_ratio": _ratio(_total(steps, "comm_ms"), _total(steps, "step_time_ms_mean")),
         "overlap_fraction": _ratio(_total(steps, "hidden_comm_ms"), _total(steps, "comm_ms")),
@@ -59,19 +63,22 @@ class Sent:
     """What a rank sent over what the formulas say, or why that is not known."""
 
     ratio: float | None = None
+    headers: float = 0.0
+    """What headers of its messages are of that at most."""
     reason: Phrase | None = None
 
 
-def sent_bytes(steps: pl.DataFrame) -> Sent:
-    """The bytes that the kernel counted held against those of the formulas, over the steps that have both."""
+def sent_bytes(merged: MergedRun) -> Sent:
+    """The bytes that the kernel counted held against those of the formulas, over the measured steps that have both."""
+    steps = merged.measured
     both = steps.filter(pl.col("bytes_sent").is_not_null()) if "bytes_sent" in steps.columns else steps.clear()
     if not both.height:
-        return Sent(reason=Phrase.of("bytes.uncounted", limit_mb=COUNTED_FROM_MB))
-    wire, sent = _total(both, "bytes_wire") or 0.0, _total(both, "bytes_sent") or 0.0
-    per_step = mb(wire / both.height)
-    if per_step < COUNTED_FROM_MB:
-        return Sent(reason=Phrase.of("bytes.few", mb=per_step, limit_mb=COUNTED_FROM_MB))
-    return Sent(ratio=sent / wire)
+        return Sent(reason=Phrase.of("bytes.uncounted"))
+    wire, sent, calls = (_total(both, name) or 0.0 for name in ("bytes_wire", "bytes_sent", "collectives"))
+    if not wire:
+        return Sent(reason=Phrase.of("bytes.none"))
+    headers = HEADER_BYTES * (merged.workers - 1) * (calls + UNCOUNTED_CALLS * both.height)
+    return Sent(ratio=sent / wire, headers=headers / wire)
 
 
 @dataclass(frozen=True, slots=True)

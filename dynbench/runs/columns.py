@@ -73,10 +73,6 @@ COMM_COLUMNS: tuple[Column, ...] = (
 )
 """Of every run on real ranks."""
 
-COUNTED_FROM_MB = 10.0
-"""Sent by a rank in a step, from which on what is sent beside a strategy's gradients is little; of gradients
-that are smaller altogether, `bytes_sent` is left out."""
-
 REPEATED = Column(
     "repeated_micro_batches",
     "integer",

@@ -15,8 +15,9 @@ from wire_jobs import (
     large_gather,
     over_a_link,
 )
-from wire_measured_jobs import clocks_apart, clocks_as_they_are, counted_over_calculated
+from wire_measured_jobs import clocks_apart, clocks_as_they_are, counted_over_calculated, header_bytes
 
+from dynbench.analysis.communication import HEADER_BYTES
 from dynbench.wire.traffic import SENT
 
 pytestmark = pytest.mark.multiproc
@@ -106,6 +107,16 @@ def test_a_large_gather_is_one_all_gather_to_who_counts(ranks: WarmRanks) -> Non
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather"])
 def test_the_kernel_counts_the_bytes_of_the_formulas(ranks: WarmRanks, operation: str) -> None:
     assert ranks(counted_over_calculated, operation, False) == pytest.approx([1.0] * 2, abs=0.02)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"])
+@pytest.mark.parametrize("elements", [2, 4000, 200_000])
+def test_headers_take_no_more_than_is_allowed_for_them(
+    ranks: WarmRanks, four: WarmRanks, operation: str, elements: int
+) -> None:
+    for warm in (ranks, four):
+        found = warm(header_bytes, operation, elements)
+        assert 0 < max(found) <= HEADER_BYTES, found
 
 
 def test_what_is_sent_past_the_wire_is_counted(ranks: WarmRanks) -> None:

@@ -21,7 +21,7 @@ from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.engine.rank.rank_warnings import epochs_file
-from dynbench.engine.rank.replica import Replica, gradient_megabytes
+from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
 from dynbench.engine.rank.scalars import scalars_of
 from dynbench.engine.rank.sent_bytes import SentBytes, can_count
@@ -33,7 +33,7 @@ from dynbench.engine.speeds import SPEEDS_FILE, step_plans
 from dynbench.plugins import options_of
 from dynbench.plugins.policies import PrefixOptions
 from dynbench.runs.calls import CallWriter
-from dynbench.runs.columns import COUNTED_FROM_MB, write_columns
+from dynbench.runs.columns import write_columns
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Problem, policy_class
@@ -77,7 +77,7 @@ def real_loop(
             rows=RowBuilder(context.rank, policy, config.workload.layout, lengths),
             writer=writer,
             calls=files.enter_context(CallWriter(run.calls_file(context.rank))),
-            sent=SentBytes(counts_bytes(replica)),
+            sent=SentBytes(context.device.type == "cpu" and can_count()),
             held=HeldMemory(run, context.rank, replica, memory, wanted=config.train.memory_parts),
             profile=Profile(run, context.rank, context.device, profiled, wait_for_all),
             told=Told(total_steps(config), says=first_worker),
@@ -101,11 +101,6 @@ def real_loop(
             ),
             fixed_batch=policy_class(policy).fixed_batch,
         )
-
-
-def counts_bytes(replica: Replica) -> bool:
-    """Whether what goes over connections is counted: not on GPUs, and not where it is little beside all else."""
-    return replica.device.type == "cpu" and gradient_megabytes(replica.model) >= COUNTED_FROM_MB and can_count()
 
 
 def plan_source(config: Config, problem: Problem, rank: int, ranks: Ranks, run: Run) -> PlanSource:

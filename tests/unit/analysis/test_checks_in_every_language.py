@@ -141,8 +141,9 @@ def faults(make_run: Callable[..., Run]) -> Iterator[list[Finding]]:
         beside = scaled(merge_run(run), **{name: pl.col(name) + more for name in (column, "step_time_ms_mean")})
         longer = beside.blocks.with_columns(time_ms=pl.col("time_ms") + more * pl.col("steps"))
         yield alone(replace(beside, blocks=longer))
-    for sent in (40_000_000, 10_000_000):
-        yield alone(merged("static", extra={"bytes_wire": 20_000_000, "bytes_sent": sent}))
+    for sent, messages in ((40_000_000, 40), (10_000_000, 40), (21_500_000, 10_000)):
+        counts = {"bytes_wire": 20_000_000, "bytes_sent": sent, "collectives": messages}
+        yield alone(merged("static", extra=counts))
     for wire_ms in (10.0, 90.0):
         rows = [ProfileRow("backward", "communication", 1.0, 50.0, 0.5)]
         told = make_run("static")
