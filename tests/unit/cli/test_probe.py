@@ -71,10 +71,13 @@ def test_what_a_peak_and_a_lowered_capacity_are_is_said(capsys: pytest.CaptureFi
     assert "peak: resident memory of the process, libraries included" in plain
     assert "in pieces" not in plain and "above the limit" not in plain
     lowered = passed.model_copy(update={"shrunk": 2, "global_batch": 40})
-    _show(record(memory_limit_mb=540.0, capacity=[row], soak=lowered))
+    both = row.model_copy(update={"length": 32, "max_batch": 57, "tested_ok": 64, "tested_fail": 64})
+    _show(record(memory_limit_mb=540.0, capacity=[both, row], soak=lowered))
     shown = capsys.readouterr().out
     assert "a peak above the limit" in shown and "in pieces" in shown
     assert "at a global batch of 40, the largest that fits, passed" in shown
+    assert "rank 0, 32 tokens: 64 samples passed alone and failed in the soak; 57 are left, a margin of 11%" in shown
+    assert "rank 0, 64 tokens" not in shown
 
 
 def next_lines(coming: NextTraining, tmp_path: Path, **flags: object) -> list[str]:

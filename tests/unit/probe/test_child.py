@@ -26,3 +26,23 @@ def test_the_code_of_the_strategy_is_read_before_memory_is_limited(monkeypatch: 
     config = load_config(None, ["launch.launcher=torchrun", "sync.name=fsdp"])
     child._serve({**spec, "rendezvous": "", "timeout_s": 1}, config, io.StringIO())
     assert done == ["model", "fsdp", "limit"]
+
+
+@pytest.mark.parametrize(("second", "peak"), [(108.0, 108.0), (None, 115.0)])
+def test_a_soak_tells_how_far_above_the_limit_it_went(second: float | None, peak: float) -> None:
+    """It has room beyond the limit for that; stopped there, a step wanted more than the room."""
+    asked = []
+
+    def fits(n: int, length: int, room: float) -> tuple[bool, float | None]:
+        asked.append(room)
+        return n < 3, 90.0 if n < 3 else second
+
+    step = SimpleNamespace(
+        fits=fits,
+        limit_mb=100.0,
+        device=child.torch.device("cpu"),
+        memory=SimpleNamespace(reserved_mb=lambda: 50.0),
+    )
+    found = child._soak(step, [(2, 8), (3, 8), (1, 8)])  # type: ignore[arg-type]  # what it asks of one
+    assert (found["ok"], found["n"], found["peak_mem_mb"]) == (False, 3, pytest.approx(peak))
+    assert set(asked) == {1.15} and len(asked) == (2 if second is None else 3)
