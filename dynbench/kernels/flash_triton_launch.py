@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,40 +13,36 @@ import triton
 from torch import Tensor
 
 from dynbench.kernels import flash_triton_kernels as kernels
+from dynbench.kernels.flash_triton_tiles import ALL_TILES, tiles_of
 from dynbench.kernels.packed_rows import Boundaries
 
 INTERPRETED = not isinstance(kernels.forward, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter."""
 INTERPRETED_TILES = {"QUERIES": 32, "KEYS": 16}
 """Small, so that tests with few tokens have several."""
-CONFIGS = [
-    triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
-    for queries, keys, warps in ((128, 128, 8), (128, 64, 4), (64, 128, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4))
-    for stages in (2, 3)
-]
-# Bytes of shared memory, of which sm_80 has 166,912, and of stack, for keys at d = 128 in bfloat16 with 2 and with 3
-# stages, as compiled for sm_80: 128x128 164,864/231,424 and 816/624; 128x64 115,712/182,272 and 336/352; 64x128
-# 115,200/148,480 and 12,440/12,192; 64x64 74,240/107,520 and 8/0. At d = 64, 64x128 with 2 stages has 66,048 and 440.
-BAD_FOR_WIDE_KEYS = [(128, 128, 2), (128, 128, 3), (128, 64, 3), (64, 128, 2), (64, 128, 3)]
-"""Queries, keys and stages beyond shared memory, or spilling, where there are more than 64 channels."""
+CONFIGS = {
+    tile: triton.Config({"QUERIES": tile.queries, "KEYS": tile.keys}, num_warps=tile.warps, num_stages=tile.stages)
+    for tile in ALL_TILES
+}
 SHORTEST = 128
 """Up to so many tokens one choice of tiles serves all: a tile or two."""
 
 
-def fitting_keys(configs: list[triton.Config], states: object, **sizes: Any) -> list[triton.Config]:
-    """The tiles that backward by keys is tried with: none that only cost compiling. Arguments are the autotuner's."""
-    wide = sizes["CHANNELS"] > 64
-    tiles = [(*config.kwargs.values(), config.num_stages) for config in configs]
-    return [config for config, tile in zip(configs, tiles, strict=True) if not (wide and tile in BAD_FOR_WIDE_KEYS)]
+def fitting(name: str, _: object, states: Mapping[str, Tensor], **sizes: Any) -> list[triton.Config]:
+    """Of a kernel, the tiles for such states; arguments but the first are the autotuner's."""
+    return [CONFIGS[tile] for tile in tiles_of(name, sizes["CHANNELS"], states["q_all"].dtype)]
+
+
+def _tuned(name: str, kernel: Any) -> Any:
+    if INTERPRETED:
+        return kernel
+    key = ["D", "CAUSAL", "PACKED", "LENGTH"]
+    fits = {"early_config_prune": partial(fitting, name)}
+    return triton.autotune(list(CONFIGS.values()), key, prune_configs_by=fits)(kernel)
 
 
 _NAMES = {"forward": kernels.forward, "queries": kernels.backward_queries, "keys": kernels.backward_keys}
-_PRUNED = {"keys": {"early_config_prune": fitting_keys}}
-_KEY = ["D", "CAUSAL", "PACKED", "LENGTH"]
-TUNED = {
-    name: kernel if INTERPRETED else triton.autotune(CONFIGS, _KEY, prune_configs_by=_PRUNED.get(name))(kernel)
-    for name, kernel in _NAMES.items()
-}
+TUNED = {name: _tuned(name, kernel) for name, kernel in _NAMES.items()}
 """The kernels; on a GPU the fastest tiles are found at the first call with a width, a type, a kind of mask and a
 power of two of tokens."""
 

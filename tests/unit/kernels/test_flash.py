@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dynbench.errors import UsageError
 from dynbench.kernels import Boundaries, FlashAttentionTorch, FlashAttentionTriton, flash_torch
 from dynbench.kernels.flash_tiles import Tiles, hide_later, seen_keys, stacks_of, tiles_for
 from dynbench.kernels.flash_torch import forward_tiles
+from dynbench.kernels.flash_triton_tiles import tiles_of
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 BOTH = [FlashAttentionTorch, pytest.param(FlashAttentionTriton, marks=[needs_triton, pytest.mark.slow])]
@@ -262,13 +264,13 @@ def test_tiles_are_tuned_for_lengths_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert tuned_for == [128, 128, 128, 256, 512, 512]
 
 
-def test_tiles_that_do_not_fit_are_not_tried_for_wide_keys() -> None:
-    """Beyond shared memory, or with 12 kB of stack, on sm_80 at 128 channels; all are tried at 64."""
+def test_each_kernel_is_tuned_over_its_tiles() -> None:
     launch = pytest.importorskip("dynbench.kernels.flash_triton_launch")
-    if not launch.INTERPRETED:
-        assert launch.TUNED["keys"].early_config_prune is launch.fitting_keys
-    assert launch.fitting_keys(launch.CONFIGS, None, CHANNELS=64) == launch.CONFIGS
-    left = launch.fitting_keys(launch.CONFIGS, None, CHANNELS=128)
-    tiles = {(each.kwargs["QUERIES"], each.kwargs["KEYS"], each.num_stages) for each in left}
-    smaller = {(queries, keys, stages) for queries, keys in ((64, 64), (64, 32), (32, 32)) for stages in (2, 3)}
-    assert tiles == {(128, 64, 2)} | smaller
+    for name, kernel in launch.TUNED.items():
+        if not launch.INTERPRETED:
+            prune = kernel.early_config_prune
+            assert prune.func is launch.fitting and prune.args == (name,)
+        for channels, dtype in product((16, 64, 128), (torch.float32, torch.float16, torch.bfloat16)):
+            tried = launch.fitting(name, None, {"q_all": torch.empty(0, dtype=dtype)}, CHANNELS=channels)
+            found = [(*each.kwargs.values(), each.num_warps, each.num_stages) for each in tried]
+            assert found == list(tiles_of(name, channels, dtype))

@@ -1,0 +1,65 @@
+"""The tiles that Triton's kernels are tuned over, compiled for two GPUs: they fit, and do not spill badly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+import torch
+from compiled_tiles import Case, Usage, compiler_lacks, usages
+
+from dynbench.kernels.flash_triton_tiles import tiles_of
+
+LACKS = compiler_lacks()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(LACKS is not None, reason=str(LACKS))]
+
+SHARED_BYTES = {80: 166_912, 90: 232_448}
+"""Shared memory that a block may have, by capability."""
+SPILLED_BYTES = 256
+"""Of stack at most: a quarter of the registers that a thread may have. The best tile of a list has none."""
+KERNELS = ("forward", "queries", "keys")
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def found(cases: Iterable[Case]) -> Mapping[Case, Usage]:
+    given = list(cases)
+    return dict(zip(given, usages(given), strict=True))
+
+
+def too_much(taken: Mapping[Case, Usage]) -> list[Case]:
+    """Cases that do not fit, or spill badly."""
+    return [
+        case
+        for case, usage in taken.items()
+        if usage.shared > SHARED_BYTES[case.capability] or usage.stack > SPILLED_BYTES
+    ]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("channels", [64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_tiles_fit_and_one_does_not_spill(
+    kernel: str, dtype: str, channels: int, capability: int, packed: bool
+) -> None:
+    tiles = tiles_of(kernel, channels, DTYPES[dtype])
+    taken = found(Case(capability, kernel, dtype, channels, packed, tile) for tile in tiles)
+    assert not too_much(taken), taken
+    assert min(usage.stack for usage in taken.values()) == 0, taken
+
+
+def test_the_largest_and_the_smallest_tiles_of_wide_heads() -> None:
+    lists = {(kernel, dtype): tiles_of(kernel, 128, DTYPES[dtype]) for kernel in KERNELS for dtype in DTYPES}
+    taken = found(Case(80, *key, 128, False, tile) for key, tiles in lists.items() for tile in (tiles[0], tiles[-1]))
+    assert not too_much(taken), taken
+    assert {usage.stack for case, usage in taken.items() if case.tile == lists[case.kernel, case.dtype][-1]} == {0}
+
+
+def test_tiles_that_do_not_fit_or_spill_are_found() -> None:
+    """Both were in the list once."""
+    beyond, spilling = (Case(80, "keys", "bf16", 128, False, tile) for tile in ((128, 64, 4, 3), (64, 128, 4, 2)))
+    taken = found([beyond, spilling])
+    assert taken[beyond].shared > SHARED_BYTES[80] >= taken[spilling].shared and taken[spilling].stack > 10_000
+    assert too_much(taken) == [beyond, spilling]
