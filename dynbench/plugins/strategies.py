@@ -10,6 +10,10 @@ from pydantic import Field
 from dynbench.plugins.registry import Entry, Registry
 from dynbench.plugins.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
+Objective = Literal["sum", "slots"]
+"""What plans of several micro-batches per rank make least: the slowest rank's sum of them, where ranks meet once a
+step; or the sum, over the micro-batches, of the slowest rank's, where they meet in every one."""
+
 
 @dataclass(frozen=True)
 class StrategyEntry(Entry):
@@ -24,6 +28,7 @@ class StrategyEntry(Entry):
         exact: after every step the parameters are those of one process that trained on the whole batch.
         counted: all that it sends goes over the wire.
         trains: False where ranks send nothing to each other, so that no model is trained.
+        objective: what plans of several micro-batches per rank make least.
         whole: copies of the parameters that a rank holds between steps if it trains, weights and gradients among them,
             but for what the optimizer keeps.
         divided: further ones that it holds an equal part of, as all ranks that train do.
@@ -41,6 +46,7 @@ class StrategyEntry(Entry):
     exact: bool = True
     counted: bool = True
     trains: bool = True
+    objective: Objective = "sum"
     whole: int = 2
     divided: int = 0
     moments: Literal["whole", "divided", "served"] = "whole"
@@ -174,6 +180,7 @@ STRATEGIES: Registry[StrategyEntry] = Registry(
             "torch's fully_shard (FSDP2): a block's parameters gathered while it runs, its gradients reduce-scattered",
             "dynbench.sync.fsdp:Fsdp",
             FsdpOptions,
+            objective="slots",
             whole=0,
             divided=2,
             moments="divided",

@@ -8,7 +8,7 @@ import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.evaluate import step_costs
+from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
 from dynbench.windows import whole_windows
@@ -39,7 +39,7 @@ def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float) -> floa
     steps = whole_windows(STEPS, (WINDOW,), len(problem.lengths) // problem.global_batch)
     try:
         planner = Planner(policy, problem)
-        slowest = [float(np.max(step_costs(planner.plan(step), problem))) for step in range(steps)]
+        slowest = [step_cost(planner.plan(step), problem) for step in range(steps)]
     except (UsageError, NothingFits):
         return None
     return float(np.mean(slowest)) + overhead_ms

@@ -91,8 +91,33 @@ def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float
     return max(together**2 / micro_batches, apart, longest)
 
 
+def slots_bound(weights: FloatArray, cost: CostModel, fastest: float, ranks: int, slots: int) -> float:
+    """No plan whose ranks meet in every micro-batch has a smaller sum over these of the slowest rank's.
+
+    Of n slots, i hold i*G samples at least, so the i-th shortest one is no shorter than the i*G-th cheapest sample; and
+    some slot holds the dearest. The mean over ranks bounds this sum as it bounds the slowest rank's: see `batch_bound`.
+
+    Args:
+        weights: what each sample adds to its micro-batch, in any order, shape [n].
+        cost: the cost model.
+        fastest: the largest relative speed.
+        ranks: ranks that train (G).
+        slots: micro-batches that every rank runs at least (n).
+    """
+    falling = np.sort(weights)[::-1]
+    dearest = falling[[0, *(len(falling) - ranks * np.arange(1, slots))]]
+    if cost.cost_type == "tokens_sq":
+        dearest = dearest * dearest
+    alpha = cost.alpha if cost.cost_type == "measured" else 0.0
+    return (float(dearest.sum()) + slots * alpha + (slots - 1) * cost.surcharge) / fastest
+
+
 def step_bound(plan: StepPlan, problem: Problem) -> float:
-    """`batch_bound` of the samples that a plan took, at the micro-batches it uses; a packed plan is not padded."""
+    """The bound on `step_cost` of the samples that a plan took, at the micro-batches it uses; packed plans do not pad.
+
+    Where every rank runs the same number because ranks meet in each, a number that was chosen may be as small as the
+    capacities allow.
+    """
     ids = plan.sample_ids()
     lengths = problem.lengths[ids] if plan.packed else problem.padded_lengths[ids]
     bound = packed_bound if plan.packed else batch_bound
@@ -101,4 +126,9 @@ def step_bound(plan: StepPlan, problem: Problem) -> float:
     if most > 1 and not problem.capacity.unlimited:
         limits = problem.capacity.limits(problem.workers, lengths).max(axis=0)
     speeds = None if problem.speeds is None else problem.relative_speeds()
-    return bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits)
+    found = bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits)
+    if most == 1 or problem.objective == "sum":
+        return found
+    slots = most if problem.micro_batches != "auto" else 1
+    weights, fastest = problem.cost.per_sample(lengths), float(problem.relative_speeds().max())
+    return max(found, slots_bound(weights, problem.cost, fastest, problem.workers, slots))

@@ -17,24 +17,22 @@ class StepFacts:
 
     Attributes:
         costs: predicted time per rank, cost over speed, shape [G].
+        max_cost: what the step lasts: the slowest rank's cost or, where ranks meet in every micro-batch, the sum over
+            these of the slowest rank's.
         padded_tokens: per rank, summed over its micro-batches, shape [G].
         real_tokens: per rank, shape [G].
         local_batches: samples per rank, shape [G].
-        bound: no plan of these samples has a smaller maximum.
+        bound: no plan of these samples has a smaller `max_cost`.
         capacity_violations: micro-batches above their rank's capacity.
     """
 
     costs: FloatArray
+    max_cost: float
     padded_tokens: IntArray
     real_tokens: IntArray
     local_batches: IntArray
     bound: float
     capacity_violations: int
-
-    @property
-    def max_cost(self) -> float:
-        """The slowest rank's cost: what the step lasts."""
-        return float(self.costs.max())
 
     @property
     def variance(self) -> float:
@@ -76,12 +74,16 @@ def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
     )
 
 
+def _costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
+    """Predicted cost of each micro-batch, shape [M]."""
+    if plan.packed:
+        return problem.cost.cost_packed(parts.tokens, parts.squares)
+    return problem.cost.cost_padded(parts.count, parts.longest)
+
+
 def _share_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
     """Predicted cost of each share, whoever runs it."""
-    if plan.packed:
-        costs = problem.cost.cost_packed(parts.tokens, parts.squares)
-    else:
-        costs = problem.cost.cost_padded(parts.count, parts.longest)
+    costs = _costs(plan, problem, parts)
     per_rank = np.diff(parts.first_of_rank, append=len(costs))
     return problem.cost.of_rank(np.add.reduceat(costs, parts.first_of_rank), per_rank)
 
@@ -89,6 +91,16 @@ def _share_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> Floa
 def _rank_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
     whole = _share_costs(plan, problem, parts)
     return whole if problem.speeds is None else whole / problem.relative_speeds()
+
+
+def _lasts(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> float:
+    if problem.objective == "sum" or len(parts.rank) == len(plan.shares):
+        return float(_rank_costs(plan, problem, parts).max())
+    slot = np.arange(len(parts.rank)) - parts.first_of_rank[parts.rank]
+    costs = _costs(plan, problem, parts) + np.where(slot > 0, problem.cost.surcharge, 0.0)
+    dearest = np.zeros(int(slot.max()) + 1)
+    np.maximum.at(dearest, slot, costs / problem.relative_speeds()[parts.rank])
+    return float(dearest.sum())
 
 
 def share_cost(share: Share, problem: Problem) -> float:
@@ -102,12 +114,18 @@ def step_costs(plan: StepPlan, problem: Problem) -> FloatArray:
     return _rank_costs(plan, problem, _micro_batches(plan, problem))
 
 
+def step_cost(plan: StepPlan, problem: Problem) -> float:
+    """What a step lasts, by the problem's objective: see `StepFacts.max_cost`."""
+    return _lasts(plan, problem, _micro_batches(plan, problem))
+
+
 def step_facts(plan: StepPlan, problem: Problem) -> StepFacts:
     """Costs, tokens, counts, bound and violations of a plan."""
     parts = _micro_batches(plan, problem)
     padded = parts.tokens if plan.packed else parts.count * parts.longest
     return StepFacts(
         costs=_rank_costs(plan, problem, parts),
+        max_cost=_lasts(plan, problem, parts),
         padded_tokens=np.add.reduceat(padded, parts.first_of_rank),
         real_tokens=np.add.reduceat(parts.tokens, parts.first_of_rank),
         local_batches=np.add.reduceat(parts.count, parts.first_of_rank),

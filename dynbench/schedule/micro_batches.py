@@ -1,8 +1,10 @@
 """Several padded micro-batches per rank, for ranks of equal capacity and one global batch.
 
-This contains multiprocessor scheduling, so it is a heuristic, never proven: the sorted batch is cut into M contiguous
-micro-batches in a few ways, these are dealt to the ranks, dearest first to the rank that would end it first (LPT:
-Graham 1969; with unequal speeds Gonzalez, Ibarra and Sahni 1977), and the best of all is kept.
+This contains multiprocessor scheduling: few samples are dealt in every way (`small_steps`), more by a heuristic that
+proves nothing. The sorted batch is cut into M contiguous micro-batches in a few ways. Where ranks meet once a step,
+these are dealt to them, dearest first to the rank that would end it first (LPT: Graham 1969; with unequal speeds
+Gonzalez, Ibarra and Sahni 1977); where they meet in every micro-batch, neighbours in cost run together, and one of the
+cuts is made for that (`slots`). The best of all is polished (`micro_batch_polish`).
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule import fits
+from dynbench.schedule.accumulation import Accumulation, SortedStep
 from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
+from dynbench.schedule.micro_batch_polish import FEW_ROUNDS, Deal, deal_of, polished
 from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
-from dynbench.schedule.partition_total import fits_table, group_costs, least_total, least_work
+from dynbench.schedule.partition_total import TABLE_LIMIT, fits_table, group_costs, least_total, least_work
 from dynbench.schedule.partition_unequal import UnequalRanks
-from dynbench.schedule.plan import FloatArray, IntArray, Share
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
+from dynbench.schedule.slots import cut_by_slots
+from dynbench.schedule.small_steps import cheapest, every_cut
 
 EVERY_NUMBER = 64
 """Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
@@ -29,18 +35,18 @@ RECENT = 4
 GAIN = 1e-2
 """Above `EVERY_NUMBER`, after the first `ALWAYS_TRIED` numbers, the search ends when the `RECENT` ones have lowered the
 step by less than this part together: it runs inline, before every step."""
-
-_Deal = tuple[float, list[int], list[list[int]]]
-"""The slowest rank's cost, or time where speeds differ; the micro-batches' sizes; per rank their indices."""
+SPARE = 4
+"""Times the mean size that the largest micro-batch of a cut of least total cost may have, at least."""
 
 
 class MicroBatchPlanner:
     """Shares of one or more micro-batches.
 
-    With a fixed number N every rank runs exactly N or, where speeds differ, N on average and at least one. With `auto`
-    it is the least that the capacities need, or the next multiple of the ranks; with a `measured` cost, which has a
-    price for each, the number of the fastest plan: they are tried in order of a lower bound, until it ends the search
-    or, for a large batch, further ones gain little.
+    With a fixed number N every rank runs exactly N or, where speeds differ and ranks meet once a step, N on average
+    and at least one. With `auto` it is the least that the capacities need, or the next multiple of the ranks; with a
+    `measured` cost, which has a price for each, the number of the fastest plan: they are tried in order of a lower
+    bound, until it ends the search or, for a large batch, further ones gain little. Where ranks meet in every
+    micro-batch, all run the same number.
 
     Args:
         problem: ranks of equal capacity; `micro_batches` is N or auto.
@@ -52,6 +58,7 @@ class MicroBatchPlanner:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._fixed = None if problem.micro_batches == "auto" else problem.micro_batches
+        self._slots = problem.objective == "slots"
         self._speeds = None if problem.equal_ranks else problem.relative_speeds()
         self._unequal = None if problem.equal_ranks else UnequalRanks(problem)
         ranks, batch = problem.workers, problem.global_batch
@@ -60,6 +67,8 @@ class MicroBatchPlanner:
                 f"schedule.micro_batches: {self._fixed} on each of {ranks} ranks for {batch} samples",
                 f"Use at most {batch // ranks}, or a train.global_batch of at least {ranks * self._fixed}.",
             )
+        speeds = np.ones(ranks) if self._speeds is None else self._speeds
+        self._meets = Accumulation(problem.objective, speeds, problem.cost.surcharge)
 
     def wanted(self, lengths: IntArray) -> bool:
         """False when one micro-batch per rank is what `auto` means: they fit, and no alpha weighs against padding.
@@ -71,8 +80,8 @@ class MicroBatchPlanner:
             return True
         return reach(self._limits(lengths), self._problem.workers) < len(lengths)
 
-    def shares(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[Share, ...]:
-        """Micro-batches per rank, the longest samples' first.
+    def shares(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[tuple[Share, ...], Exactness]:
+        """Micro-batches per rank, and what is proven: the longest samples' first, of slots the dearest.
 
         Args:
             ids: samples, longest first, shape [B].
@@ -83,48 +92,72 @@ class MicroBatchPlanner:
             NothingFits: a sample is longer than the capacity, or N micro-batches per rank cannot hold the batch.
         """
         limits = self.check(ids, lengths, step)
-        _, sizes, dealt = self._best(lengths, limits)
-        ends = np.cumsum(sizes).tolist()
-        return tuple(tuple(ids[ends[part] - sizes[part] : ends[part]] for part in sorted(parts)) for parts in dealt)
+        deal, exact = self._dealt(lengths, limits)
+        ends = np.cumsum(deal.sizes).tolist()
+        cut = [ids[end - size : end] for end, size in zip(ends, deal.sizes, strict=True)]
+        return tuple(tuple(cut[part] for part in parts) for parts in deal.dealt), exact
 
     def check(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray:
         """Largest micro-batch that may begin at each position, shape [B]; raises what `shares` raises."""
-        limits = self._limits(lengths)
+        limits, ranks = self._limits(lengths), self._problem.workers
         if limits[0] == 0:
             raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
         if self._fixed is not None:
-            most = reach(limits, self._problem.workers * self._fixed)
+            most = reach(limits, ranks * self._fixed)
             if most < len(ids):
                 raise fits.batch_too_large(step, len(ids), most)
+        elif self._fewest(limits) > len(ids):  # not one sample for each micro-batch of the last slot
+            raise fits.batch_too_large(step, len(ids), len(ids) // ranks * ranks, may_split=False)
         return limits
 
     def _limits(self, lengths: IntArray) -> IntArray:
         return np.minimum(self._problem.capacity.limits_of(0, lengths), len(lengths))
 
-    def _best(self, lengths: IntArray, limits: IntArray) -> _Deal:
-        ranks, size = self._problem.workers, len(lengths)
-        if self._fixed is not None:
-            return self._deal(ranks * self._fixed, lengths, limits)
+    def _samples(self, lengths: IntArray, limits: IntArray) -> SortedStep:
+        return SortedStep(self._problem.cost, self._problem.cost.per_sample(lengths), limits)
+
+    def _dealt(self, lengths: IntArray, limits: IntArray) -> tuple[Deal, Exactness]:
+        """Every deal of few samples is tried; the best that is found of more is polished."""
+        samples = self._samples(lengths, limits)
+        cuts = None if self._fixed is None else every_cut(len(lengths), self._problem.workers * self._fixed)
+        if cuts is not None:
+            each = self._fixed if self._slots or self._speeds is None else None
+            found = cheapest(samples.costs(cuts), self._meets, each)
+            if found is not None:
+                return deal_of(samples, self._meets, cuts[found[0]].tolist(), found[1]), "maximum"
+        number = self._problem.workers * (self._fixed or 0) or len(self._best(lengths, limits).sizes)
+        deals = self._deals(number, lengths, limits, by_slot=self._slots)
+        best = min((polished(samples, self._meets, deal, FEW_ROUNDS) for deal in deals), key=_lasts)
+        return polished(samples, self._meets, best), "none"
+
+    def _fewest(self, limits: IntArray) -> int:
+        """Micro-batches that there are at least; in slots, of all ranks as many."""
+        ranks = self._problem.workers
         fewest = max(_parts_needed(limits), ranks)
+        return -(-fewest // ranks) * ranks if self._slots else fewest
+
+    def _best(self, lengths: IntArray, limits: IntArray) -> Deal:
+        ranks, size = self._problem.workers, len(lengths)
+        fewest = self._fewest(limits)
         multiples = range((fewest // ranks + 1) * ranks, size + 1, ranks)
         if self._problem.cost.cost_type != "measured":
-            return min((self._deal(number, lengths, limits) for number in (fewest, *multiples[:1])), key=_slowest)
-        numbers = np.array([fewest, *(range(fewest + 1, size + 1) if size <= EVERY_NUMBER else multiples)])
+            return min((self._deal(number, lengths, limits) for number in (fewest, *multiples[:1])), key=_lasts)
+        every = size <= EVERY_NUMBER and not self._slots
+        numbers = np.array([fewest, *(range(fewest + 1, size + 1) if every else multiples)])
         bounds = self._bounds(numbers, lengths, limits)
         order = np.argsort(bounds, kind="stable")
         best = self._deal(int(numbers[order[0]]), lengths, limits)
-        reached = [best[0]]
+        reached = [best.lasts]
         for place in order[1:]:
-            if bounds[place] >= best[0] * (1 - WORTH) or (size > EVERY_NUMBER and _gains_little(reached)):
+            if bounds[place] >= best.lasts * (1 - WORTH) or (size > EVERY_NUMBER and _gains_little(reached)):
                 break
-            best = min(best, self._deal(int(numbers[place]), lengths, limits), key=_slowest)
-            reached.append(best[0])
+            best = min(best, self._deal(int(numbers[place]), lengths, limits), key=_lasts)
+            reached.append(best.lasts)
         return best
 
     def _bounds(self, numbers: IntArray, lengths: IntArray, limits: IntArray) -> FloatArray:
         """No deal of so many micro-batches has a smaller maximum, as `_deal` tells it; same shape."""
-        cost = self._problem.cost
-        speeds = np.ones(self._problem.workers) if self._speeds is None else self._speeds
+        cost, speeds = self._problem.cost, self._meets.speeds
         weights = cost.per_sample(lengths)
         work: float | FloatArray = float(weights.sum())
         if len(lengths) <= EVERY_NUMBER:  # else looking for a better bound takes longer than it saves
@@ -134,34 +167,55 @@ class MicroBatchPlanner:
         bounds: FloatArray = np.maximum((fixed + work) / float(speeds.sum()), longest)
         return bounds
 
-    def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> _Deal:
-        """The best deal of `number` micro-batches over the ranks."""
+    def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> Deal:
+        """The best deal of `number` micro-batches over the ranks, as far as it takes to choose the number."""
+        by_slot = self._slots and self._unequal is not None  # else neighbours in cost tell nearly as much
+        return min(self._deals(number, lengths, limits, by_slot=by_slot), key=_lasts)
+
+    def _deals(self, number: int, lengths: IntArray, limits: IntArray, *, by_slot: bool) -> list[Deal]:
+        """A deal of each cut into `number` micro-batches; `by_slot` also of the one that is made for slots."""
         deals = []
         if self._unequal is not None and number == self._problem.workers:
             deals.append(self._one_each(self._unequal, lengths))
-        for sizes in _cuts(number, lengths, limits, self._problem):
-            starts = np.cumsum(sizes) - sizes
-            surcharge = self._problem.cost.surcharge
-            costs = self._problem.cost.cost_padded(sizes, lengths[starts]) + surcharge
-            if self._speeds is None:
-                slowest, dealt = deal_longest_first(costs, self._problem.workers, self._fixed)
-                slowest -= surcharge
-            else:
-                slowest, dealt = deal_to_first_finish(costs, self._speeds, surcharge)
-            deals.append((slowest, sizes, dealt))
-        return min(deals, key=_slowest)
+        samples = self._samples(lengths, limits)
+        run = self._in_slots if self._slots else self._in_turn
+        deals += [run(samples, sizes) for sizes in _cuts(number, lengths, limits, self._problem)]
+        if by_slot:
+            even = min(float(samples.costs(np.array(deal.sizes)).max()) for deal in deals)
+            cut, dealt = cut_by_slots(samples, self._meets, number // self._problem.workers, even)
+            deals.append(deal_of(samples, self._meets, cut, dealt))
+        return deals
 
-    def _one_each(self, unequal: UnequalRanks, lengths: IntArray) -> _Deal:
+    def _in_turn(self, samples: SortedStep, sizes: list[int]) -> Deal:
+        """Micro-batches dealt by longest first."""
+        surcharge = self._meets.surcharge
+        costs = samples.costs(np.array(sizes)) + surcharge
+        if self._speeds is None:
+            slowest, dealt = deal_longest_first(costs, self._problem.workers, self._fixed)
+            slowest -= surcharge
+        else:
+            slowest, dealt = deal_to_first_finish(costs, self._speeds, surcharge)
+        return Deal(slowest, sizes, [sorted(parts) for parts in dealt])
+
+    def _in_slots(self, samples: SortedStep, sizes: list[int]) -> Deal:
+        """Micro-batches of which those that follow each other run together, the dearest on the fastest rank."""
+        ranks = self._problem.workers
+        dearest = np.argsort(-samples.costs(np.array(sizes)), kind="stable")
+        slots = np.empty((ranks, len(sizes) // ranks), dtype=np.int64)
+        slots[np.argsort(-self._meets.speeds, kind="stable")] = dearest.reshape(-1, ranks).T
+        return deal_of(samples, self._meets, sizes, slots.tolist())
+
+    def _one_each(self, unequal: UnequalRanks, lengths: IntArray) -> Deal:
         """The exact split of one micro-batch per rank."""
         groups, _ = unequal.groups(np.arange(len(lengths)), lengths, step=0)
         starts, sizes = np.array([(group[0], len(group)) for group in groups]).T
         times = self._problem.cost.cost_padded(sizes, lengths[starts]) / self._problem.relative_speeds()
         place = np.argsort(starts)
-        return float(times.max()), sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()]
+        return Deal(float(times.max()), sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()])
 
 
-def _slowest(deal: _Deal) -> float:
-    return deal[0]
+def _lasts(deal: Deal) -> float:
+    return deal.lasts
 
 
 def _gains_little(reached: Sequence[float]) -> bool:
@@ -184,6 +238,10 @@ def _cuts(number: int, lengths: IntArray, limits: IntArray, problem: Problem) ->
     even = least_maximum(weights, number, limits)
     assert even is not None
     yield even
-    for most in (largest_groups(weights, even, limits), np.minimum(limits, np.arange(len(limits), 0, -1))):
-        if fits_table(number, most):
+    most_of_all = np.minimum(limits, np.arange(len(limits), 0, -1))
+    affordable = TABLE_LIMIT // (number * len(limits))
+    if affordable * number >= SPARE * len(limits):
+        most_of_all = np.minimum(most_of_all, affordable)
+    for most in (largest_groups(weights, even, limits), most_of_all):
+        if fits_table(number, most) and reach(most, number) == len(limits):
             yield least_total(group_costs(problem.cost, lengths, most), number)

@@ -6,22 +6,26 @@ from itertools import count
 
 import numpy as np
 
-from dynbench.errors import UsageError
+from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule import fits
+from dynbench.schedule.accumulation import TOO_LARGE, Accumulation
 from dynbench.schedule.bounds import packed_bound
 from dynbench.schedule.longest_first import deal_longest_first
 from dynbench.schedule.packed_deal import ROUNDING, SEARCHED, Search, Work, longest_first, within_limits
 from dynbench.schedule.packed_exchange import exchanged
+from dynbench.schedule.packed_slots import Rows, rows_by_slot
 from dynbench.schedule.partition_search import sort_longest_first
-from dynbench.schedule.plan import Exactness, IntArray, Share, StepPlan, single
+from dynbench.schedule.plan import Exactness, IntArray, StepPlan, single
 from dynbench.schedule.policy import Problem
+from dynbench.schedule.small_steps import cheapest, every_grouping
 
 
 class PackedRows:
     """The batch dealt anew for the least maximum of packed cost; the samples of a row stand longest first.
 
     One row per rank: exact where the bound is met or few samples let all deals be searched, else a heuristic. With
-    `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic.
+    `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic but for very few
+    samples (`small_steps`). Where ranks meet in every row, all run as many (`packed_slots`).
 
     Args:
         problem: of packed micro-batches.
@@ -54,10 +58,15 @@ class PackedRows:
         ids, lengths = ids[order], problem.lengths[ids[order]]
         limits = self._limits(ids, lengths, step)
         if self._rows in (1, None):
-            owners, exact = self._one_row(self._work(lengths, limits if self._rows else None), step)
+            owners, proven = self._one_row(self._work(lengths, limits if self._rows else None), step)
             if self._rows or self._work(lengths, limits).fits(owners):
-                return StepPlan(step, single(_groups(ids, owners, problem.workers)), exact, packed=True)
-        return StepPlan(step, self._several(ids, lengths, limits, step), packed=True)
+                return StepPlan(step, single(_groups(ids, owners, problem.workers)), proven, packed=True)
+        rows = self._all_tried(lengths, limits, step)
+        exact: Exactness = "none" if rows is None else "maximum"
+        if rows is None:
+            rows = (self._by_slot if problem.objective == "slots" else self._several)(lengths, limits, step)
+        shares = tuple(tuple(ids[row] for row in share) for share in rows)
+        return StepPlan(step, shares, exact, packed=True)
 
     def _limits(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray | None:
         """Most tokens of a row of each rank that holds each sample, shape [G, B]; None for no limit."""
@@ -103,7 +112,41 @@ class PackedRows:
             raise fits.rows_too_short(step, len(work.lengths), int(work.lengths.sum()), work.ranks)
         return owners, "none" if not proven else "maximum" if self._squared else "both"
 
-    def _several(self, ids: IntArray, lengths: IntArray, limits: IntArray | None, step: int) -> tuple[Share, ...]:
+    def _all_tried(self, lengths: IntArray, limits: IntArray | None, step: int) -> Rows | None:
+        """The best of all ways to fill a fixed number of rows per rank; None where there are too many."""
+        problem = self._problem
+        number = problem.workers * (self._rows or 0)
+        ways = every_grouping(len(lengths), number) if number else None
+        if ways is None:
+            return None
+        held = ways[:, :, None] == np.arange(number)
+        tokens, squares = (np.tensordot(held, values, axes=(1, 0)) for values in (lengths, lengths**2))
+        costs = problem.cost.cost_packed(tokens, squares)
+        if limits is not None:
+            costs[tokens > limits[0, held.argmax(axis=1)]] = TOO_LARGE
+        meets = Accumulation(problem.objective, problem.relative_speeds(), problem.cost.surcharge)
+        found = cheapest(costs, meets, self._rows)
+        if found is None:
+            return None
+        way, dealt = found
+        if costs[way].max() >= TOO_LARGE:
+            raise self._misfit(lengths, step)
+        return [[np.flatnonzero(ways[way] == row) for row in own] for own in dealt]
+
+    def _by_slot(self, lengths: IntArray, limits: IntArray | None, step: int) -> Rows:
+        """As many rows of every rank, slot by slot: so many as asked for, or the fewest that were found to do."""
+        work, ranks = self._work(lengths, limits), self._problem.workers
+        fewest = 1 if limits is None else int(np.ceil((lengths / limits[0]).sum() / ranks - 1e-9))
+        for slots in range(max(fewest, 1), len(lengths) // ranks + 1) if self._rows is None else (self._rows,):
+            found = rows_by_slot(work, slots)
+            if found is not None:
+                return found
+        raise self._misfit(lengths, step)
+
+    def _misfit(self, lengths: IntArray, step: int) -> NothingFits:
+        return fits.rows_too_short(step, len(lengths), int(lengths.sum()), self._problem.workers * (self._rows or 1))
+
+    def _several(self, lengths: IntArray, limits: IntArray | None, step: int) -> Rows:
         """Rows per rank: the batch dealt as if rows had no limit, then each share packed into rows.
 
         Where ranks then run different numbers of rows at a price each, the batch is dealt once more with that price.
@@ -118,16 +161,16 @@ class PackedRows:
             packed = self._packed(again, lengths, limits, step)
             if self._slowest(work, packed) < self._slowest(work, shares):
                 shares = packed
-        return tuple(tuple(ids[row] for row in share) for share in shares)
+        return shares
 
-    def _slowest(self, work: Work, shares: list[list[IntArray]]) -> float:
+    def _slowest(self, work: Work, shares: Rows) -> float:
         spent = [
             sum(float(work.weights[row].sum()) for row in share) + self._alpha + (len(share) - 1) * self._further
             for share in shares
         ]
         return float((np.array(spent) / work.speeds).max())
 
-    def _packed(self, owners: IntArray, lengths: IntArray, limits: IntArray | None, step: int) -> list[list[IntArray]]:
+    def _packed(self, owners: IntArray, lengths: IntArray, limits: IntArray | None, step: int) -> Rows:
         """Rows per rank as positions, each rank's share packed for itself."""
         shares = _groups(np.arange(len(owners)), owners, self._problem.workers)
         return [[share[row] for row in self._pack(lengths[share], _of(limits, share), step)] for share in shares]

@@ -81,7 +81,8 @@ class Partition(BatchPolicy):
             return self._packed.plan(ids, step)
         ids, lengths = self._longest_first(ids)
         if self._micro is not None and self._micro.wanted(lengths):
-            return StepPlan(step, self._micro.shares(ids, lengths, step))
+            shares, exact = self._micro.shares(ids, lengths, step)
+            return StepPlan(step, shares, exact)
         if self._unequal is not None:
             groups, exact = self._unequal.groups(ids, lengths, step)
             return StepPlan(step, single(groups), exact)

@@ -10,6 +10,7 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.plugins.policies import Layout
+from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.order import DataOrder
@@ -35,6 +36,8 @@ class Problem:
         solver: for `prefix`: exact, enumerate or greedy.
         buffer: for `prefix`: samples held per rank (K).
         micro_batches: micro-batches per rank and step, or auto.
+        objective: of plans of several micro-batches per rank: `sum`, ranks meet once a step, and the slowest rank's sum
+            is made least; `slots`, they meet in every micro-batch, and the sum of the slowest rank's is.
         settings: the `schedule` section, for policies with options of their own (`dynbench.plugins.options_of`).
         layout: `padded`, or what makes a micro-batch a row of real tokens, all of which are planned alike.
 
@@ -55,6 +58,7 @@ class Problem:
     solver: Literal["exact", "enumerate", "greedy"] = "exact"
     buffer: int | None = None
     micro_batches: int | Literal["auto"] = 1
+    objective: Objective = "sum"
     settings: object = None
     layout: Layout = "padded"
 

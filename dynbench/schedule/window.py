@@ -10,11 +10,10 @@ import numpy as np
 
 from dynbench.errors import NothingFits
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_costs
-from dynbench.schedule.longest_first import deal_longest_first
+from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.partition import Partition, cut
 from dynbench.schedule.partition_search import least_maximum, search_weights, sort_longest_first
-from dynbench.schedule.plan import FloatArray, IntArray, Share, StepPlan, single
+from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Problem
 from dynbench.schedule.window_search import search
 from dynbench.schedule.window_sweep import SortedWindow
@@ -28,8 +27,8 @@ class Window(BatchPolicy):
     fallback; with W=1, and for a lone batch at an epoch's end, it is `partition`. Ranks that differ are planned as if
     all had the least capacity and the same speed; each step's samples are then split by `partition`, which knows them.
 
-    N micro-batches per rank are planned as N ranks each, whose shares are dealt to the ranks of their step, dearest
-    first (LPT). With `auto`, N is tried from 1 on until it no longer makes the window faster.
+    N micro-batches per rank are planned as N ranks each; each step's samples are then split by `partition`, too. With
+    `auto`, N is tried from 1 on until it no longer makes the window faster.
 
     Raises:
         NothingFits: a step's samples do not fit into the capacities.
@@ -98,20 +97,10 @@ class Window(BatchPolicy):
         if shares is None:
             return None
         groups = [[ids[positions] for positions in step] for step in shares]
-        if not problem.equal_ranks:
+        if not problem.equal_ranks or problem.micro_batches != 1:
             split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
             return [replace(plan, exact="none") for plan in split]
-        return [StepPlan(step, self._to_ranks(group, parts)) for step, group in enumerate(groups, first_step)]
-
-    def _to_ranks(self, groups: Sequence[IntArray], parts: int) -> tuple[Share, ...]:
-        """A step's micro-batches, `parts` to each of equal ranks."""
-        if parts == 1:
-            return single(groups)
-        problem = self.problem
-        longest = np.array([problem.padded_lengths[ids].max() for ids in groups])
-        costs = problem.cost.cost_padded([len(ids) for ids in groups], longest)
-        _, dealt = deal_longest_first(costs, problem.workers, parts)
-        return tuple(tuple(groups[index] for index in sorted(share)) for share in dealt)
+        return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
 
     def _cost_alone(self, batches: Sequence[IntArray], first_step: int) -> float:
         """What the steps cost if `partition` deals each batch by itself; infinite where one does not fit."""
@@ -140,7 +129,7 @@ class Window(BatchPolicy):
         return limits
 
     def _total_cost(self, plans: Sequence[StepPlan]) -> float:
-        return sum(float(step_costs(plan, self.problem).max()) for plan in plans)
+        return sum(step_cost(plan, self.problem) for plan in plans)
 
 
 def plan_window(

@@ -69,6 +69,7 @@ def problems(draw, layout: Layout) -> Problem:
         order=draw(st.sampled_from(["shuffle", "file"])),
         window=draw(st.sampled_from([1, 3])),
         micro_batches=draw(st.sampled_from([1, 1, 2, "auto"])),
+        objective=draw(st.sampled_from(["sum", "slots"])),
         layout=layout,
     )
 
@@ -103,6 +104,17 @@ def cost_by_hand(plan: StepPlan, problem: Problem) -> list[float]:
     return result
 
 
+def lasts_by_hand(plan: StepPlan, problem: Problem) -> float:
+    """What the step lasts: the slowest rank's cost, or the sum of the slowest ones of each micro-batch."""
+    if problem.objective == "sum":
+        return max(cost_by_hand(plan, problem))
+    whole = [
+        cost_by_hand(replace(plan, shares=tuple(share[:number] or share for share in plan.shares)), problem)
+        for number in range(1, max(map(len, plan.shares)) + 1)
+    ]
+    return float(np.diff([[0.0] * problem.workers, *whole], axis=0).max(axis=1).sum())
+
+
 def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
     """Every rule that holds for plans of consecutive steps from 0, whatever the policy."""
     problem = policy.problem
@@ -116,10 +128,13 @@ def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
         judge_plan(plan, problem, expected, fixed_batch=policy.fixed_batch, capped=policy.name not in UNCAPPED)
         facts = step_facts(plan, problem)
         np.testing.assert_allclose(facts.costs, cost_by_hand(plan, problem), rtol=1e-12)
+        assert facts.max_cost == pytest.approx(lasts_by_hand(plan, problem), rel=1e-12)
         assert facts.bound <= facts.max_cost * (1 + 1e-12)
         assert facts.local_batches.tolist() == list(plan.local_batches)
         if problem.packed and problem.micro_batches != "auto":
             assert {len(share) for share in plan.shares} == {problem.micro_batches}
+        if problem.objective == "slots" and policy.name in ("partition", "window"):
+            assert len({len(share) for share in plan.shares}) == 1, "all ranks meet in every micro-batch"
     if policy.level == "window":
         judge_windows(policy, plans)
     if policy.level == "stream":

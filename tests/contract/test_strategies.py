@@ -46,6 +46,11 @@ COMPRESSED = {"none": EXACT, "two_stages": EXACT, "bf16": ROUNDED}
 """Compressor to the largest relative error of a gradient."""
 
 
+def test_ranks_that_talk_in_every_forward_pass_are_planned_for_in_slots() -> None:
+    for name, entry in REGISTERED.items():
+        assert (entry.objective == "slots") == entry.load().collective_forward, name
+
+
 def judge(steps: list[list[dict]], tolerance: float) -> None:
     """Every rule that holds for steps on all ranks, whatever the strategy; the first rank has the states."""
     assert [step["error"] for rank in steps[1:] for step in rank] == [None] * len(steps[0]) * (len(steps) - 1)

@@ -180,6 +180,7 @@ def plans(folder: Path) -> Golden:
     variants: Mapping[str, Callable[[Problem], Problem]] = {
         "equal": lambda problem: problem,
         "split": lambda problem: replace(problem, micro_batches=2, global_batch=32),
+        "slots": lambda problem: replace(problem, micro_batches=2, global_batch=32, objective="slots"),
         "unequal": lambda problem: replace(problem, speeds=np.array([1.0, 1.0, 0.5, 0.5])),
         "capped": lambda problem: replace(problem, capacity=Capacity.table([[(32, 8), (64, 6), (160, 5)]])),
     }

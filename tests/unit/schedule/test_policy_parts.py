@@ -112,7 +112,7 @@ def test_what_is_proven_of_partitions_plans(monkeypatch):
     (turned,) = unequal.deal([batch], 2)
     assert [ids.tolist() for (ids,) in turned.shares] == [ids.tolist() for (ids,) in found.shares][::-1]
     several = make_policy("partition", problem_of(lengths, batch=8, micro_batches=2))
-    assert [(plan.step, plan.exact) for plan in several.deal([batch, batch], 5)] == [(5, "none"), (6, "none")]
+    assert [(plan.step, plan.exact) for plan in several.deal([batch, batch], 5)] == [(5, "maximum"), (6, "maximum")]
 
 
 def test_a_policy_that_cannot_train_here_is_refused_before_anything_is_launched(monkeypatch):
@@ -244,13 +244,6 @@ def test_what_batches_cost_alone_is_what_partition_plans_cost(speeds, cost):
     assert window._cost_alone(batches, 0) == pytest.approx(window._total_cost(plans))
     for capacity in (Capacity.uniform(1), Capacity.per_rank([1, 2])):
         assert make_policy("window", replace(problem, capacity=capacity))._cost_alone(batches, 0) == np.inf
-
-
-def test_the_shares_of_a_step_are_dealt_to_ranks_dearest_first():
-    window = make_policy("window", problem_of([10, 9, 6, 6, 1, 1], batch=6, window=2, micro_batches=2))
-    groups = [np.array([0]), np.array([1]), np.array([2, 3]), np.array([4, 5])]  # 10, 9, 12 and 2 tokens
-    assert [[ids.tolist() for ids in share] for share in window._to_ranks(groups, 2)] == [[[2, 3], [4, 5]], [[0], [1]]]
-    assert window._to_ranks(groups[:2], 1) == single(groups[:2])
 
 
 def test_auto_stops_where_further_micro_batches_gain_nothing(monkeypatch):

@@ -57,16 +57,6 @@ def test_equal_ranks_get_what_the_window_gave_them_and_no_proof_of_a_step():
     assert [plan.exact for plan in plans] == ["none"] * 4
 
 
-def test_each_rank_runs_as_many_micro_batches_as_the_others_though_one_is_dearer_than_all_the_rest():
-    lengths = np.r_[400, np.full(7, 10)]
-    problem = Problem(lengths, 2, 8, order="file", window=2, micro_batches=2)
-    groups = [np.array([0]), np.array([1, 2]), np.array([3, 4]), np.array([5, 6, 7])]
-    shares = make_policy("window", problem)._to_ranks(groups, 2)
-    assert sorted(len(share) for share in shares) == [2, 2]
-    dear = next(share for share in shares if any(0 in ids for ids in share))
-    assert [ids.tolist() for ids in dear] == [[0], [1, 2]] or [ids.tolist() for ids in dear] == [[0], [3, 4]]
-
-
 def cost_by_position(seed: int, windows: int, **changes) -> np.ndarray:
     """What the steps of so many windows of 8 cost, shape [windows, 8]."""
     problem = Problem(lengths_of(seed, 8 * 16 * windows), 2, 16, seed=seed, window=8, **changes)
