@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DATASETS = ("embedded",)
 """Data sets of `train` that need no file, by name; sst2 is the histogram here and --dataset sst2 the text itself."""
 DATASET_KEYS = ("name", "dataset", "data_path", "text_column", "label_column", "length_column", "tokenizer", "subset")
-SCHEDULE_KEYS = ("cost_type", "solver", "buffer", "micro_batches", "capacity", "speeds")
+SCHEDULE_KEYS = ("cost_type", "solver", "buffer", "micro_batches", "objective", "capacity", "speeds")
 DEFAULT_WORLD_SIZES = (4, 8, 32)
 EPILOG = """\b
 Examples:

@@ -218,6 +218,8 @@ def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if any(r["capacity_violations"] for r in results):
         notes.append("over capacity: micro-batches that would not fit in memory")
+    if any(r["objective"] == "slots" and r["micro_batches"] != 1 for r in results):
+        notes.append("slots: ranks meet in every micro-batch, so a step costs the sum over these of the slowest rank's")
     if estimated := [r for r in results if speedup_is_estimated(r)]:
         fitted_on = estimated[0]["fitted_on"]
         notes.append(

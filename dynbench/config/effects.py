@@ -97,6 +97,10 @@ def _splitting_pays(s: Situation) -> bool:
     return any(reasons & set(policy.auto_splits) for policy in s.planned)
 
 
+def _objective_is_open(s: Situation) -> bool:
+    return s.given.schedule.micro_batches != 1 and s.given.schedule.objective == "auto"
+
+
 def _pads(s: Situation) -> bool:
     return s.config.workload.layout == "padded"
 
@@ -187,6 +191,11 @@ _COMMON: dict[str, Effect] = {
     "schedule.micro_batches": Effect(
         "train solve", _splitting_pays, "without a capacity or a measured cost to plan with, auto is one micro-batch"
     ),
+    "schedule.objective": Effect(
+        "train solve",
+        lambda s: s.plans_with_cost and s.given.schedule.micro_batches != 1,
+        "no plan deals several micro-batches (schedule.micro_batches, schedule.policy)",
+    ),
     "schedule.capacity": Effect(
         "train solve",
         lambda s: s.command == "solve" or any(policy.capped for policy in s.planned),
@@ -200,7 +209,13 @@ _COMMON: dict[str, Effect] = {
     "schedule.replan_steps": Effect(
         "train", lambda s: s.config.schedule.speeds == "auto", "speeds are not estimated (schedule.speeds=auto)"
     ),
-    "sync.name": Effect("train probe"),  # refused for virtual ranks
+    "sync.name": Effect(
+        "train probe solve",  # refused for virtual ranks
+        lambda s: (
+            s.command != "solve" or (s.given.schedule.micro_batches != 1 and s.given.schedule.objective == "auto")
+        ),
+        "offline it says what several micro-batches are planned for (schedule.micro_batches, schedule.objective)",
+    ),
     "sync.communicate": Effect("train probe"),  # refused for virtual ranks
     "compress.name": Effect("train probe"),
     "train.steps": Effect("train"),

@@ -133,6 +133,10 @@ class Schedule(Section):
     micro_batches: PositiveInt | Auto = 1
     """Micro-batches per rank and step; auto lets the plan decide (one, more where a capacity or the measured cost
     asks for it)."""
+    objective: Literal["auto", "sum", "slots"] = "auto"
+    """What plans of several micro-batches per rank make least: `sum`, the slowest rank's sum of them, where ranks meet
+    once a step; `slots`, the sum over them of the slowest rank's, where they meet in every one; auto follows from
+    `sync.name`."""
     capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
     """Largest micro-batch in samples, of packed rows in tokens: one number, one per worker, or a probe run (id, prefix,
     name, `@latest`); null takes it from `probe.run`, else there is none."""

@@ -13,8 +13,9 @@ from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.speeds import StepPlans
 from dynbench.errors import RunLookupError, UsageError
-from dynbench.plugins import options_of
+from dynbench.plugins import STRATEGIES, options_of
 from dynbench.plugins.policies import StreamOptions
+from dynbench.plugins.strategies import Objective
 from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, default_root
@@ -23,6 +24,9 @@ from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.speeds import distinct_speeds
+
+MEETINGS: dict[Objective, str] = {"sum": "once a step", "slots": "in every micro-batch"}
+"""When ranks meet, by what plans of several micro-batches make least then."""
 
 _Planned = tuple[int, Share, Sequence[Share] | None]
 """A step, this rank's share of it, and everyone's."""
@@ -152,6 +156,7 @@ def build_problem(
         solver=options_of(schedule, StreamOptions).solver,
         buffer=buffer_size(config, workers),
         micro_batches=schedule.micro_batches,
+        objective=build_objective(config),
         settings=schedule,
         layout=config.workload.layout,
     )
@@ -211,6 +216,19 @@ def default_cost_type(config: Config) -> tuple[CostType, str]:
     if names_a_probe(config):
         return "measured", "probe.run names a probe"
     return "tokens", "nothing was measured"
+
+
+def default_objective(config: Config) -> tuple[Objective, str]:
+    """What `schedule.objective: auto` means, and why."""
+    entry = STRATEGIES.get(config.sync.name)
+    objective: Objective = "sum" if entry is None else entry.objective
+    return objective, f"ranks meet {MEETINGS[objective]} (sync.name {config.sync.name})"
+
+
+def build_objective(config: Config) -> Objective:
+    """The objective of `schedule.objective`."""
+    given = config.schedule.objective
+    return default_objective(config)[0] if given == "auto" else given
 
 
 def names_a_probe(config: Config) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from dynbench.config.schema import Config
-from dynbench.engine.planning import build_cost
+from dynbench.engine.planning import build_cost, build_objective
 from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.plugins import options_of
 from dynbench.plugins.policies import StreamOptions, plan_names, plan_of
@@ -150,6 +150,7 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
             solver=stream.solver,
             buffer=None if stream.buffer == "auto" else stream.buffer,
             micro_batches=schedule.micro_batches,
+            objective=build_objective(config),
             settings=schedule,
             layout=config.workload.layout,
         )

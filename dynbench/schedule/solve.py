@@ -282,6 +282,7 @@ def _line(
         "fitted_on": problem.cost.fitted_on,
         "window": policy_window(policy),
         "micro_batches": problem.micro_batches,
+        "objective": problem.objective,
         "policy": plan_name(policy.name, problem.layout),
         "layout": problem.layout,
         "solver": problem.solver if isinstance(policy, Prefix) else None,

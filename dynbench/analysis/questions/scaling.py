@@ -31,7 +31,10 @@ QUESTION = Scaling(
     name="scaling",
     description="how much faster more ranks are, and how much of each is left",
     asks=COUNTS,
-    follows=(*sync.QUESTION.asks, "launch.threads", "schedule.capacity", "schedule.speeds", "schedule.buffer"),
+    follows=(
+        *(*sync.QUESTION.asks, *sync.QUESTION.follows),
+        *("launch.threads", "schedule.capacity", "schedule.speeds", "schedule.buffer"),
+    ),
     metrics=(
         "throughput_tokens_per_s.mean",
         "throughput_samples_per_s.mean",

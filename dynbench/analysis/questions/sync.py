@@ -8,6 +8,7 @@ QUESTION = Question(
     name="sync",
     description="which gradient synchronisation leaves least communication exposed",
     asks=("sync",),
+    follows=("schedule.objective",),
     metrics=(
         "throughput_tokens_per_s.mean",
         "step_time_ms.mean",

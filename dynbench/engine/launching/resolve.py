@@ -26,7 +26,14 @@ from dynbench.engine.launching.image_size import decide_image_size
 from dynbench.engine.launching.learning_rate import decide_learning_rate
 from dynbench.engine.launching.model_shape import decide_shape
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
-from dynbench.engine.planning import default_cost_type, find_run, load_probe, names_a_probe, probe_speeds
+from dynbench.engine.planning import (
+    default_cost_type,
+    default_objective,
+    find_run,
+    load_probe,
+    names_a_probe,
+    probe_speeds,
+)
 from dynbench.engine.rank.scalars import check_scalars
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import POLICIES, options_of
@@ -298,6 +305,8 @@ def _schedule(config: Config, workers: int, store: RunStore, decisions: dict[str
         decide("schedule.buffer", buffer_size(config, workers), "max(32, B - G + 1)")
     if schedule.cost_type == "auto":
         decide("schedule.cost_type", *default_cost_type(config))
+    if schedule.micro_batches != 1 and schedule.objective == "auto":
+        decide("schedule.objective", *default_objective(config))
     if isinstance(schedule.capacity, str):
         run = find_run(store, "schedule.capacity", schedule.capacity)
         decide("schedule.capacity", run.id, f"run meant by {schedule.capacity!r}")

@@ -83,6 +83,8 @@ def test_the_option_lists_every_question(command):
 def test_a_probe_of_its_own_belongs_to_a_precision_as_to_a_policy():
     assert find_question([keys("train.precision", "schedule.capacity", "probe.run")]).name == "precision"
     assert find_question([keys("schedule.policy", "schedule.capacity", "probe.run")]).name == "schedule"
+    assert find_question([keys("sync.name", "schedule.objective")]).name == "sync", "ranks meet otherwise"
+    assert find_question([keys("schedule.micro_batches", "schedule.objective")]).name == "schedule"
     assert find_question([keys("launch.nproc", "world_size", "schedule.capacity", "launch.threads")]).name == "scaling"
 
 

@@ -480,3 +480,18 @@ def test_lines_of_packed_rows_beside_padded_ones_say_that_they_know_no_capacitie
     assert "schedule.capacity: counts samples here, and rows of packed are limited in tokens" in said
     _, said = run(capsys, trace, *PACKED, "--policy", "static,packed")
     assert "schedule.capacity" not in said
+
+
+AS_FSDP = ("--set", "sync.name=fsdp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "objective"), [((), "sum"), (AS_FSDP, "slots"), (("--objective", "slots"), "slots")])
+def test_several_micro_batches_are_judged_by_when_ranks_meet(store, trace, capsys, given, objective):
+    asked = ("--steps", "6", "--policy", "static,partition", "--world-size", "2", "--micro-batches", "2")
+    asked = (*asked, "--no-figures")
+    lines = solved(capsys, trace, *asked, *given)["results"]
+    assert [line["objective"] for line in lines] == [objective] * 2
+    out, err = run(capsys, trace, *asked, *given)
+    assert ("slots: ranks meet in every micro-batch" in out) == (objective == "slots")
+    assert "has no effect" not in err

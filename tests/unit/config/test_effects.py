@@ -63,6 +63,7 @@ VALUES: dict[str, str] = {
     "schedule.buffer": "70",
     "schedule.window": "5",
     "schedule.micro_batches": "auto",
+    "schedule.objective": "slots",
     "schedule.capacity": "40",
     "schedule.speeds": "[1, 0.5]",
     "schedule.replan_steps": "4",
@@ -183,6 +184,7 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "schedule.buffer": ((DYNAMIC,), (PREFIX,)),
     "schedule.window": (("schedule.policy=partition",), (DYNAMIC,)),
     "schedule.micro_batches": ((DYNAMIC,), (DYNAMIC, *MEASURED)),
+    "schedule.objective": ((DYNAMIC,), (DYNAMIC, "schedule.micro_batches=2")),
     "schedule.capacity": (("schedule.policy=lpt",), ()),
     "schedule.speeds": (("schedule.policy=group_by_length",), ("schedule.policy=sorted_equal",)),
     "schedule.replan_steps": ((DYNAMIC,), (DYNAMIC, "schedule.speeds=auto")),
@@ -238,6 +240,7 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """For every field that is not always read in training, a configuration in which it is not, and one in which it is."""
 
 ELSEWHERE = {
+    "sync.name": "solve, for which it says what several micro-batches are planned for",
     "workload.dataset": "solve names its data set as a trace",
     "launch.world_size": "real ranks, where the launcher was chosen by the machine",
     "launch.nnodes": "ranks that torchrun has started",
@@ -387,6 +390,14 @@ def test_solve_reads_for_the_policies_that_it_plans() -> None:
     assert unread([situation(config, "solve", policies=("prefix", "window"))]) == []
     keys = [line.partition(":")[0] for line in unread([situation(config, "solve", policies=("static",))])]
     assert keys == ["schedule.window", "schedule.solver", "schedule.cost_type"]
+
+
+def test_solve_reads_the_strategy_where_it_says_what_several_micro_batches_are_planned_for() -> None:
+    split = ("sync.name=fsdp", "schedule.micro_batches=2")
+    assert unread([situation(load_config(None, split), "solve", policies=("partition",))]) == []
+    for given in (split[:1], (*split, "schedule.objective=sum")):
+        (warning,) = unread([situation(load_config(None, given), "solve", policies=("partition",))])
+        assert warning.startswith("sync.name: 'fsdp' has no effect")
 
 
 def test_arms_share_what_one_of_them_reads() -> None:

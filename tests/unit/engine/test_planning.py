@@ -36,6 +36,10 @@ def test_settings_reach_the_problem() -> None:
     assert (problem.cost.cost_type, problem.cost.attention_a, problem.cost.pad_to_multiple_of) == ("attention", 0.5, 8)
     assert [problem.capacity.limit(rank, 10) for rank in (0, 1)] == [30, 40]
     assert problem.relative_speeds().tolist() == [1.0, 0.5]
+    assert problem.objective == "sum"
+    assert build_problem(load_config(None, ["sync.name=fsdp"]), LENGTHS, 2, 8).objective == "slots"
+    given = load_config(None, ["sync.name=fsdp", "schedule.objective=sum"])
+    assert build_problem(given, LENGTHS, 2, 8).objective == "sum"
 
 
 def test_measured_cost() -> None:

@@ -32,6 +32,7 @@ def test_nothing_is_left_open() -> None:
         decided = {key for key, value in flatten(resolved.config).items() if value == "auto"}
         assert decided <= {
             "schedule.buffer",
+            "schedule.objective",
             "workload.image_size",
             "compress.error_feedback",
             "analysis.loss_tolerance",  # follows from the steps that two runs are compared over
@@ -73,6 +74,25 @@ def test_the_step_size_fits_the_weights_unless_it_is_given(weights: str, rate: f
     assert "train.learning_rate" not in given.decisions
     same = decide(LAPTOP, f"workload.weights={weights}", f"train.learning_rate={rate}")
     assert config_digest(same.config) == config_digest(decided.config)
+
+
+@pytest.mark.parametrize(
+    ("sync", "objective", "reason"),
+    [("ddp", "sum", "once a step"), ("zero1", "sum", "once a step"), ("fsdp", "slots", "in every micro-batch")],
+)
+@pytest.mark.parametrize("parts", ["4", "auto"])
+def test_several_micro_batches_are_planned_for_when_ranks_meet(
+    sync: str, objective: str, reason: str, parts: str
+) -> None:
+    split = (f"sync.name={sync}", f"schedule.micro_batches={parts}")
+    decided = decide(SERVER, *split)
+    assert decided.config.schedule.objective == objective
+    found = decided.decisions["schedule.objective"]
+    assert found == {"value": objective, "reason": f"ranks meet {reason} (sync.name {sync})"}
+    given = decide(SERVER, *split, "schedule.objective=sum")
+    assert given.config.schedule.objective == "sum"
+    assert "schedule.objective" not in given.decisions
+    assert "schedule.objective" not in decide(SERVER, split[0]).decisions, "of one micro-batch per rank it says nothing"
 
 
 def test_what_a_compressor_leaves_out_is_kept_where_it_is_much() -> None:
