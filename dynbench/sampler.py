@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from torch.utils.data import Sampler
 
 from dynbench.errors import UsageError
 from dynbench.kernels.packed_rows import Boundaries
+from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import Layout, named_plan
+from dynbench.plugins.strategies import Objective
 from dynbench.schedule.asked import asked_capacity, cost_model, known_policies, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel, CostType
@@ -45,7 +47,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
         lengths: tokens of every sample as the model sees them (after truncation), shape [N].
         world_size: ranks (G).
         rank: this rank.
-        global_batch: samples per step over all ranks (B).
+        global_batch: samples per optimizer step over all ranks and micro-batches (B).
         policy: a policy of `dynbench solve --list` that trains with a fixed global batch; `packed` is partition under
             the layout of that name.
         cost: a cost model, or the name of one; `measured` has coefficients, so it is given as a model.
@@ -57,6 +59,9 @@ class PlannedBatchSampler(Sampler[list[int]]):
         speeds: relative speed of each rank, shape [G]; None for equal ranks.
         layout: `padded`, or `packed`: a batch is to be run as one row of real tokens, whose samples attend to
             themselves alone, and is planned by its real tokens.
+        accumulate: batches of every rank per optimizer step (n), the loop's gradient accumulation steps; see `weight`.
+        objective: what these are planned for: `sum` where ranks meet once a step (DDP, ZeRO-1), `slots` where they meet
+            in every batch (FSDP).
 
     Raises:
         UsageError: settings that cannot work together or at all, or lengths that are not positive whole numbers.
@@ -77,6 +82,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
         buffer: int | None = None,
         speeds: Sequence[float] | None = None,
         layout: Layout | None = None,
+        accumulate: int = 1,
+        objective: Objective = "sum",
     ) -> None:
         world_size = whole("world_size", world_size, 1)
         rank = whole("rank", rank, 0, world_size - 1)
@@ -98,7 +105,11 @@ class PlannedBatchSampler(Sampler[list[int]]):
             window=whole("window", window, 1),
             buffer=None if buffer is None else whole("buffer", buffer, 1),
             layout=layout,
+            micro_batches=whole("accumulate", accumulate, 1),
+            objective=objective,
         )
+        self._parts = whole("accumulate", accumulate, 1)
+        _check_accumulation(policy, problem)
         self._planner = Planner(policy, problem)
         self._problem, self._rank, self._policy = problem, rank, policy
         self._steps = problem.data_order().steps_per_epoch
@@ -109,16 +120,17 @@ class PlannedBatchSampler(Sampler[list[int]]):
         # Only a loaded state starts in mid-epoch: looking at one batch must not make the next loop skip it.
         self._done = self._resume_at
         begin = self._epoch * self._steps
-        for step in range(self._done, self._steps):
-            (ids,) = self._planner.plan(begin + step).shares[self._rank]
+        for number in range(self._done, len(self)):
+            step, part = divmod(number, self._parts)
+            ids = self._planner.plan(begin + step).shares[self._rank][part]
             # Counted before it is handed out: whoever holds the batch finds it done in `state_dict`.
-            self._done = step + 1
+            self._done = number + 1
             yield ids.tolist()
         self._resume_at = 0
 
     def __len__(self) -> int:
-        """Steps per epoch; the incomplete last global batch is left out."""
-        return self._steps
+        """Batches per epoch, n in every step; the incomplete last global batch is left out."""
+        return self._steps * self._parts
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; another than the present one starts at its beginning.
@@ -133,8 +145,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
     def weight(self, batch: object, targets: int | None = None, group: dist.ProcessGroup | None = None) -> float:
         """What this rank's mean loss over `batch` is multiplied with before backward.
 
-        A mean over samples: b*G/B, from this batch alone; accumulated over n batches, the loop divides by n.
-        A mean over target tokens: t*G/T, see `target_weights`; a collective call.
+        A mean over samples: b*G*n/B, from this batch alone; the loop divides by n, the batches that it accumulates.
+        A mean over target tokens: t*G/T, a collective call; of several batches per step see `target_weights`.
 
         Args:
             batch: the number of samples, a tensor or array whose first dimension is the batch, a mapping of tensors
@@ -147,9 +159,14 @@ class PlannedBatchSampler(Sampler[list[int]]):
             UsageError: a batch whose number of samples is not clear or not from 1 to B; or as `target_weights`.
         """
         if targets is not None:
+            if self._parts > 1:
+                raise UsageError(
+                    f"targets: of one of the {self._parts} batches of an optimizer step",
+                    "Give target_weights those of all of them.",
+                )
             return self.target_weights([targets], group)[0]
         count = whole("weight: samples", _samples(batch, self._problem.packed), 1, self._problem.global_batch)
-        return count * self._problem.workers / self._problem.global_batch
+        return count * self._problem.workers * self._parts / self._problem.global_batch
 
     def target_weights(self, targets: Sequence[int], group: dist.ProcessGroup | None = None) -> list[float]:
         """Weights of the n batches of one optimizer step, where a batch's loss is the mean over its target tokens.
@@ -180,8 +197,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
         Raises:
             UsageError: `done` is negative or more than the epoch has.
         """
-        done = self._done if done is None else whole("done", done, 0, self._steps)
-        ended, done = divmod(done, self._steps)
+        done = self._done if done is None else whole("done", done, 0, len(self))
+        ended, done = divmod(done, len(self))
         position = {"epoch": self._epoch + ended, "done": done}
         return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position}
 
@@ -201,7 +218,7 @@ class PlannedBatchSampler(Sampler[list[int]]):
                 "Resume with the settings of the first run.",
             )
         epoch = whole("state['epoch']", state.get("epoch"), 0)
-        done = whole("state['done']", state.get("done"), 0, self._steps)
+        done = whole("state['done']", state.get("done"), 0, len(self))
         self._epoch, self._done, self._resume_at = epoch, done, done
 
     def _fingerprint(self) -> str:
@@ -219,8 +236,21 @@ class PlannedBatchSampler(Sampler[list[int]]):
             problem.window,
             problem.buffer,
             *(["packed"] if problem.packed else []),  # states of padded batches stay what they were
+            *([self._parts, problem.objective] if self._parts > 1 else []),  # as do those of one batch per step
         )
         return hashlib.sha256(repr(settings).encode() + problem.lengths.tobytes()).hexdigest()[:16]
+
+
+def _check_accumulation(policy: str, problem: Problem) -> None:
+    """Refuse what is no objective, and plans in which ranks would run different numbers of batches."""
+    if problem.objective not in get_args(Objective):
+        raise UsageError(f"objective: {problem.objective!r}", f"Use {' or '.join(get_args(Objective))}.")
+    ragged = problem.objective == "sum" and not problem.packed and not problem.equal_ranks
+    if problem.micro_batches != 1 and ragged and POLICIES[policy].speeds == "always":
+        raise UsageError(
+            f"accumulate: {problem.micro_batches} with ranks of unequal speed, of which some would run more batches",
+            "Use objective='slots', under which all run as many, or leave the speeds out.",
+        )
 
 
 def _samples(batch: Any, packed: bool) -> object:

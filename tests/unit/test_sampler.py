@@ -308,3 +308,94 @@ def test_a_state_of_no_epoch_is_refused(epoch):
 def _advance(one: PlannedBatchSampler, steps: int) -> PlannedBatchSampler:
     assert len(list(islice(one, steps))) == steps
     return one
+
+
+PARTS = [1, 2, 4]
+SPLITTING = [name for name in TRAINABLE if policy_class(name).splits]
+
+
+@pytest.mark.parametrize("objective", ["sum", "slots"])
+@pytest.mark.parametrize("policy", SPLITTING)
+@pytest.mark.parametrize("parts", PARTS)
+def test_the_ranks_together_accumulate_the_plan(policy, parts, objective):
+    same = {"policy": policy, "seed": 4, "window": 2, "accumulate": parts, "objective": objective}
+    ranks = [sampler(rank, **same) for rank in range(RANKS)]
+    problem = Problem(LENGTHS, RANKS, BATCH, seed=4, window=2, micro_batches=parts, objective=objective)
+    planner = Planner(policy, problem)
+    for epoch in (0, 1):
+        for one in ranks:
+            one.set_epoch(epoch)
+        batches = epoch_of(*ranks)
+        assert len(batches) == len(ranks[0]) == len(LENGTHS) // BATCH * parts
+        for number, ids in enumerate(batches):
+            step, part = divmod(number, parts)
+            shares = planner.plan(epoch * (len(LENGTHS) // BATCH) + step).shares
+            assert ids == [share[part].tolist() for share in shares]
+        for step in range(0, len(batches), parts):
+            accumulated = [
+                ranks[0].weight(ids) / parts for number in range(step, step + parts) for ids in batches[number]
+            ]
+            assert sum(accumulated) == pytest.approx(RANKS), "the mean over ranks is that over the global batch"
+
+
+@pytest.mark.slow
+@given(
+    policy=st.sampled_from(SPLITTING),
+    objective=st.sampled_from(["sum", "slots"]),
+    parts=st.sampled_from(PARTS),
+    window=st.integers(1, 3),
+    stop=st.integers(0, 2 * 4 * (len(LENGTHS) // BATCH)),
+    counted=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_resumed_in_the_middle_of_an_accumulation_it_repeats_and_skips_nothing(
+    policy, objective, parts, window, stop, counted
+):
+    same = {"policy": policy, "window": window, "accumulate": parts, "objective": objective}
+    expected = list(readme_loop(sampler(1, **same), 2))
+    got, state = stopped(sampler(1, **same), stop, counted)
+    resumed = sampler(1, **same)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert got + list(readme_loop(resumed, 2, state)) == expected
+
+
+def test_a_state_in_the_middle_of_a_step_counts_batches():
+    one = _advance(sampler(accumulate=4), 6)
+    assert one.state_dict()["done"] == 6
+    resumed = sampler(accumulate=4)
+    resumed.load_state_dict(one.state_dict())
+    assert list(resumed) == list(sampler(accumulate=4))[6:]
+    for other in ({"accumulate": 2}, {"accumulate": 4, "objective": "slots"}, {}):
+        with pytest.raises(UsageError, match="other lengths, ranks, batch, policy or seed"):
+            sampler(**other).load_state_dict(one.state_dict())
+    assert sampler(objective="slots").state_dict() == sampler().state_dict(), "of one batch per step it says nothing"
+
+
+def test_ranks_of_unequal_speed_run_as_many_batches_in_slots_and_where_batches_are_packed():
+    for same in ({"objective": "slots"}, {"layout": "packed"}, {"layout": "packed", "objective": "slots"}):
+        ranks = [sampler(rank, speeds=[1.0, 1.0, 2.0], accumulate=2, **same) for rank in range(RANKS)]
+        seen = [i for batches in epoch_of(*ranks) for ids in batches for i in ids]
+        assert len(seen) == len(set(seen)) == len(LENGTHS) // BATCH * BATCH
+    with pytest.raises(UsageError, match="accumulate: 2 with ranks of unequal speed"):
+        sampler(speeds=[1.0, 1.0, 2.0], accumulate=2)
+    assert list(sampler(speeds=[2.0, 2.0, 2.0], accumulate=2)) == list(sampler(accumulate=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accumulate": 0}, "accumulate: 0\nhint: Give a whole number of at least 1"),
+        ({"accumulate": 5}, "5 on each of 3 ranks for 12 samples"),
+        ({"accumulate": 2, "policy": "prefix"}, "2 with policy 'prefix'"),
+        ({"accumulate": 2, "objective": "mean"}, "objective: 'mean'\nhint: Use sum or slots"),
+    ],
+    ids=str,
+)
+def test_accumulations_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        sampler(**changes)
+
+
+def test_targets_of_one_batch_of_several_do_not_tell_its_weight():
+    with pytest.raises(UsageError, match="of one of the 2 batches of an optimizer step"):
+        sampler(accumulate=2).weight([1, 2], targets=5)
