@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from dynbench.analysis.arms import Arm, check_label, group_runs, led_by, named_arms, stored_arm
 from dynbench.analysis.checks import run_checks
@@ -28,7 +29,7 @@ from dynbench.analysis.result_line import RESULTS_FILE, results_csv
 from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.shared_ideal import share_ideal
 from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary
-from dynbench.analysis.waste import of_shared
+from dynbench.analysis.waste import Waste, of_shared
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
@@ -183,7 +184,7 @@ def analyze_runs(
     for launch in (launch for arm in grouped for launch in arm.runs):
         if launch.ideal_ms is not None:
             own = summaries[launch.run.id]
-            waste = of_shared(own["waste"], launch.time_ms, launch.ideal_ms)
+            waste = of_shared(cast(Waste, own["waste"]), launch.time_ms, launch.ideal_ms)
             summaries[launch.run.id] = own | {"waste": waste}
     terms = terms_of(grouped, settings, question=question, force=force, summaries=summaries, first=first)
     comparisons = compare_candidates(terms)
