@@ -10,7 +10,6 @@ from dynbench.analysis.blocks import number_blocks
 from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, fit_compute
 from dynbench.analysis.joint import p_value
 from dynbench.analysis.predecessor import _p_value
-from dynbench.analysis.questions.steps import _as_many
 from dynbench.analysis.slowest import _effective
 
 
@@ -34,13 +33,6 @@ def test_a_turn_that_ends_ends_its_block() -> None:
     assert number_blocks(steps, restarts=[2])["block"].to_list() == [0, 1, 1, 2, 3]
     turns = steps.with_columns(turn=pl.Series([0, 0, 1, 1, 1]))
     assert number_blocks(turns)["block"].to_list() == [0, 1, 2, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("steps", "as_many"), [((100, 50), True), ((50, 100), False), ((None, 50), False), (("100", 50), False)]
-)
-def test_as_many_samples_in_fewer_steps(steps: tuple[object, object], as_many: bool) -> None:
-    assert _as_many(steps, 32, 64) is as_many
 
 
 def rows_of(tokens: list[float], ms: list[float], micro_batches: list[float]) -> ComputeRows:

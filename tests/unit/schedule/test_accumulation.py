@@ -79,8 +79,8 @@ def least(problem: Problem, ragged: bool = False) -> float:
             best = min(best, float(np.max(times, axis=0).min()))
             continue
         price = np.r_[0.0, np.full(parts - 1, surcharge)]
-        for orders in product(*[list(permutations(range(parts)))] * (ranks - 1)):
-            slots = [own[0], *(each[:, order] for each, order in zip(own[1:], orders, strict=True))]
+        for orders in product(*[list(permutations(range(parts)))] * ranks):
+            slots = [each[:, order] for each, order in zip(own, orders, strict=True)]
             times = np.stack([(each + price) / v for each, v in zip(slots, speeds, strict=True)])
             best = min(best, float(times.max(axis=0).sum(axis=1).min()))
     return best
