@@ -8,8 +8,6 @@ from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.packed_deal import ROUNDING, Work
 from dynbench.schedule.plan import IntArray
 
-ENOUGH = 3e-4
-"""The search ends within this part of the bound."""
 TURNS = 64
 """Rounds at most."""
 TRIED = 2**17
@@ -17,7 +15,7 @@ TRIED = 2**17
 LEAST_TURNS = 8
 PAIRINGS = 4
 """Ways to pair the ranks that are tried before the search is at its end."""
-CANDIDATES = 16
+CANDIDATES = 32
 """Samples of a rank, about its cheapest ones, among which exchanges are sought."""
 
 
@@ -35,7 +33,7 @@ def exchanged(work: Work, owners: IntArray, floor: float, *, limited: bool = Tru
     table, idle = _Table(work, owners, limited=limited and work.limits is not None), 0
     pairings = min(PAIRINGS, work.ranks - work.ranks // 2)
     for turn in range(min(TURNS, max(LEAST_TURNS, TRIED // table.tried))):
-        if table.peak <= floor * (1 + ENOUGH) or idle == pairings:
+        if table.peak <= floor * (1 + ROUNDING) or idle == pairings:
             break
         idle = 0 if table.exchange(turn % pairings) else idle + 1
     return table.owners()

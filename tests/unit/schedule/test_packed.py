@@ -143,6 +143,13 @@ def test_from_eight_samples_a_rank_on_the_bound_is_met_within_a_part_of_a_percen
     assert sum(f.max_cost for f in facts) <= most * sum(f.bound for f in facts)
 
 
+@pytest.mark.parametrize(("cost_type", "gap"), [("tokens", 1e-5), ("attention", 6e-5)])
+def test_two_hundred_random_batches_are_well_below_a_ten_thousandth_of_the_bound(cost_type, gap):
+    problem = Problem(heavy_tailed(200 * 256), 8, 256, cost=CostModel(cost_type), layout="packed")
+    facts = [step_facts(plan, problem) for plan in islice(make_policy("partition", problem).plans(), 200)]
+    assert sum(f.max_cost for f in facts) <= (1 + gap) * sum(f.bound for f in facts)
+
+
 def test_rows_are_filled_exactly_where_they_can_be():
     plan = first("partition", problem := packed([4, 5, 6, 7, 8, 3, 2, 1], 3))
     assert [sum(row) for (row,) in rows(plan, problem)] == [12, 12, 12]
