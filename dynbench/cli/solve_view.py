@@ -24,8 +24,8 @@ SPREAD_LIMIT = 1.5
 LEAST_GAIN = 1.005
 """A plan no more than half a percent better than static's, shown as 1.00x, is not worth a recommendation."""
 COLUMNS = (
-    "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "spread",
-    "plan ms", "exact",
+    "trace", "G", "B", "policy", "max cost", "vs static", "bound", "gap", "padding", "samples/rank", "lost/rep./cut",
+    "spread", "plan ms", "exact",
 )  # fmt: skip
 ESTIMATE = "~"
 """Before a cost that was not measured on micro-batches of the line's layout."""
@@ -159,6 +159,7 @@ def _cells(result: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> l
         f"{result['gap_to_bound']:.1%}",
         f"{result['padding_ratio']:.2f}",
         f"{local['min']}-{local['max']}{violations}",
+        "/".join(map(format_count, result["epoch_samples"].values())),
         "-" if spread is None else f"{spread:.2f}",
         f"{result['plan_ms']['p50']:.3g}",
         {"both": "both", "maximum": "maximum", "none": "no"}[result["exact"]],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS
+from dynbench.plugins import COMPRESSORS, DATASETS, STRATEGIES, WORKLOADS
 from dynbench.plugins.policies import ROWS, plan_names
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ else:
     WorkloadName = Literal[tuple(WORKLOADS)]
     DatasetName = Literal[tuple(DATASETS)]
     # Names that say a layout too are put as both before they are validated (`layers`).
-    PolicyName = Literal[tuple(name for name, entry in POLICIES.items() if entry.in_train) + plan_names(*ROWS)]
+    PolicyName = Literal[plan_names("padded", *ROWS, in_train=True)]
     StrategyName = Literal[tuple(STRATEGIES)]
     CompressorName = Literal[tuple(COMPRESSORS)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict
 
 from dynbench.errors import UsageError
 from dynbench.plugins.registry import Entry, Registry
@@ -46,6 +46,13 @@ class PolicyEntry(Entry):
     without_lengths: bool = False
 
 
+class _Packer(TypedDict):
+    layouts: tuple[Layout, ...]
+    in_train: bool
+    costs: bool
+    speeds: Literal["never"]
+
+
 class WindowOptions(Section):
     """Of the policy that plans several global batches together."""
 
@@ -71,6 +78,9 @@ class PrefixOptions(StreamOptions):
     """`prefix` only. `replicated`: every rank knows all lengths and makes the same plan; `gather`: costs are
     gathered to rank 0, which solves and broadcasts the counts."""
 
+
+_PACKER: _Packer = {"layouts": ("packed",), "in_train": False, "costs": False, "speeds": "never"}
+"""Of other trainers' packing, which is planned for comparison only."""
 
 POLICIES: Registry[PolicyEntry] = Registry(
     "policy",
@@ -139,6 +149,7 @@ POLICIES: Registry[PolicyEntry] = Registry(
             "token_budget",
             "sorted epoch cut at a token budget; the batch size varies",
             "dynbench.schedule.peers.token_budget:TokenBudget",
+            layouts=LAYOUTS,
             costs=False,
             speeds="never",
         ),
@@ -159,6 +170,52 @@ POLICIES: Registry[PolicyEntry] = Registry(
             capped=False,
             costs=False,
             speeds="unsplit",
+        ),
+        PolicyEntry(
+            "verl",
+            "verl's balancing, equal counts, its own cost",
+            "dynbench.schedule.peers.verl:Verl",
+            slow_above=1_000_000,
+            capped=False,
+            **_PACKER,
+        ),
+        PolicyEntry(
+            "verl_free",
+            "the same, any counts",
+            "dynbench.schedule.peers.verl:VerlFree",
+            slow_above=1_000_000,
+            capped=False,
+            **_PACKER,
+        ),
+        PolicyEntry(
+            "nemo_rl",
+            "NeMo-RL's modified first fit decreasing of each batch",
+            "dynbench.schedule.peers.row_peers:NemoRL",
+            **_PACKER,
+        ),
+        PolicyEntry(
+            "megatron",
+            "Megatron Core's next fit of each batch",
+            "dynbench.schedule.peers.row_peers:Megatron",
+            **_PACKER,
+        ),
+        PolicyEntry(
+            "trl",
+            "TRL's best fit decreasing of the data set",
+            "dynbench.schedule.peers.row_peers:Trl",
+            **_PACKER,
+        ),
+        PolicyEntry(
+            "axolotl",
+            "Axolotl's multipack, first fit of the epoch",
+            "dynbench.schedule.peers.row_peers:Axolotl",
+            **_PACKER,
+        ),
+        PolicyEntry(
+            "torchtitan",
+            "torchtitan's streams cut into full rows",
+            "dynbench.schedule.peers.row_peers:Torchtitan",
+            **_PACKER,
         ),
     ),
 )
@@ -192,8 +249,11 @@ def named_plan(name: str, layout: Layout | None) -> tuple[str, Layout]:
     return policy, layout or meant
 
 
-def plan_names(*layouts: Layout) -> tuple[str, ...]:
-    """The names of all policies that make sense under one of some layouts."""
+def plan_names(*layouts: Layout, in_train: bool = False) -> tuple[str, ...]:
+    """The names of all policies that make sense under one of some layouts, or of those that can train."""
     return tuple(
-        plan_name(name, layout) for layout in layouts for name, entry in POLICIES.items() if layout in entry.layouts
+        plan_name(name, layout)
+        for layout in layouts
+        for name, entry in POLICIES.items()
+        if layout in entry.layouts and (entry.in_train or not in_train)
     )

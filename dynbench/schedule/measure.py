@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,6 +86,7 @@ def run_policy(
     plan_ms: list[float] = []
     weakest = _STRENGTH[-1]
     plans = policy.plans()
+    judged = replace(problem, lengths=policy.lengths)
     begin = clock()
     for done in range(steps):
         # Windows begin anew with every epoch.
@@ -96,7 +97,7 @@ def run_policy(
         started = clock()
         plan = next(plans)
         plan_ms.append((clock() - started) * 1e3)
-        facts.append(step_facts(plan, problem))
+        facts.append(step_facts(plan, judged))
         weakest = min(weakest, plan.exact, key=_STRENGTH.index)
     return Series(
         max_cost=np.array([f.max_cost for f in facts]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import ClassVar, Literal
 
@@ -23,6 +23,21 @@ from dynbench.schedule.problem import check_micro_batches
 Level = Literal["step", "window", "stream"]
 OnStep = Callable[[int], None]
 """Told which step comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What becomes of an epoch's samples besides being taken once, in samples.
+
+    Attributes:
+        lost: in no step.
+        repeated: in more than one.
+        cut: in more than one piece, or only in part.
+    """
+
+    lost: int = 0
+    repeated: int = 0
+    cut: int = 0
 
 
 class Policy(ABC):
@@ -62,6 +77,16 @@ class Policy(ABC):
             return error
         return None
 
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens of what the ids of its plans name: samples, or the pieces into which it cuts them."""
+        return self.problem.lengths
+
+    @property
+    def coverage(self) -> Coverage:
+        """What becomes of the samples of the first epoch."""
+        return Coverage()
+
     def change_speeds(self, speeds: FloatArray | None) -> None:
         """Plan for other speeds, shape [G], from what is dealt next on; plans under way go on from their samples."""
         self.problem = replace(self.problem, speeds=speeds)
@@ -76,6 +101,11 @@ class BatchPolicy(Policy):
     def window(self) -> int:
         """Global batches dealt together."""
         return 1
+
+    @property
+    def coverage(self) -> Coverage:
+        """The incomplete last batch is dropped."""
+        return Coverage(lost=len(self.problem.lengths) % self.problem.global_batch)
 
     @abstractmethod
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
@@ -133,7 +163,7 @@ def check_layout(name: str, layout: Layout) -> None:
         UsageError: with those that do.
     """
     if name in POLICIES and layout not in POLICIES[name].layouts:
-        known = " or ".join(entry for entry, found in POLICIES.items() if layout in found.layouts)
+        known = " or ".join(key for key, entry in POLICIES.items() if layout in entry.layouts and entry.in_train)
         raise UsageError(
             f"workload.layout: {layout!r} makes no sense under policy {name!r}",
             f"Plan with {known}, or leave the layout out.",

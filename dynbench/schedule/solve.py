@@ -6,7 +6,7 @@ Plans are made and priced one by one and never kept, so a trace may have million
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -297,6 +297,7 @@ def _line(
         "gap_to_bound": mean_max / mean_bound - 1,
         "plan_ms": {"p50": float(np.percentile(series.plan_ms, 50)), "p95": float(np.percentile(series.plan_ms, 95))},
         "capacity_violations": series.capacity_violations,
+        "epoch_samples": asdict(policy.coverage),
         "adjacent_length_correlation": adjacent_correlation(series),
         "step_length_spread": length_spread(series, problem),
         "local_batch": {"min": int(counts.min()), "p50": float(np.median(counts)), "max": int(counts.max())},

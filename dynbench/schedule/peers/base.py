@@ -1,14 +1,17 @@
-"""What the baselines that deal one global batch anew have in common."""
+"""What the baselines have in common: those that deal one global batch anew, and those that cut a whole epoch."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
+from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.capacity import UNLIMITED
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
-from dynbench.schedule.policy import BatchPolicy, Problem
+from dynbench.schedule.policy import BatchPolicy, Coverage, Policy, Problem
 
 
 class Peer(BatchPolicy):
@@ -21,7 +24,7 @@ class Peer(BatchPolicy):
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """One plan per batch."""
         return [
-            StepPlan(step, single(to_ranks(self.groups(batch), self.problem)))
+            StepPlan(step, single(to_ranks(self.groups(batch), self.problem)), packed=self.problem.packed)
             for step, batch in enumerate(batches, first_step)
         ]
 
@@ -30,10 +33,83 @@ class Peer(BatchPolicy):
         return self.problem.cost.per_sample(self.problem.padded_lengths[batch])
 
 
+class EpochPolicy(Policy):
+    """A baseline that cuts whole epochs into micro-batches, one per rank and step; a step's samples vary in number."""
+
+    level = "stream"
+    fixed_batch = False
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Steps until the next epoch begins, whether or not all samples were taken."""
+
+    @abstractmethod
+    def micro_batches(self, epoch: int) -> Sequence[IntArray]:
+        """Ids of an epoch's micro-batches, rank by rank and step by step; those beyond the last step are dropped."""
+
+    def plans(self, start: int = 0) -> Iterator[StepPlan]:
+        """Endless plans from optimizer step `start` on."""
+        ranks, steps = self.problem.workers, self.steps_per_epoch
+        epoch, offset = divmod(start, steps)
+        for current in count(epoch):
+            parts = self.micro_batches(current)
+            for step in range(offset, steps):
+                shares = single(parts[step * ranks : (step + 1) * ranks])
+                yield StepPlan(current * steps + step, shares, packed=self.problem.packed)
+            offset = 0
+
+    @property
+    def coverage(self) -> Coverage:
+        """Counted."""
+        taken = self.micro_batches(0)[: self.steps_per_epoch * self.problem.workers]
+        times = np.bincount(np.concatenate(taken), minlength=len(self.problem.lengths))
+        return Coverage(lost=int((times == 0).sum()), repeated=int((times > 1).sum()))
+
+
+def row_limit(problem: Problem) -> int:
+    """Most tokens of a row that every rank holds, whatever its longest sample; `UNLIMITED` where there is no limit.
+
+    Raises:
+        NothingFits: the longest sample is longer than some rank's capacity allows.
+    """
+    longest = problem.lengths.max()
+    most = int(problem.capacity.limits(problem.workers, np.array([longest])).min())
+    if most < longest:
+        raise NothingFits(f"a sample of {longest} tokens is longer than a rank's capacity allows")
+    return most
+
+
+def row_tokens(problem: Problem) -> int:
+    """That limit, and where there is none a rank's part of the mean global batch, but at least the longest sample.
+
+    Raises:
+        NothingFits: as `row_limit`.
+    """
+    most = row_limit(problem)
+    if most < UNLIMITED:
+        return most
+    mean = problem.lengths.sum() * problem.global_batch / (len(problem.lengths) * problem.workers)
+    return max(int(problem.lengths.max()), int(np.ceil(mean)))
+
+
+def check_equal_counts(name: str, problem: Problem) -> None:
+    """Refuse a global batch that cannot be dealt in equal counts.
+
+    Raises:
+        UsageError: B is no multiple of G.
+    """
+    if problem.global_batch % problem.workers:
+        raise UsageError(
+            f"train.global_batch: {problem.global_batch} is not a multiple of the {problem.workers} ranks",
+            f"{name} deals equal counts.",
+        )
+
+
 def to_ranks(groups: Sequence[IntArray], problem: Problem) -> list[IntArray]:
-    """The groups in rank order: none empty, and the dearest on the fastest rank where speeds differ."""
+    """The groups in rank order: none empty, and the dearest padded one on the fastest rank where speeds differ."""
     filled = fill_empty(groups)
-    if problem.speeds is None:
+    if problem.speeds is None or problem.packed:
         return filled
     counts = np.array([len(ids) for ids in filled])
     longest = np.array([problem.padded_lengths[ids].max() for ids in filled])

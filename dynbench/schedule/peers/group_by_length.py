@@ -10,7 +10,7 @@ import numpy as np
 from dynbench.errors import UsageError
 from dynbench.schedule.peers.transformers_samplers import accumulation_steps, sampler_class
 from dynbench.schedule.plan import StepPlan
-from dynbench.schedule.policy import Policy, Problem
+from dynbench.schedule.policy import Coverage, Policy, Problem
 
 
 class GroupByLength(Policy):
@@ -35,6 +35,11 @@ class GroupByLength(Policy):
             )
         self._sampler = sampler_class(self.name, "LengthGroupedSampler")
         self._order = problem.data_order()
+
+    @property
+    def coverage(self) -> Coverage:
+        """The incomplete last batch is dropped."""
+        return Coverage(lost=len(self.problem.lengths) % self.problem.global_batch)
 
     def plans(self, start: int = 0) -> Iterator[StepPlan]:
         """Endless plans from optimizer step `start` on; the incomplete last step of an epoch is dropped."""

@@ -329,8 +329,8 @@ def test_every_policy_is_listed_with_one_line(store, capsys):
     out, _ = run(capsys, "--list")
     assert [line.split()[0] for line in out.splitlines()[1:]] == list(POLICIES)
     listed = json.loads(run(capsys, "--list", "--json")[0])["policies"]
-    packed = [policy["name"] for policy in listed if "packed" in policy["layouts"]]
-    assert packed == ["static", "partition"]
+    packed = [policy["name"] for policy in listed if "packed" in policy["layouts"] and policy["in_train"]]
+    assert packed == ["static", "partition", "token_budget"]
     assert not store.root.exists()
 
 

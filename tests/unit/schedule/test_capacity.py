@@ -88,10 +88,12 @@ def test_another_number_of_ranks_is_refused():
 @pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].missing is None])
 @pytest.mark.parametrize("speeds", [None, np.array([1.0, 0.5])])
 def test_where_no_limit_was_found_plans_are_those_without_limits(policy, speeds):
+    layout = POLICIES[policy].layouts[0]
+    kind = Capacity if layout == "padded" else PackedCapacity
     lengths = np.random.default_rng(0).integers(2, 60, size=300)
     window = 3 if policy_class(policy).level == "window" else 1
-    free = Problem(lengths, workers=2, global_batch=40, speeds=speeds, window=window, buffer=40)
-    probed = replace(free, capacity=Capacity.table([[(32, None), (64, None)]]))
+    free = Problem(lengths, workers=2, global_batch=40, speeds=speeds, window=window, buffer=40, layout=layout)
+    probed = replace(free, capacity=kind.table([[(32, None), (64, None)]]))
     assert not probed.capacity.unlimited
     for step in range(4):
         ours, theirs = (Planner(policy, problem).plan(step).shares for problem in (probed, free))

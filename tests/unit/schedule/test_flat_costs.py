@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from plan_rules import judge_plan
 
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity
+from dynbench.plugins.policies import Layout
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, policy_class
@@ -30,17 +32,22 @@ KINDS = ("equal", "speeds", "capacities", "classes")
 TIMEOUT_S = 100
 
 
-def problem_of(coefficients: tuple[float, float, float], kind: str, **changes: object) -> Problem:
+def problem_of(coefficients: tuple[float, float, float], kind: str, layout: Layout, **changes: object) -> Problem:
     alpha, beta, gamma = coefficients
+    of_layout = Capacity if layout == "padded" else PackedCapacity
+    tokens = 1 if layout == "padded" else 150
     unequal = {
         "equal": {},
         "speeds": {"speeds": np.array([1.0, 0.7, 1.0, 0.3])},
-        "capacities": {"capacity": Capacity.per_rank([8, 5, 4, 12])},
-        "classes": {"speeds": np.linspace(0.3, 1, RANKS), "capacity": Capacity.table([[(40, 9), (400, 5)]])},
+        "capacities": {"capacity": of_layout.per_rank([tokens * most for most in (8, 5, 4, 12)])},
+        "classes": {
+            "speeds": np.linspace(0.3, 1, RANKS),
+            "capacity": of_layout.table([[(40, 9 * tokens), (400, 5 * tokens)]]),
+        },
     }
     lengths = np.clip(np.random.default_rng(0).lognormal(3.2, 0.8, 160).astype(int), 1, 300)
     cost = CostModel("measured", alpha=alpha, beta=beta, gamma=gamma)
-    return Problem(lengths, RANKS, 16, cost=cost, **(unequal[kind] | changes))
+    return Problem(lengths, RANKS, 16, cost=cost, layout=layout, **(unequal[kind] | changes))
 
 
 def plan_all(policy: str) -> None:
@@ -53,12 +60,13 @@ def plan_all(policy: str) -> None:
             if policy == "prefix":
                 variants += [{"solver": "enumerate"}, {"solver": "greedy"}]
             for changes in variants:
-                problem = problem_of(coefficients, kind, **changes)
+                problem = problem_of(coefficients, kind, POLICIES[policy].layouts[0], **changes)
                 planner = Planner(policy, problem)
                 for step in range(3):
                     plan = planner.plan(step)
                     fixed, capped = planner.policy.fixed_batch, POLICIES[policy].capped
-                    judge_plan(plan, problem, fixed_batch=fixed, capped=capped)
+                    judged = replace(problem, lengths=planner.policy.lengths)
+                    judge_plan(plan, judged, fixed_batch=fixed, capped=capped)
 
 
 @pytest.mark.slow

@@ -276,8 +276,8 @@ def test_capacities_of_the_other_layout_are_refused(layout, capacity):
 
 def test_names_of_plans_and_what_they_mean():
     assert plan_name("partition", "packed") == "packed"
-    assert plan_names("packed") == ("static packed", "packed")
-    assert plan_names("padded") == tuple(POLICIES)
+    assert plan_names("packed", in_train=True) == ("static packed", "packed", "token_budget packed")
+    assert plan_names("padded", in_train=True) == tuple(name for name in POLICIES if POLICIES[name].in_train)
     for layout in LAYOUTS:
         for name in plan_names(layout):
             policy, found = plan_of(name)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dynbench.errors import NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs, step_facts
 from dynbench.schedule.peers.base import fill_empty, to_ranks
@@ -93,7 +93,7 @@ def test_samples_of_one_length_stay_in_the_order_of_arrival_on_every_machine():
     assert twos_and_ones("sorted_equal", 4) == [ones[:8], ones[8:], twos[:8], twos[8:]]
     assert twos_and_ones("karmarkar_karp_equal", 32) == [[sample] for sample in ones + twos]
     budget = make_policy("token_budget", problem_of(np.resize([2, 1], 32), 4))
-    assert np.concatenate(sorted(budget._batches(0), key=lambda ids: (ids[0] % 2, ids[0]))).tolist() == twos + ones
+    assert np.concatenate(sorted(budget.micro_batches(0), key=lambda ids: (ids[0] % 2, ids[0]))).tolist() == twos + ones
 
 
 def test_sets_of_one_sum_stay_in_their_order_on_every_machine():
@@ -314,7 +314,8 @@ def test_zero_violations_where_uncapped_balancers_violate():
 @pytest.mark.parametrize("name", [name for name in UNCAPPED if POLICIES[name].missing is None])
 def test_a_baseline_without_capacities_is_known_as_one(name):
     """What `capped = False` says is true: somewhere it exceeds a capacity that partition keeps."""
-    capacity = Capacity.table([[(64, 32), (128, 16), (256, 8), (512, 4), (1024, 2)]])
-    problem = Problem(heavy_tailed(4_000), 4, 16, capacity=capacity)
+    table, layout = [[(64, 32), (128, 16), (256, 8), (512, 4), (1024, 2)]], POLICIES[name].layouts[0]
+    capacity = Capacity.table(table) if layout == "padded" else PackedCapacity.uniform(1200)
+    problem = Problem(heavy_tailed(4_000), 4, 16, capacity=capacity, layout=layout)
     plans = islice(make_policy(name, problem).plans(), 200)
     assert sum(step_facts(plan, problem).capacity_violations for plan in plans) > 0

@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Callable[[], object], type[DynbenchError], str, str]] = {
         lambda: make_policy("window", problem(layout="packed")),
         UsageError,
         "workload.layout: 'packed' makes no sense under policy 'window'",
-        "Plan with static or partition, or leave the layout out.",
+        "Plan with static or partition or token_budget, or leave the layout out.",
     ),
     "a batch beyond the data": (
         lambda: DataOrder(4, 5),

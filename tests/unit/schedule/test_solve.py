@@ -27,7 +27,7 @@ KEYS = {
     "micro_batches", "policy", "layout", "solver", "exact", "mean_max_cost", "p95_max_cost", "mean_cost_variance",
     "padding_ratio", "speedup_vs_static", "mean_bound", "gap_to_bound", "plan_ms", "capacity_violations",
     "adjacent_length_correlation", "step_length_spread", "local_batch", "greedy_gap", "cost_per_token",
-    "cut_samples", "fitted_on", "train_max_length", "longer_than_train", "objective",
+    "cut_samples", "fitted_on", "train_max_length", "longer_than_train", "objective", "epoch_samples",
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def lines(solve_request) -> dict[str, dict]:
 def test_every_policy_has_a_line_with_every_key():
     found = lines(request())
     padded = {name for name in plan_names("padded") if POLICIES[name].missing is None}
-    assert set(found) == {*padded, "static packed", "packed"}
+    assert set(found) == {*padded, *plan_names("packed")}
     assert {result["layout"] for name, result in found.items() if name in padded} == {"padded"}
     assert all(set(result) == KEYS for result in found.values())
     assert {result["exact"] for result in found.values()} <= set(get_args(Exactness)) == {"both", "maximum", "none"}
@@ -56,10 +56,9 @@ def test_the_reported_cost_is_that_of_the_plans():
     problem = request().make_problem(HEAVY.lengths, 4, 8)
     for name, result in lines(request()).items():
         policy, layout = plan_of(name)
-        planned = replace(problem, layout=layout)
-        costs = np.array(
-            [step_costs(p, planned) for p in islice(make_policy(policy, planned).plans(), result["steps"])]
-        )
+        made = make_policy(policy, replace(problem, layout=layout))
+        judged = replace(made.problem, lengths=made.lengths)
+        costs = np.array([step_costs(p, judged) for p in islice(made.plans(), result["steps"])])
         assert result["mean_max_cost"] == costs.max(axis=1).mean(), name
         assert result["p95_max_cost"] == np.percentile(costs.max(axis=1), 95), name
         assert result["mean_cost_variance"] == pytest.approx(costs.var(axis=1).mean()), name
@@ -157,7 +156,7 @@ def test_packed_lines_know_capacities_in_tokens_only():
     assert {result["capacity_violations"] for result in found.values()} == {0}
     capacity = PackedCapacity.table([[(128, 1500), (512, 1200)]])
     found = lines(request(capacity=capacity, layout="packed"))
-    assert set(found) == {"static packed", "packed"}
+    assert set(found) == set(plan_names("packed"))
     assert found["packed"]["capacity_violations"] == 0 < found["static packed"]["capacity_violations"]
     assert found["packed"]["speedup_vs_static"] == lines(request(["packed"]))["packed"]["speedup_vs_static"]
     assert set(lines(request(["static", "partition"], layout="packed"))) == {"static packed", "packed"}
@@ -336,6 +335,7 @@ def test_a_line_says_all_of_two_steps_by_hand():
         "mean_bound": 11.5,
         "gap_to_bound": 14 / 11.5 - 1,
         "capacity_violations": 0,
+        "epoch_samples": {"lost": 0, "repeated": 0, "cut": 0},
         "adjacent_length_correlation": None,
         "local_batch": {"min": 2, "p50": 2.0, "max": 2},
         "greedy_gap": None,

@@ -107,8 +107,8 @@ def test_without_names_padded_batches_are_planned_packed_too_and_rows_as_rows_on
     slow_above(monkeypatch, 0, *POLICIES)  # all are named and none is planned
     for layout, expected in (
         ("padded", plan_names("padded", "packed")),
-        ("packed", ("static packed", "packed")),
-        ("flattened", ("static flattened", "flattened")),
+        ("packed", plan_names("packed")),
+        ("flattened", ("static flattened", "flattened", "token_budget flattened")),
     ):
         skipped = [o for o in solve(request(layout=layout)) if isinstance(o, Skipped)]
         assert tuple(o.policy for o in skipped) == expected

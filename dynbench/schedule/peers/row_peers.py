@@ -1,0 +1,206 @@
+"""Packers of other trainers: rows of at most so many tokens (`base.row_tokens`), as many as come of it.
+
+Those of one global batch give every rank equally many rows, row i to rank i modulo G. Those of the whole data set give
+every rank one row a step.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from dynbench.errors import UsageError
+from dynbench.schedule.peers.base import EpochPolicy, check_equal_counts, row_tokens
+from dynbench.schedule.peers.bin_packing import (
+    Rows,
+    best_fit_decreasing,
+    first_fit,
+    modified_first_fit_decreasing,
+    next_fit,
+    whole_rounds,
+)
+from dynbench.schedule.plan import IntArray, StepPlan
+from dynbench.schedule.policy import BatchPolicy, Coverage, Problem
+
+MAPPED = 1000
+"""Samples that TRL packs together: as many as `datasets` maps at a time."""
+GROUP, MOST = 100_000, 200
+"""Samples that Axolotl packs together, and the most that it puts into a row."""
+
+
+class RowPeer(BatchPolicy):
+    """Packs each of static's batches for itself.
+
+    Raises:
+        UsageError: B is no multiple of G, so that there may be too few samples for equally many rows.
+        NothingFits: a sample is longer than a row.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        check_equal_counts(self.name, problem)
+        self.row_tokens = row_tokens(problem)
+
+    @abstractmethod
+    def rows(self, lengths: list[int]) -> Rows:
+        """Positions per row, a multiple of G rows."""
+
+    def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
+        """One plan per batch."""
+        ranks, plans = self.problem.workers, []
+        for step, batch in enumerate(batches, first_step):
+            rows = [batch[np.array(row)] for row in self.rows(self.problem.lengths[batch].tolist())]
+            plans.append(StepPlan(step, tuple(tuple(rows[rank::ranks]) for rank in range(ranks)), packed=True))
+        return plans
+
+
+class NemoRL(RowPeer):
+    """NeMo-RL's sequence packing by `modified_first_fit_decreasing`, its recipes' algorithm.
+
+    What is missing to equally many rows is taken from the rows of most samples. Where no sample is left for the last
+    phase upstream may make an empty row, which is left out here.
+    """
+
+    def rows(self, lengths: list[int]) -> Rows:
+        """As the base."""
+        rows = modified_first_fit_decreasing(lengths, self.row_tokens)
+        fullest = sorted(range(len(rows)), key=lambda at: (len(rows[at]), at), reverse=True)
+        return whole_rounds(rows, fullest, self.problem.workers)
+
+
+class Megatron(RowPeer):
+    """Megatron Core's `DpBalancedScheduler`: next fit, and what is missing to equally many rows from the last ones."""
+
+    def rows(self, lengths: list[int]) -> Rows:
+        """As the base."""
+        rows = next_fit(lengths, self.row_tokens)
+        return whole_rounds(rows, reversed(range(len(rows))), self.problem.workers)
+
+
+class DatasetPeer(EpochPolicy):
+    """Packs the data set once; every epoch draws the rows in random order.
+
+    Raises:
+        NothingFits: a sample is longer than a row.
+        UsageError: fewer rows than ranks.
+    """
+
+    repeats: ClassVar[bool]
+    """Whether an incomplete last step is filled with the epoch's first rows; it is dropped where not."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        tokens = row_tokens(problem)
+        self.rows = [np.array(row, dtype=np.int64) for row in self.pack(tokens)]
+        check_rows(self.name, len(self.rows), tokens, problem.workers)
+
+    @abstractmethod
+    def pack(self, tokens: int) -> Rows:
+        """Ids per row of at most so many tokens."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until the next epoch begins."""
+        ranks = self.problem.workers
+        return -(-len(self.rows) // ranks) if self.repeats else len(self.rows) // ranks
+
+    def micro_batches(self, epoch: int) -> list[IntArray]:
+        """Rows in random order."""
+        order = np.random.default_rng([self.problem.seed, epoch]).permutation(len(self.rows))
+        return [self.rows[at] for at in np.resize(order, self.steps_per_epoch * self.problem.workers)]
+
+
+class Trl(DatasetPeer):
+    """TRL's packing `bfd`: best fit decreasing of a thousand samples at a time, in the order of the file."""
+
+    repeats = True
+
+    def pack(self, tokens: int) -> Rows:
+        """As the base."""
+        lengths = self.problem.lengths.tolist()
+        return [
+            [first + at for at in row]
+            for first in range(0, len(lengths), MAPPED)
+            for row in best_fit_decreasing(lengths[first : first + MAPPED], tokens)
+        ]
+
+
+class Axolotl(DatasetPeer):
+    """Axolotl's multipack: first fit in random order; upstream packs anew for each epoch."""
+
+    repeats = False
+
+    def pack(self, tokens: int) -> Rows:
+        """As the base."""
+        order = self.problem.data_order().permutation(0)
+        groups = [order[first : first + GROUP] for first in range(0, len(order), GROUP)]
+        return [
+            group[np.array(row)].tolist()
+            for group in groups
+            for row in first_fit(self.problem.lengths[group].tolist(), tokens, MOST)
+        ]
+
+
+class Torchtitan(EpochPolicy):
+    """torchtitan's concat-then-split: each rank's part of the file, end to end, cut into full rows.
+
+    A sample that lies across the end of a row is cut, so that the ids of the plans are those of pieces (`lengths`).
+    Ranks end with the one of fewest rows; what is left over is lost.
+
+    Raises:
+        NothingFits: a sample is longer than a row.
+        UsageError: fewer rows than ranks.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        tokens = row_tokens(problem)
+        shares = np.array_split(np.arange(len(problem.lengths)), problem.workers)
+        self._steps = min(int(problem.lengths[share].sum()) // tokens for share in shares)
+        check_rows(self.name, self._steps * problem.workers, tokens, problem.workers)
+        cuts = np.arange(1, self._steps + 1) * tokens
+        samples, lengths, rows = [], [], []
+        for share in shares:
+            ends = np.cumsum(problem.lengths[share])
+            stops = np.union1d(ends[ends < cuts[-1]], cuts)
+            rows.append(np.split(np.arange(len(stops)), np.searchsorted(stops, cuts[:-1]) + 1))
+            samples.append(share[np.searchsorted(ends, stops)])
+            lengths.append(np.diff(stops, prepend=0))
+        firsts = np.cumsum([0, *map(len, lengths[:-1])])
+        self._rows = [[first + row for row in own] for first, own in zip(firsts, rows, strict=True)]
+        self._samples = np.concatenate(samples)
+        self._lengths = np.concatenate(lengths)
+
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens of each piece."""
+        return self._lengths
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until the next epoch begins."""
+        return self._steps
+
+    def micro_batches(self, epoch: int) -> list[IntArray]:
+        """The same in every epoch."""
+        return [own[step] for step in range(self._steps) for own in self._rows]
+
+    @property
+    def coverage(self) -> Coverage:
+        """Counted."""
+        pieces = np.bincount(self._samples, minlength=len(self.problem.lengths))
+        part = self._lengths < self.problem.lengths[self._samples]
+        return Coverage(lost=int((pieces == 0).sum()), cut=len(np.unique(self._samples[part])))
+
+
+def check_rows(name: str, rows: int, tokens: int, ranks: int) -> None:
+    """Refuse an epoch without a step.
+
+    Raises:
+        UsageError: fewer rows than ranks.
+    """
+    if rows < ranks:
+        raise UsageError(f"{name}: an epoch of less than a row of {tokens} tokens for each of {ranks} ranks")
