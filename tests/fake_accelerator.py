@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 from toys import TiedModel
 from transformers import initialization
 
-from dynbench.compress import CompressedMean, draws, powersgd
+from dynbench.compress import CompressedMean
 from dynbench.compress.cast import Fp16
 from dynbench.compress.codec import Known
 from dynbench.compress.compressing import Compressing
@@ -216,8 +217,7 @@ def prepared() -> Iterator[None]:
         patch.object(Tensor, "data_ptr", place),
         patch.object(nn.Module, "to", moved),
         patch.object(dist, "all_gather_object", lambda everyone, mine, group: None),
-        patch.object(draws, "generator", lambda seed, like: None),
-        patch.object(powersgd, "generator", lambda seed, like: None),
+        patch.object(torch, "Generator", lambda device=None: SimpleNamespace(manual_seed=lambda seed: None)),
         patch.object(CountSketch, "__init__", of_the_host(CountSketch.__init__)),
     ):
         yield

@@ -336,13 +336,8 @@ def nothing_sharded(rank: int) -> str:
 
 
 def peaks_beside_torchs(rank: int) -> dict[str, int]:
-    """Those of `make first-gpu`, and of blocks that stay gathered."""
-
-    def kept(model: nn.Module, device: torch.device) -> tuple[nn.Module, Any]:
-        module = FullyShardedDDP(model, device=device, reshard=False)
-        return module, module.finish_gradient_synchronization
-
-    return peaks_of({**WAYS, "kept": kept}, CPU)
+    """Those of `make first-gpu`."""
+    return peaks_of(WAYS, CPU)
 
 
 class Weighted(nn.Module):
