@@ -182,7 +182,7 @@ def _static_has_no_policy(config: Config) -> Iterator[str]:
 def _policy_makes_sense_under_the_layout(config: Config) -> Iterator[str]:
     policy, layout = config.schedule.policy_name, config.workload.layout
     if layout not in POLICIES[policy].layouts:
-        known = [name for name, entry in POLICIES.items() if layout in entry.layouts]
+        known = [name for name, entry in POLICIES.items() if layout in entry.layouts and entry.in_train]
         yield (
             f"workload.layout: {layout!r} makes no sense under policy {policy!r}; "
             f"set schedule.policy to {' or '.join(known)}, or the layout to {POLICIES[policy].layouts[0]}"

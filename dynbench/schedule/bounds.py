@@ -33,7 +33,8 @@ def batch_bound(
         speeds: relative speed per rank, shape [G]; ones by default.
         micro_batches: the most micro-batches that one rank may run.
         limits: largest micro-batch at each sample's length on any rank, shape [n]; a micro-batch of n samples then
-            uses up at least the sum of their 1/limit, so it bounds the number of micro-batches from below.
+            uses up at least the sum of their 1/limit, so it bounds the number of micro-batches from below. Where one is
+            0, a policy that knows no limits took what fits nowhere, and nothing is counted.
 
     Returns:
         The bound, in the cost's unit.
@@ -45,7 +46,9 @@ def batch_bound(
     if cost.cost_type == "tokens_sq":
         return _squares(weights, speed, micro_batches)
     alpha = cost.alpha if cost.cost_type == "measured" else 0.0
-    runs = workers if limits is None else max(workers, math.ceil(float((1.0 / limits).sum()) - 1e-9))
+    runs = workers
+    if limits is not None and np.all(limits > 0):
+        runs = max(workers, math.ceil(float((1.0 / limits).sum()) - 1e-9))
     mean = (float(cost.of_rank(runs * alpha, runs - workers + 1)) + work) / total_speed
     if cost.cost_type == "tokens" and np.all(speed == speed[0]):
         mean = math.ceil(int(padded_lengths.sum()) / workers) / fastest

@@ -117,11 +117,12 @@ def test_it_trains_in_several_micro_batches(tmp_path: Path, name: str, policy: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("plan", plan_names(*ROWS))
+@pytest.mark.parametrize("plan", plan_names(*ROWS, in_train=True))
 def test_it_trains_on_rows_without_padding_or_is_refused_by_name(tmp_path: Path, plan: str, name: str) -> None:
     policy, layout = plan_of(plan)
     try:
-        config = configured(name, policy, f"workload.layout={layout}", "schedule.micro_batches=2")
+        several = ("schedule.micro_batches=2",) if policy in SPLITTING else ()
+        config = configured(name, policy, f"workload.layout={layout}", *several)
     except UsageError as refusal:
         assert layout not in WORKLOADS[name].layouts
         assert "workload.layout" in refusal.message and name in refusal.message

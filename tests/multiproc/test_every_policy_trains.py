@@ -34,11 +34,14 @@ def test_it_trains(launch: Launch, name: str) -> None:
     assert per_step == {12} if fixed_batch else len(per_step) > 1
 
 
-@pytest.mark.parametrize("name", plan_names("packed"))
+@pytest.mark.parametrize("name", plan_names("packed", in_train=True))
 def test_it_trains_on_packed_rows(launch: Launch, name: str) -> None:
     policy, _ = plan_of(name)
-    run = launch(*VIRTUAL, f"schedule.policy={policy}", "workload.layout=packed")
-    rows = rows_of(run)
+    fixed_batch = policy_class(policy).fixed_batch
+    rows = rows_of(
+        launch(*(VIRTUAL if fixed_batch else DYNAMIC), f"schedule.policy={policy}", "workload.layout=packed")
+    )
     assert set(rows["policy"]) == {policy} and set(rows["layout"]) == {"packed"}
     assert rows["loss"].is_finite().all() and (rows["padded_tokens"] == rows["real_tokens"]).all()
-    assert set(rows.group_by("step").agg(samples=pl.col("local_batch").sum())["samples"]) == {12}
+    per_step = set(rows.group_by("step").agg(samples=pl.col("local_batch").sum())["samples"])
+    assert per_step == {12} if fixed_batch else len(per_step) > 1

@@ -289,7 +289,7 @@ def test_a_layout_that_its_policy_does_not_mean_is_named_with_its_line(tmp_path:
 def test_a_policy_without_a_plan_for_packed_rows_is_named() -> None:
     assert problems(None, ("workload.layout=packed", "schedule.policy=window", "schedule.window=8")) == [
         "--set workload.layout: 'packed' makes no sense under policy 'window'; "
-        "set schedule.policy to static or partition, or the layout to padded"
+        "set schedule.policy to static or partition or token_budget, or the layout to padded"
     ]
 
 
