@@ -82,10 +82,10 @@ def waterfall_sentence(speaker: Speaker) -> str:
         "fall_left": number(sum(after.values()) - after["ideal"]),
         "fall_beside": "",
     }
-    if gains[part] > abs(gained):  # then another part took back some of it
-        grew = min(PARTS, key=gains.__getitem__)
+    grew = min(PARTS, key=gains.__getitem__)
+    if case == "gains" and gains[part] > gained and gains[grew] < 0:
         more = {"fall_grew": heading(grew, speaker.template.label), "fall_more": number(-gains[grew])}
-        own["fall_beside"] = speaker.say("answers.waterfall.beside", **more) if case == "gains" else ""
+        own["fall_beside"] = speaker.say("answers.waterfall.beside", **more)
     return speaker.say(f"answers.waterfall.{case}", **own)
 
 
