@@ -1,19 +1,37 @@
-"""Fills a template from values; nothing else.
+"""Reports as Jinja2 templates: values and texts of a language in, Markdown out.
 
-A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds its
-language-dependent texts. Records are in English; how another language says what stands in them is in
+A template is Markdown with placeholders like `{{ best.speedup }}`, after a YAML front matter that holds the words of
+its language. Sentences that depend on what was measured are blocks of `sentences/TOPIC.LANGUAGE.md.j2`, which
+`{{ say.BLOCK }}` fills in. Records are in English; how another language says what stands in them is in
 `labels.<language>.yaml` beside its template.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from jinja2 import (
+    Environment,
+    FunctionLoader,
+    StrictUndefined,
+    TemplateSyntaxError,
+    UndefinedError,
+    meta,
+    nodes,
+    pass_context,
+)
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment
+
+from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
@@ -24,11 +42,41 @@ COMMON = "template"
 """The template whose front matter has every text; it is also that of the question schedule and of single runs."""
 CHAPTERS = "{{ chapters }}"
 """Where a template has the chapters of the question."""
+NBSP = "\N{NO-BREAK SPACE}"
 RECORDS_LANGUAGE = "en"
 """The language of what records say; reports in it quote them."""
 
-_PLACEHOLDER = re.compile(r"\{\{\s*([\w.]*)\s*\}\}")
+SENTENCES = "sentences"
+"""Folder of the blocks of sentences, `TOPIC.LANGUAGE.md.j2`, below that of the templates."""
+_OWN_LINE = re.compile(r"[-|#!>*] |[|`]|!\[|\d+\. ")
+"""How lines begin that go on no paragraph."""
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
+
+
+def number(value: float | None) -> str | None:
+    """`1,517`, `237.3`, `0.061`: three or four digits."""
+    if value is None:
+        return None
+    if float(value).is_integer() and abs(value) < 1e12:
+        return f"{int(value):,}"
+    return format_value(value, "")
+
+
+def percent(fraction: float | None) -> str | None:
+    """`12.3 %`."""
+    return None if fraction is None else f"{100 * fraction:z.1f}{NBSP}%"
+
+
+FILTERS: Mapping[str, Callable[..., object]] = {
+    "number": number,
+    "percent": percent,
+    "ratio": lambda value: format_ratio(value) or None,
+    "interval": lambda ends: format_interval(ends).replace(" ", NBSP) or None,
+    "fixed": lambda value, digits, sign="": None if value is None else f"{value:{sign}.{digits}f}",
+    "code": lambda name: f"`{name}`",
+    "codes": lambda names, between=", ": between.join(f"`{name}`" for name in names),
+}
+"""By name in templates; None stays None, which is said in words."""
 
 
 class TemplateError(UsageError):
@@ -46,12 +94,26 @@ class Template:
         text: the whole file.
         labels: texts of the language and of the front matter, by dotted key.
         body: the Markdown after the front matter.
+        language: of the blocks of sentences.
+        samples: whether work is counted in samples, see `of_samples`.
     """
 
     path: Path
     text: str
     labels: Mapping[str, str]
     body: str
+    language: str = RECORDS_LANGUAGE
+    samples: bool = False
+
+    @property
+    def environment(self) -> Environment:
+        """Jinja2 with the language's sentences and the filters."""
+        return _environment(self.language, self.samples)
+
+    @property
+    def blocks(self) -> Mapping[str, str]:
+        """Name of every block of sentences to its file."""
+        return _blocks(self.language, self.samples)
 
     def label(self, key: str, default: str | None = None) -> str:
         """The text of a key.
@@ -86,7 +148,7 @@ def load_template(language: str, path: Path | None = None, name: str = COMMON) -
     labels = dict(record_labels(language))
     for template in (*shipped, own):
         labels |= template.labels
-    return replace(own, labels=labels)
+    return replace(own, labels=labels, language=language)
 
 
 def for_question(template: Template, question: str, chapters: Sequence[str]) -> Template:
@@ -107,16 +169,15 @@ def for_question(template: Template, question: str, chapters: Sequence[str]) -> 
 
 def of_samples(template: Template) -> Template:
     """The template where samples have no lengths: what it says of real tokens is said of samples."""
-    keys = [f"of_samples.{each}" for each in ("heading", "many", "one")]
-    words = [(template.label(f"{key}.said"), template.label(f"{key}.instead")) for key in keys]
+    labels = {key: _of_samples(template.language, text) for key, text in template.labels.items()}
+    return replace(template, labels=labels, body=_of_samples(template.language, template.body), samples=True)
 
-    def said(text: str) -> str:
-        for tokens, samples in words:
-            text = re.sub(tokens, samples, text)
-        return text
 
-    labels = {key: said(text) for key, text in template.labels.items()}
-    return replace(template, labels=labels, body=said(template.body))
+def _of_samples(language: str, text: str) -> str:
+    common = _read_template(templates_dir() / f"{COMMON}.{language}.md")
+    for key in ("heading", "many", "one"):
+        text = re.sub(common.label(f"of_samples.{key}.said"), common.label(f"of_samples.{key}.instead"), text)
+    return text
 
 
 def record_labels(language: str) -> Mapping[str, str]:
@@ -136,37 +197,139 @@ def _parsed_labels(path: Path, text: str) -> Mapping[str, str]:
     return _flatten(labels)
 
 
-def fill(template: Template, values: Mapping[str, str | None]) -> str:
-    """The template's body with every placeholder replaced; None becomes the text `words.not_measured`.
+def fill(template: Template, values: Mapping[str, object]) -> str:
+    """The template's body filled in; None becomes the text `words.not_measured`.
+
+    Args:
+        template: Jinja2 over the values and the front matter's texts, by their dotted keys.
+        values: dotted key to value. `{{ say.NAME }}` is the value `say.NAME`, else the language's block NAME.
 
     Raises:
-        TemplateError: placeholders that are not among the values, each with its line, and the known ones.
+        TemplateError: placeholders that are not among the values, each with its line, and the known ones; or what
+            Jinja2 does not understand.
     """
-    known = {**values, **template.labels}
+    known, said = {**values, **template.labels}, template.blocks
+    with _told(template):
+        placeholders = list(_placeholders(template.environment.parse(template.text)))
     problems = []
-    for number, line in enumerate(template.text.splitlines(), start=1):
-        where = f"{template.path}:{number}"
-        for name in _PLACEHOLDER.findall(line):
-            if name not in known:
-                near = did_you_mean(name, known)
-                problems.append(f"{where}: unknown placeholder '{{{{ {name} }}}}' {near}".rstrip())
-        if "{{" in _PLACEHOLDER.sub("", line):
-            problems.append(f"{where}: a placeholder is not closed on its line: {line.strip()}")
+    for line, name in placeholders:
+        parts = name.split(".")
+        told = any(".".join(parts[: end + 1]) in known for end in range(len(parts)))
+        if not told and not (parts[0] == "say" and parts[-1] in said):
+            near = did_you_mean(name, known)
+            problems.append(f"{template.path}:{line}: unknown placeholder '{{{{ {name} }}}}' {near}".rstrip())
     if problems:
         raise TemplateError("\n".join(problems), f"Known: {', '.join(sorted(values))}; and the front matter's keys.")
     return substitute(template, template.body, values)
 
 
-def substitute(template: Template, text: str, values: Mapping[str, str | None]) -> str:
-    """One text with its placeholders replaced, see `fill`."""
-    missing = template.label("words.not_measured")
+def substitute(template: Template, text: str, values: Mapping[str, object]) -> str:
+    """One text filled in, see `fill`."""
+    names = _nested({**template.labels, **values})
+    names |= {"missing": template.label("words.not_measured"), "say": _Said(template, names)}
+    with _told(template):
+        return template.environment.from_string(text).render(names)
 
-    def value(match: re.Match[str]) -> str:
-        name = match.group(1)
-        found = values[name] if name in values else template.labels[name]
-        return missing if found is None else found
 
-    return _PLACEHOLDER.sub(value, text)
+class _Said(dict[str, object]):
+    """`say` of a template: texts that are among the values; else blocks of sentences, filled in when asked for."""
+
+    def __init__(self, template: Template, names: dict[str, Any]) -> None:
+        super().__init__(names.get("say", {}))
+        self._template, self._names = template, names
+
+    def __missing__(self, name: str) -> str:
+        found = self._template.environment.get_template(self._template.blocks[name])
+        return unwrapped("".join(found.blocks[name](found.new_context(self._names))))
+
+
+def unwrapped(text: str) -> str:
+    """Paragraphs and list items on a line each, at most one blank line between them; tables and fences as they are."""
+    lines: list[str] = []
+    fenced = False
+    for line in text.strip().splitlines():
+        own = line.strip()
+        goes_on = bool(own and lines and lines[-1]) and not (fenced or _OWN_LINE.match(own) or lines[-1][0] == "|")
+        fenced ^= own.startswith("```")
+        if goes_on:
+            lines[-1] += f" {own}"
+        elif own or fenced or (lines and lines[-1]):
+            lines.append(line if fenced else own)
+    return "\n".join(lines)
+
+
+@contextmanager
+def _told(template: Template) -> Iterator[None]:
+    """What Jinja2 says of a text as an error of the template, with the place where that is known."""
+    try:
+        yield
+    except TemplateSyntaxError as error:
+        place = f"{error.filename or template.path}:{error.lineno}"
+        raise TemplateError(f"{place}: {error.message}", "Templates are Jinja2; copy one from report/.") from error
+    except (UndefinedError, SecurityError) as error:
+        raise TemplateError(f"{template.path}: {error.message}", "Copy it from report/.") from error
+
+
+def _placeholders(tree: nodes.Template) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of all that a text takes from outside; names that it sets itself are left out."""
+    outside = meta.find_undeclared_variables(tree)
+    inner = {id(node.node) for node in tree.find_all(nodes.Getattr)}
+    found = (node for node in tree.find_all((nodes.Getattr, nodes.Name)) if id(node) not in inner)
+    for node in found:
+        path: list[str] = []
+        root: nodes.Node = node
+        while isinstance(root, nodes.Getattr):
+            path, root = [root.attr, *path], root.node
+        if isinstance(root, nodes.Name) and root.name in outside:
+            yield node.lineno, ".".join([root.name, *path])
+
+
+@cache
+def _environment(language: str, samples: bool) -> Environment:
+    """Jinja2 as reports have it; sandboxed, as a template may be anybody's.
+
+    Args:
+        language: whose blocks are there.
+        samples: see `of_samples`.
+    """
+
+    @pass_context
+    def missing(context: Context, value: object) -> object:
+        return context["missing"] if value is None else value
+
+    def source(name: str) -> str:
+        text = (templates_dir() / name).read_text(encoding="utf-8")
+        return _of_samples(language, text) if samples else text
+
+    environment = SandboxedEnvironment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=missing, loader=FunctionLoader(source),
+    )  # fmt: skip
+    environment.filters.update(FILTERS)
+    return environment
+
+
+@cache
+def _blocks(language: str, samples: bool) -> Mapping[str, str]:
+    """Name of every block of sentences of a language to its file, below the folder of the templates."""
+    environment, folder = _environment(language, samples), templates_dir()
+    names = [str(path.relative_to(folder)) for path in sorted((folder / SENTENCES).glob(f"*.{language}.md.j2"))]
+    return {block: name for name in names for block in environment.get_template(name).blocks}
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Values by dotted keys as objects within objects; one that stands where others need an object is left out."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        place = found
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        if not isinstance(place.get(last), dict):
+            place[last] = value
+    return found
 
 
 def table(headings: list[str], rows: list[list[str]], numeric_from: int = 1) -> str:

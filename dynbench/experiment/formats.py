@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_interval, format_ratio, format_value
+from dynbench.analysis.tables import format_interval, format_ratio
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Subject
+from dynbench.report import NBSP, number, percent
 
-NBSP = "\N{NO-BREAK SPACE}"
+__all__ = ["NBSP", "interval", "number", "percent", "ratio", "saved_hours", "saved_interval"]
+
 HOURS = 1000
 """GPU-hours of the baseline that savings are counted in."""
 
@@ -38,20 +40,6 @@ def saved_interval(comparison: ComparisonRecord, subject: Subject) -> str | None
         return None
     low, high = comparison.interval
     return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
-
-
-def number(value: float | None) -> str | None:
-    """`1,517`, `237.3`, `0.061`: three or four digits."""
-    if value is None:
-        return None
-    if float(value).is_integer() and abs(value) < 1e12:
-        return f"{int(value):,}"
-    return format_value(value, "")
-
-
-def percent(fraction: float | None) -> str | None:
-    """`12.3 %`."""
-    return None if fraction is None else f"{100 * fraction:z.1f}{NBSP}%"
 
 
 def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:
