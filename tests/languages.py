@@ -1,8 +1,13 @@
-"""What is English in a text of another language."""
+"""What a report says in a language, and what of it is English."""
 
 from __future__ import annotations
 
 import re
+
+from dynbench.experiment.offline_plans import read_solved
+from dynbench.experiment.report_values import Sources, report_values
+from dynbench.experiment.subject import Subject
+from dynbench.report import for_question, load_template, substitute
 
 TERMS = {"abba", "all-reduce", "distilbert", "dropout", "gb", "mb", "ms", "rank", "token"}
 """Terms and units that Chinese texts keep."""
@@ -28,3 +33,11 @@ def english_sentences(text: str) -> list[str]:
 def numbers(text: str) -> list[str]:
     """All numbers, sorted; the same facts in two languages give the same."""
     return sorted(_NUMBER.findall(text))
+
+
+def said(subject: Subject, block: str, language: str = "en") -> str:
+    """`{{ say.BLOCK }}` of a subject's report."""
+    question = subject.question
+    template = for_question(load_template(language, None, question.template), question.name, ())
+    sources = Sources(subject, read_solved(subject.run.path), template, subject.run.path)
+    return substitute(template, f"{{{{ say.{block} }}}}", report_values(sources))

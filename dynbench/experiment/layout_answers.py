@@ -1,52 +1,51 @@
-"""What a layout alone changes: arms that take the same optimizer steps, padded and in rows of real tokens, in words."""
+"""What a layout alone changes: arms that take the same optimizer steps, padded and in rows of real tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_interval
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import NBSP, percent, ratio
 from dynbench.experiment.subject import Subject
 
-OWN = tuple(f"layouts.{what}" for what in ("packed", "padded", "saved", "speedup", "interval"))
-"""Placeholders that only the sentences of this module use."""
 TURNED = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
 """A verdict told of the other arm; the rest are the same of both."""
 
-_Found = tuple[str, str, Verdict, float, tuple[float, float] | None]
-"""The packed arm, the padded one, the verdict on the first, the second's time over the first's, and its interval."""
+
+@dataclass(frozen=True)
+class PackedPair:
+    """A packed arm against a padded one that computed the same samples in every step.
+
+    Attributes:
+        packed, padded: names of the arms.
+        verdict: on the packed one.
+        speedup: the padded arm's time over the packed one's, with its interval.
+    """
+
+    packed: str
+    padded: str
+    verdict: Verdict
+    speedup: float
+    interval: tuple[float, float] | None
+
+    @property
+    def changed(self) -> float:
+        """By which part the packed arm's time is less or more."""
+        return abs(1 - 1 / self.speedup)
 
 
-def layout_sentences(speaker: Speaker) -> str:
-    """A line per packed arm and padded one that computed the same samples in every step; empty without any."""
-    lines = []
-    for packed, padded, verdict, speedup, ends in _pairs(speaker.subject):
-        own = {
-            "layouts_packed": f"`{packed}`",
-            "layouts_padded": f"`{padded}`",
-            "layouts_saved": percent(abs(1 - 1 / speedup)),
-            "layouts_speedup": ratio(speedup),
-            "layouts_interval": format_interval(ends).replace(" ", NBSP) or speaker.template.label("words.no_interval"),
-        }
-        lines.append(speaker.say(f"answers.layouts.{verdict}", **own))
-    return speaker.bullets(lines)
-
-
-def _pairs(subject: Subject) -> Iterator[_Found]:
-    """What can be said of a packed arm and a padded one, the padded ones in order."""
-    known: Sequence[ComparisonRecord] = subject.pairs or subject.comparisons
-    for item in known:
+def packed_pairs(subject: Subject) -> Iterator[PackedPair]:
+    """Every packed arm against every padded one that can be compared with it, the padded ones in order."""
+    for item in subject.pairs or subject.comparisons:
         padded = [_layout(subject, name) == "padded" for name in (item.baseline, item.candidate)]
         if item.level != "step" or item.verdict is Verdict.INCOMPARABLE or padded[0] == padded[1]:
             continue
         if padded[0]:
-            yield item.candidate, item.baseline, item.verdict, item.speedup, item.interval
+            yield PackedPair(item.candidate, item.baseline, item.verdict, item.speedup, item.interval)
         else:
             ends = None if item.interval is None else (1 / item.interval[1], 1 / item.interval[0])
-            yield item.baseline, item.candidate, TURNED.get(item.verdict, item.verdict), 1 / item.speedup, ends
+            turned = TURNED.get(item.verdict, item.verdict)
+            yield PackedPair(item.baseline, item.candidate, turned, 1 / item.speedup, ends)
 
 
 def _layout(subject: Subject, arm: str) -> object:

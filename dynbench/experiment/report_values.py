@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from dynbench import __version__
 from dynbench.analysis.metrics import lookup, workers_of
@@ -21,7 +22,6 @@ from dynbench.experiment import (
     compress_answers,
     conclusions,
     cost_answers,
-    layout_answers,
     memory_safety,
     profile_answers,
     quality_answers,
@@ -37,6 +37,7 @@ from dynbench.experiment.conclusions import best_of, claim_of, conclusion, notes
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
+from dynbench.experiment.layout_answers import packed_pairs
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.quoted import quoted
 from dynbench.experiment.report_metrics import communication_table, metrics_table, overview_table
@@ -47,7 +48,7 @@ from dynbench.runs.store import results_option
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
 
-Values = dict[str, str | None]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ def report_values(sources: Sources) -> Values:
             *conclusions.OWN,
             *compress_answers.OWN,
             *cost_answers.OWN,
-            *layout_answers.OWN,
             *memory_safety.OWN,
             *profile_answers.OWN,
             *server_answers.OWN,
@@ -96,6 +96,7 @@ def report_values(sources: Sources) -> Values:
             "figure.number",
         )
     )
+    values |= _facts(sources.subject)
     speaker = Speaker(sources.subject, sources.template, values)
     values |= placeholders(speaker)
     values |= {**_sentences(sources, values), **_answers(speaker, sources.solved), **_beside_time(speaker)}
@@ -190,6 +191,11 @@ def _plans(subject: Subject) -> Values:
     return plan_counts(workers, batch, buffer)
 
 
+def _facts(subject: Subject) -> Values:
+    """What the blocks of report/sentences say in words, by topic."""
+    return {"packed_pairs": list(packed_pairs(subject))}
+
+
 def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     """The questions of the report, each with its numbers."""
     return {
@@ -202,7 +208,6 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         "say.bottleneck": profile_answers.bottleneck_sentences(speaker),
         **server_answers.sentences(speaker),
         "say.waterfall": waste_answers.waterfall_sentence(speaker),
-        "say.layouts": layout_answers.layout_sentences(speaker),
         "say.quality": quality_answers.quality_sentence(speaker),
         "say.steps": steps_answers.steps_sentence(speaker),
         "say.losses": answers.losses(speaker),

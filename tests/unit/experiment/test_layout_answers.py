@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from languages import english_words
+from languages import english_words, said
 
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.layout_answers import layout_sentences
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
@@ -21,8 +19,7 @@ ARMS = ({"candidate": "partition"}, {"candidate": "packed", "speedup": 2.0, "ci9
 
 
 def sentences(store: RunStore, language: str = "en") -> str:
-    subject = find_subject(store, None)
-    return layout_sentences(Speaker(subject, load_template(language), {}))
+    return said(find_subject(store, None), "layouts", language)
 
 
 @pytest.mark.slow
