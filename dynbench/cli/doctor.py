@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  dynbench doctor                                what works here, and how long the quickstart takes
+  dynbench doctor                                what works here, and what to do about what does not
   dynbench doctor sst2                           what a recipe needs: files, weights, packages, ranks, time
   dynbench doctor mine.yaml --set workload.data_path=train.tsv --strict
 """

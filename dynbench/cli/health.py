@@ -15,7 +15,6 @@ from pathlib import Path
 
 from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
 from dynbench.cli.health_ranks import communication, ports, python, threads, triton
-from dynbench.cli.health_time import quickstart
 from dynbench.cli.options import Settings
 from dynbench.errors import UsageError
 from dynbench.runs import provenance
@@ -238,7 +237,6 @@ CHECKS: dict[str, Callable[[Settings], Diagnosis]] = {
     "hub cache": hub_cache,
     "hub": hub,
     "encoding": text_encoding,
-    "quickstart": quickstart,
 }
 
 

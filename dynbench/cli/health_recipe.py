@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynbench.cli.diagnosis import Diagnosis, guarded, judged
-from dynbench.cli.health_time import known_time, told_time
 from dynbench.cli.options import Settings
 from dynbench.config.load import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EXTRA = {"prtpy": "dynbench[peers]", "tensorboard": "dynbench[tensorboard]", "triton": "dynbench[triton]"}
 """Package to what installs it with the versions that dynbench knows."""
+
+_TIME = re.compile(r"(?m)^# Time: (.*(?:\n#  *\S.*)*?)(?=\n# \w+:|\n(?!#))")
 
 
 def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
@@ -56,7 +58,7 @@ def recipe_checks(reference: str, settings: Settings) -> dict[str, Diagnosis]:
         "packages": _packages(every),
         "ranks": _tried(lambda: _ranks(recipes, settings)),
         "start": _tried(lambda: _start(recipes, settings, weights)),
-        "time": _tried(lambda: _time(recipes, settings, file)),
+        "time": _tried(lambda: stated_time(file)),
     }
 
 
@@ -218,18 +220,12 @@ def _start(recipes: Sequence[Recipe], settings: Settings, weights: Diagnosis) ->
     return Diagnosis(True, f"can begin; {asks}")
 
 
-def _time(recipes: Sequence[Recipe], settings: Settings, file: Path) -> Diagnosis:
-    """By earlier runs, else what the recipe says of itself."""
-    try:
-        known = known_time(recipes, settings)
-    except DynbenchError:  # which `ranks` and `start` say
-        known = None
-    if known is not None:
-        return Diagnosis(True, known)
-    told = told_time(file)
-    if told is None:
+def stated_time(file: Path) -> Diagnosis:
+    """What the recipe's file says of its time."""
+    said = _TIME.search(file.read_text(encoding="utf-8"))
+    if said is None:
         return Diagnosis(True, "not known before it ran once", "A first run of --steps 10 --launches 2 tells it.")
-    return Diagnosis(True, f"no run here tells it; the recipe says: {told}")
+    return Diagnosis(True, f"the recipe says: {' '.join(said[1].replace(chr(10) + '#', ' ').split())}")
 
 
 def _arms(recipes: Sequence[Recipe]) -> Iterator[tuple[str, Config]]:

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from dynbench.cli import health, health_ranks, health_time
+from dynbench.cli import health, health_ranks, health_recipe
 from dynbench.cli.options import Settings
 from dynbench.config.recipes import find_recipe, list_recipes
-from dynbench.errors import UsageError
-from dynbench.runs import provenance
 
 
 @pytest.fixture
@@ -113,33 +111,8 @@ def test_a_hub_that_does_not_answer(settings: Settings, monkeypatch: pytest.Monk
     assert "forbids" in health.hub(settings).seen
 
 
-def test_the_quickstart_is_timed_by_its_runs_else_by_the_cores(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health_time, "matrix_gflops", lambda: health_time.REFERENCE_GFLOPS)
-    assert "takes about 2 min 8 s" in health_time.quickstart(settings).seen
-    monkeypatch.setattr(health_time, "matrix_gflops", lambda: health_time.REFERENCE_GFLOPS / 10)
-    assert "takes about 15 min 20 s" in health_time.quickstart(settings).seen
-    monkeypatch.setattr(health_time, "known_time", lambda *_: "about 3 min, by the time of a run")
-    assert health_time.quickstart(settings).seen == "dynbench compare takes about 3 min, by the time of a run"
-
-    def broken(*_: object) -> None:
-        raise UsageError("the GPUs cannot be used: no driver", "Mend it.")
-
-    monkeypatch.setattr(health_time, "known_time", broken)
-    found = health_time.quickstart(settings)
-    assert not found.ok and (found.seen, found.hint) == ("cannot start: the GPUs cannot be used: no driver", "Mend it.")
-
-
-def test_matrices_are_multiplied_on_one_core_and_threads_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_time, "_MEASURED_S", 0.0)
-    monkeypatch.setattr(provenance, "usable_cores", lambda: 64)
-    before = torch.get_num_threads()
-    many = health_time.matrix_gflops()
-    assert many > 0 and torch.get_num_threads() == before
-
-
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_shipped_recipe_says_how_long_it_takes(name: str) -> None:
-    told = health_time.told_time(find_recipe(name))
-    assert told and "Expect" not in told and "#" not in told and told.endswith((".", ")"))
+    told = health_recipe.stated_time(find_recipe(name)).seen
+    assert told.startswith("the recipe says: ") and "Expect" not in told and "#" not in told
+    assert told.endswith((".", ")"))

@@ -71,7 +71,7 @@ def test_one_that_can_begin(capsys: Output, here: Path) -> None:
     assert found["recipe"]["seen"] == "own.yaml: 1 comparison, 2 arms, 2 launches of each"
     assert found["ranks"]["seen"] == "2 ranks on cpu"
     assert found["start"]["seen"] == "can begin; asks: schedule"
-    assert found["time"]["seen"] == "no run here tells it; the recipe says: a minute on 2 cores, or two."
+    assert found["time"]["seen"] == "the recipe says: a minute on 2 cores, or two."
     assert not (here / "results").exists()
 
 
