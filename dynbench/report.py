@@ -318,7 +318,7 @@ def _blocks(language: str, samples: bool) -> Mapping[str, str]:
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """Values by dotted keys as objects within objects; one that stands where others need an object is left out."""
+    """Values by dotted keys as objects within objects; of two that cannot both stand in a place the later one does."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         *path, last = key.split(".")
@@ -327,8 +327,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
             if not isinstance(place.get(part), dict):
                 place[part] = {}
             place = place[part]
-        if not isinstance(place.get(last), dict):
-            place[last] = value
+        place[last] = value
     return found
 
 

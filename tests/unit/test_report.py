@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, record_labels, table
+from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, record_labels, table, unwrapped
 
 FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
 
@@ -127,3 +127,22 @@ def test_shipped_templates_name_every_figure_verdict_and_level(language: str) ->
     needed += [f"{group}.{level}" for group in ("levels", "work") for level in LEVELS]
 
     assert [key for key in needed if key not in labels] == []
+
+
+def test_templates_loop_and_choose_over_values(tmp_path: Path) -> None:
+    body = "{% for arm in arms if arm.fast %}{{ arm.name|code }} {{ arm.share|percent }};{% endfor %}"
+    arms = [{"name": "a", "fast": True, "share": 0.25}, {"name": "b", "fast": False, "share": None}]
+
+    assert fill(template(tmp_path, body), {"arms": arms, "who": "x"}) == "`a` 25.0\N{NO-BREAK SPACE}%;"
+
+
+@pytest.mark.parametrize("reach", ["who.__class__", "who.__class__.__mro__[1].__subclasses__()"])
+def test_a_template_reaches_nothing_but_its_values(tmp_path: Path, reach: str) -> None:
+    with pytest.raises(TemplateError):
+        fill(template(tmp_path, f"{{{{ {reach} }}}}"), {"who": "x"})
+
+
+def test_sentences_are_unwrapped_and_tables_and_code_are_not() -> None:
+    text = "one\n  two\n\n\n- item\n  goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```\n"
+
+    assert unwrapped(text) == "one two\n\n- item goes on\n- next\n\n| a |\n| - |\n| b |\n\n```\nas\n  it is\n```"
