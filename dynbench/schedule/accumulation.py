@@ -8,11 +8,13 @@ which lasts as long as the slowest, and the step is the sum of its slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from dynbench.plugins.strategies import Objective
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.partition_search import most_within
 from dynbench.schedule.plan import FloatArray, IntArray
 
 TOO_LARGE = 1e300
@@ -91,22 +93,36 @@ class SortedStep:
     """The padded samples of a step, longest first, of which contiguous micro-batches are made.
 
     Contiguous is enough for both objectives: the exchange argument of `partition_search` changes no micro-batch's
-    count, rank or slot.
+    count, rank or slot. It is not where samples cost something besides (`before`), which is exchanged too.
 
     Args:
         cost: predicted cost of a micro-batch.
-        weights: what one more sample costs by the longest of its micro-batch, falling, shape [B].
+        lengths: padded, falling, shape [B], tokens.
         limits: largest micro-batch that may begin at each place, non-decreasing, shape [B].
+        extra: what the samples cost besides, shape [B], tokens; 0 for nothing.
     """
 
     cost: CostModel
-    weights: FloatArray
+    lengths: IntArray
     limits: IntArray
+    extra: FloatArray | float = 0.0
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        """What one more sample costs by the longest of its micro-batch, falling, shape [B]."""
+        return self.cost.per_sample(self.lengths)
+
+    @cached_property
+    def before(self) -> FloatArray | None:
+        """What all samples before each place cost besides, as `weights`, shape [B + 1]; None for nothing."""
+        return self.cost.per_sample(0.0, np.cumsum(np.append(0.0, self.extra))) if np.any(self.extra) else None
 
     def costs(self, counts: IntArray) -> FloatArray:
         """Costs of micro-batches of so many samples, from the longest on; same shape, [M] or [K, M]."""
         starts = np.cumsum(counts, axis=-1) - counts
         work: FloatArray = counts * self.weights[starts]
+        if self.before is not None:
+            work += self.before[starts + counts] - self.before[starts]
         if self.cost.cost_type == "tokens_sq":
             work *= work
         elif self.cost.cost_type == "measured":
@@ -121,6 +137,8 @@ class SortedStep:
             budgets = np.sqrt(costs)
         elif self.cost.cost_type == "measured":
             budgets = costs - self.cost.alpha
+        if self.before is not None:
+            return most_within(budgets[:, None], self.weights, self.limits, self.before, _ROUNDING)
         with np.errstate(divide="ignore", invalid="ignore"):
             counts = np.floor(budgets[:, None] * (1 + _ROUNDING) / self.weights)
         counts[np.isnan(counts)] = np.inf  # neither budget nor weight

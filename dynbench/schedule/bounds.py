@@ -19,6 +19,7 @@ def batch_bound(
     speeds: FloatArray | None = None,
     micro_batches: int = 1,
     limits: IntArray | FloatArray | None = None,
+    extra: FloatArray | float = 0.0,
 ) -> float:
     """No plan of these samples has a smaller maximum of cost over speed.
 
@@ -35,13 +36,14 @@ def batch_bound(
         limits: largest micro-batch at each sample's length on any rank, shape [n]; a micro-batch of n samples then
             uses up at least the sum of their 1/limit, so it bounds the number of micro-batches from below. Where one is
             0, a policy that knows no limits took what fits nowhere, and nothing is counted.
+        extra: tokens that each sample costs besides, shape [n]; see `Problem.second`.
 
     Returns:
         The bound, in the cost's unit.
     """
     speed = np.ones(workers) if speeds is None else np.asarray(speeds, dtype=np.float64)
     total_speed, fastest = float(speed.sum()), float(speed.max())
-    weights = cost.per_sample(padded_lengths)
+    weights = cost.per_sample(padded_lengths, extra)
     work, largest = float(weights.sum()), float(weights.max())
     if cost.cost_type == "tokens_sq":
         return _squares(weights, speed, micro_batches)
@@ -51,7 +53,7 @@ def batch_bound(
         runs = max(workers, math.ceil(float((1.0 / limits).sum()) - 1e-9))
     mean = (float(cost.of_rank(runs * alpha, runs - workers + 1)) + work) / total_speed
     if cost.cost_type == "tokens" and np.all(speed == speed[0]):
-        mean = math.ceil(int(padded_lengths.sum()) / workers) / fastest
+        mean = _even(weights, workers) / fastest
     return max(mean, (alpha + largest) / fastest)
 
 
@@ -63,6 +65,7 @@ def packed_bound(
     speeds: FloatArray | None = None,
     micro_batches: int = 1,
     limits: IntArray | None = None,
+    extra: FloatArray | float = 0.0,
 ) -> float:
     """As `batch_bound`, of rows of real tokens; `limits` are tokens.
 
@@ -70,11 +73,11 @@ def packed_bound(
     these k + 1 bound it too.
     """
     shares = None if limits is None else limits / lengths
-    bound = batch_bound(lengths, cost, workers, speeds=speeds, micro_batches=micro_batches, limits=shares)
+    bound = batch_bound(lengths, cost, workers, speeds=speeds, micro_batches=micro_batches, limits=shares, extra=extra)
     squared = cost.cost_type == "tokens_sq"
     if len(lengths) <= workers or (squared and micro_batches > 1) or not (speeds is None or np.ptp(speeds) == 0):
         return bound
-    falling = np.sort(cost.per_sample(lengths))[::-1]
+    falling = np.sort(cost.per_sample(lengths, extra))[::-1]
     before = np.concatenate(([0.0], np.cumsum(falling)))
     k = np.arange(1, (len(falling) - 1) // workers + 1)
     crowded = float((before[k * workers + 1] - before[k * (workers - 1)]).max())
@@ -83,12 +86,18 @@ def packed_bound(
     return max(bound, (crowded**2 if squared else alpha + crowded) / fastest)
 
 
+def _even(weights: FloatArray, ranks: int) -> float:
+    """The mean over ranks of what samples weigh, rounded up where all weigh whole numbers."""
+    mean = float(weights.sum()) / ranks
+    return math.ceil(mean) if np.all(weights == np.floor(weights)) else mean
+
+
 def _squares(tokens: FloatArray, speed: FloatArray, micro_batches: int) -> float:
     """Bound for `tokens_sq`: k micro-batches of t tokens together cost at least t²/k, and at least sum(L²)."""
     fastest = float(speed.max())
     longest = float(tokens.max()) ** 2 / fastest
     if micro_batches == 1 and np.all(speed == speed[0]):
-        return max(math.ceil(float(tokens.sum()) / len(speed)) ** 2 / fastest, longest)
+        return max(_even(tokens, len(speed)) ** 2 / fastest, longest)
     together = float(tokens.sum()) / float(np.sqrt(speed).sum())
     apart = float((tokens**2).sum()) / float(speed.sum())
     return max(together**2 / micro_batches, apart, longest)
@@ -128,10 +137,10 @@ def step_bound(plan: StepPlan, problem: Problem) -> float:
     limits = None
     if most > 1 and not problem.capacity.unlimited:
         limits = problem.capacity.limits(problem.workers, lengths).max(axis=0)
-    speeds = None if problem.speeds is None else problem.relative_speeds()
-    found = bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits)
+    speeds, extra = None if problem.speeds is None else problem.relative_speeds(), problem.extra_of(ids)
+    found = bound(lengths, problem.cost, problem.workers, speeds=speeds, micro_batches=most, limits=limits, extra=extra)
     if most == 1 or problem.objective == "sum":
         return found
     slots = most if problem.micro_batches != "auto" else 1
-    weights, fastest = problem.cost.per_sample(lengths), float(problem.relative_speeds().max())
+    weights, fastest = problem.cost.per_sample(lengths, extra), float(problem.relative_speeds().max())
     return max(found, slots_bound(weights, problem.cost, fastest, problem.workers, slots))

@@ -73,39 +73,46 @@ class CostModel:
         """Cost of micro-batches of `n` samples whose longest has `length` tokens; both broadcast. Zero where n is 0."""
         return self.cost_padded(n, self.padded(length))
 
-    def cost_padded(self, n: ArrayLike, padded_length: ArrayLike) -> FloatArray:
-        """As `cost`, for lengths already rounded up."""
+    def cost_padded(self, n: ArrayLike, padded_length: ArrayLike, extra: ArrayLike = 0.0) -> FloatArray:
+        """As `cost`, for lengths already rounded up and samples that cost `extra` tokens together besides.
+
+        What is extra is neither padded nor attended to: see `Problem.second`.
+        """
         count = np.asarray(n, dtype=np.float64)
         length = np.asarray(padded_length, dtype=np.float64)
         tokens = count * length
+        total: FloatArray = tokens + np.asarray(extra, dtype=np.float64)
         if self.cost_type == "tokens":
-            return tokens
+            return total
         if self.cost_type == "tokens_sq":
-            return tokens * tokens
+            return total * total
         if self.cost_type == "attention":
-            return tokens + self.attention_a * tokens * length
-        return np.where(count > 0, self.alpha + self.beta * tokens + self.gamma * tokens * length, 0.0)
+            return total + self.attention_a * tokens * length
+        return np.where(count > 0, self.alpha + self.beta * total + self.gamma * tokens * length, 0.0)
 
-    def per_sample(self, padded_length: ArrayLike) -> FloatArray:
-        """What one more sample adds at this padded length; same shape.
+    def per_sample(self, padded_length: ArrayLike, extra: ArrayLike = 0.0) -> FloatArray:
+        """What one more sample of `extra` tokens besides adds at this padded length; same shape.
 
-        Every cost is alpha + n * per_sample(L), or, for `tokens_sq`, the square of n * per_sample(L).
+        Every cost is alpha + n * per_sample(L) + per_sample(0, extra), or, for `tokens_sq`, the square of that sum.
         """
         length = np.asarray(padded_length, dtype=np.float64)
+        total: FloatArray = length + np.asarray(extra, dtype=np.float64)
         if self.cost_type in ("tokens", "tokens_sq"):
-            return length
+            return total
         if self.cost_type == "attention":
-            return length + self.attention_a * length * length
-        return self.beta * length + self.gamma * length * length
+            return total + self.attention_a * length * length
+        return self.beta * total + self.gamma * length * length
 
-    def cost_packed(self, tokens: ArrayLike, squares: ArrayLike) -> FloatArray:
+    def cost_packed(self, tokens: ArrayLike, squares: ArrayLike, extra: ArrayLike = 0.0) -> FloatArray:
         """Cost of samples packed without padding, each attending to itself only.
 
         Args:
             tokens: sum of the lengths.
-            squares: sum of the squared lengths; both broadcast.
+            squares: sum of the squared lengths.
+            extra: what they cost besides, as `cost_padded`; all broadcast.
         """
-        total, square = np.asarray(tokens, dtype=np.float64), np.asarray(squares, dtype=np.float64)
+        total: FloatArray = np.asarray(tokens, dtype=np.float64) + np.asarray(extra, dtype=np.float64)
+        square = np.asarray(squares, dtype=np.float64)
         if self.cost_type == "tokens":
             return total
         if self.cost_type == "tokens_sq":

@@ -55,6 +55,7 @@ class _MicroBatches:
     longest: IntArray
     tokens: IntArray
     squares: FloatArray
+    extra: FloatArray
 
 
 def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
@@ -71,14 +72,15 @@ def _micro_batches(plan: StepPlan, problem: Problem) -> _MicroBatches:
         longest=np.maximum.reduceat(problem.padded_lengths[ids], starts),
         tokens=np.add.reduceat(real, starts),
         squares=squares,
+        extra=np.add.reduceat(np.broadcast_to(problem.extra_of(ids), ids.shape), starts),
     )
 
 
 def _costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:
     """Predicted cost of each micro-batch, shape [M]."""
     if plan.packed:
-        return problem.cost.cost_packed(parts.tokens, parts.squares)
-    return problem.cost.cost_padded(parts.count, parts.longest)
+        return problem.cost.cost_packed(parts.tokens, parts.squares, parts.extra)
+    return problem.cost.cost_padded(parts.count, parts.longest, parts.extra)
 
 
 def _share_costs(plan: StepPlan, problem: Problem, parts: _MicroBatches) -> FloatArray:

@@ -86,7 +86,9 @@ def run_policy(
     plan_ms: list[float] = []
     weakest = _STRENGTH[-1]
     plans = policy.plans()
-    judged = replace(problem, lengths=policy.lengths)
+    judged = problem
+    if policy.lengths is not problem.lengths:  # of pieces
+        judged = replace(problem, lengths=policy.lengths, second=None)
     begin = clock()
     for done in range(steps):
         # Windows begin anew with every epoch.

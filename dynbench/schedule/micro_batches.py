@@ -4,7 +4,8 @@ This contains multiprocessor scheduling: few samples are dealt in every way (`sm
 proves nothing. The sorted batch is cut into M contiguous micro-batches in a few ways. Where ranks meet once a step,
 these are dealt to them, dearest first to the rank that would end it first (LPT: Graham 1969; with unequal speeds
 Gonzalez, Ibarra and Sahni 1977); where they meet in every micro-batch, neighbours in cost run together, and one of the
-cuts is made for that (`slots`). The best of all is polished (`micro_batch_polish`).
+cuts is made for that (`slots`). The best of all is polished (`micro_batch_polish`). Where samples have a second cost,
+one micro-batch per rank is made here too, and contiguous ones are a heuristic.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 
 from dynbench.errors import UsageError
 from dynbench.schedule import fits
-from dynbench.schedule.accumulation import Accumulation, SortedStep
+from dynbench.schedule.accumulation import TOO_LARGE, Accumulation, SortedStep
+from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
 from dynbench.schedule.micro_batch_polish import FEW_ROUNDS, Deal, deal_of, polished
 from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
 from dynbench.schedule.partition_total import TABLE_LIMIT, fits_table, group_costs, least_total, least_work
-from dynbench.schedule.partition_unequal import UnequalRanks
+from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.slots import cut_by_slots
-from dynbench.schedule.small_steps import cheapest, every_cut
+from dynbench.schedule.small_steps import best_grouping, cheapest, every_cut
 
 EVERY_NUMBER = 64
 """Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
@@ -76,7 +78,7 @@ class MicroBatchPlanner:
         Args:
             lengths: padded, longest first, shape [B].
         """
-        if self._fixed is not None or self._problem.cost.cost_type == "measured":
+        if self._fixed is not None or self._problem.extra is not None or self._problem.cost.cost_type == "measured":
             return True
         return reach(self._limits(lengths), self._problem.workers) < len(lengths)
 
@@ -92,7 +94,11 @@ class MicroBatchPlanner:
             NothingFits: a sample is longer than the capacity, or N micro-batches per rank cannot hold the batch.
         """
         limits = self.check(ids, lengths, step)
-        deal, exact = self._dealt(lengths, limits)
+        samples = SortedStep(self._problem.cost, lengths, limits, self._problem.extra_of(ids))
+        tried = self._all_tried(samples)
+        if tried is not None:
+            return tuple(tuple(ids[part] for part in parts) for parts in tried), "maximum"
+        deal, exact = self._dealt(samples)
         ends = np.cumsum(deal.sizes).tolist()
         cut = [ids[end - size : end] for end, size in zip(ends, deal.sizes, strict=True)]
         return tuple(tuple(cut[part] for part in parts) for parts in deal.dealt), exact
@@ -113,20 +119,37 @@ class MicroBatchPlanner:
     def _limits(self, lengths: IntArray) -> IntArray:
         return np.minimum(self._problem.capacity.limits_of(0, lengths), len(lengths))
 
-    def _samples(self, lengths: IntArray, limits: IntArray) -> SortedStep:
-        return SortedStep(self._problem.cost, self._problem.cost.per_sample(lengths), limits)
+    @property
+    def _each(self) -> int | None:
+        """Micro-batches of every rank; None for at least one."""
+        return self._fixed if self._slots or self._speeds is None else None
 
-    def _dealt(self, lengths: IntArray, limits: IntArray) -> tuple[Deal, Exactness]:
-        """Every deal of few samples is tried; the best that is found of more is polished."""
-        samples = self._samples(lengths, limits)
-        cuts = None if self._fixed is None else every_cut(len(lengths), self._problem.workers * self._fixed)
+    def _all_tried(self, samples: SortedStep) -> list[list[IntArray]] | None:
+        """The best of all micro-batches, contiguous or not, by rank; None where contiguous do or there are too many."""
+        if samples.before is None or self._fixed is None:
+            return None
+
+        def price(held: BoolArray) -> FloatArray:
+            counts, longest = held.sum(axis=1), held.argmax(axis=1)
+            extra = np.tensordot(held, samples.extra, axes=(1, 0))
+            costs = samples.cost.cost_padded(counts, samples.lengths[longest], extra)
+            costs[counts > samples.limits[longest]] = TOO_LARGE
+            return costs
+
+        number = self._problem.workers * self._fixed
+        found = best_grouping(len(samples.lengths), number, price, self._meets, self._each)
+        return None if found is None else found[1]
+
+    def _dealt(self, samples: SortedStep) -> tuple[Deal, Exactness]:
+        """Every contiguous deal of few samples is tried; the best that is found of more is polished."""
+        cuts = None if self._fixed is None else every_cut(len(samples.lengths), self._problem.workers * self._fixed)
         if cuts is not None:
-            each = self._fixed if self._slots or self._speeds is None else None
-            found = cheapest(samples.costs(cuts), self._meets, each)
+            found = cheapest(samples.costs(cuts), self._meets, self._each)
             if found is not None:
-                return deal_of(samples, self._meets, cuts[found[0]].tolist(), found[1]), "maximum"
-        number = self._problem.workers * (self._fixed or 0) or len(self._best(lengths, limits).sizes)
-        deals = self._deals(number, lengths, limits, by_slot=self._slots)
+                exact: Exactness = "maximum" if samples.before is None else "none"
+                return deal_of(samples, self._meets, cuts[found[0]].tolist(), found[1]), exact
+        number = self._problem.workers * (self._fixed or 0) or len(self._best(samples).sizes)
+        deals = self._deals(number, samples, by_slot=self._slots)
         best = min((polished(samples, self._meets, deal, FEW_ROUNDS) for deal in deals), key=_lasts)
         return polished(samples, self._meets, best), "none"
 
@@ -136,50 +159,53 @@ class MicroBatchPlanner:
         fewest = max(_parts_needed(limits), ranks)
         return -(-fewest // ranks) * ranks if self._slots else fewest
 
-    def _best(self, lengths: IntArray, limits: IntArray) -> Deal:
-        ranks, size = self._problem.workers, len(lengths)
-        fewest = self._fewest(limits)
+    def _best(self, samples: SortedStep) -> Deal:
+        ranks, size = self._problem.workers, len(samples.lengths)
+        fewest = self._fewest(samples.limits)
         multiples = range((fewest // ranks + 1) * ranks, size + 1, ranks)
         if self._problem.cost.cost_type != "measured":
-            return min((self._deal(number, lengths, limits) for number in (fewest, *multiples[:1])), key=_lasts)
+            one_each = self._problem.extra is not None and fewest == ranks
+            tried = (fewest,) if one_each else (fewest, *multiples[:1])
+            return min((self._deal(number, samples) for number in tried), key=_lasts)
         every = size <= EVERY_NUMBER and not self._slots
         numbers = np.array([fewest, *(range(fewest + 1, size + 1) if every else multiples)])
-        bounds = self._bounds(numbers, lengths, limits)
+        bounds = self._bounds(numbers, samples)
         order = np.argsort(bounds, kind="stable")
-        best = self._deal(int(numbers[order[0]]), lengths, limits)
+        best = self._deal(int(numbers[order[0]]), samples)
         reached = [best.lasts]
         for place in order[1:]:
             if bounds[place] >= best.lasts * (1 - WORTH) or (size > EVERY_NUMBER and _gains_little(reached)):
                 break
-            best = min(best, self._deal(int(numbers[place]), lengths, limits), key=_lasts)
+            best = min(best, self._deal(int(numbers[place]), samples), key=_lasts)
             reached.append(best.lasts)
         return best
 
-    def _bounds(self, numbers: IntArray, lengths: IntArray, limits: IntArray) -> FloatArray:
+    def _bounds(self, numbers: IntArray, samples: SortedStep) -> FloatArray:
         """No deal of so many micro-batches has a smaller maximum, as `_deal` tells it; same shape."""
-        cost, speeds = self._problem.cost, self._meets.speeds
-        weights = cost.per_sample(lengths)
+        cost, speeds, weights = self._problem.cost, self._meets.speeds, samples.weights
         work: float | FloatArray = float(weights.sum())
-        if len(lengths) <= EVERY_NUMBER:  # else looking for a better bound takes longer than it saves
-            work = least_work(numbers, weights, limits, price=cost.alpha + cost.surcharge)
+        if len(weights) <= EVERY_NUMBER:  # else looking for a better bound takes longer than it saves
+            work = least_work(numbers, weights, samples.limits, price=cost.alpha + cost.surcharge)
+        if samples.before is not None:
+            work += float(samples.before[-1])
+            weights = weights + np.diff(samples.before)
         fixed = cost.of_rank(numbers * cost.alpha, numbers - len(speeds) + 1)
-        longest = float(cost.alpha + weights[0]) / float(speeds.max())
+        longest = float(cost.alpha + weights.max()) / float(speeds.max())
         bounds: FloatArray = np.maximum((fixed + work) / float(speeds.sum()), longest)
         return bounds
 
-    def _deal(self, number: int, lengths: IntArray, limits: IntArray) -> Deal:
+    def _deal(self, number: int, samples: SortedStep) -> Deal:
         """The best deal of `number` micro-batches over the ranks, as far as it takes to choose the number."""
         by_slot = self._slots and self._unequal is not None  # else neighbours in cost tell nearly as much
-        return min(self._deals(number, lengths, limits, by_slot=by_slot), key=_lasts)
+        return min(self._deals(number, samples, by_slot=by_slot), key=_lasts)
 
-    def _deals(self, number: int, lengths: IntArray, limits: IntArray, *, by_slot: bool) -> list[Deal]:
+    def _deals(self, number: int, samples: SortedStep, *, by_slot: bool) -> list[Deal]:
         """A deal of each cut into `number` micro-batches; `by_slot` also of the one that is made for slots."""
         deals = []
         if self._unequal is not None and number == self._problem.workers:
-            deals.append(self._one_each(self._unequal, lengths))
-        samples = self._samples(lengths, limits)
+            deals.append(self._one_each(self._unequal, samples))
         run = self._in_slots if self._slots else self._in_turn
-        deals += [run(samples, sizes) for sizes in _cuts(number, lengths, limits, self._problem)]
+        deals += [run(samples, sizes) for sizes in _cuts(number, samples)]
         if by_slot:
             even = min(float(samples.costs(np.array(deal.sizes)).max()) for deal in deals)
             cut, dealt = cut_by_slots(samples, self._meets, number // self._problem.workers, even)
@@ -205,13 +231,12 @@ class MicroBatchPlanner:
         slots[np.argsort(-self._meets.speeds, kind="stable")] = dearest.reshape(-1, ranks).T
         return deal_of(samples, self._meets, sizes, slots.tolist())
 
-    def _one_each(self, unequal: UnequalRanks, lengths: IntArray) -> Deal:
-        """The exact split of one micro-batch per rank."""
-        groups, _ = unequal.groups(np.arange(len(lengths)), lengths, step=0)
+    def _one_each(self, unequal: UnequalRanks, samples: SortedStep) -> Deal:
+        """The best contiguous split of one micro-batch per rank."""
+        groups, _ = unequal.groups(np.arange(len(samples.lengths)), samples.lengths, step=0, extra=samples.extra)
         starts, sizes = np.array([(group[0], len(group)) for group in groups]).T
-        times = self._problem.cost.cost_padded(sizes, lengths[starts]) / self._problem.relative_speeds()
         place = np.argsort(starts)
-        return Deal(float(times.max()), sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()])
+        return deal_of(samples, self._meets, sizes[place].tolist(), [[part] for part in np.argsort(place).tolist()])
 
 
 def _lasts(deal: Deal) -> float:
@@ -232,16 +257,22 @@ def _parts_needed(limits: IntArray) -> int:
     return parts
 
 
-def _cuts(number: int, lengths: IntArray, limits: IntArray, problem: Problem) -> Iterator[list[int]]:
+def _cuts(number: int, samples: SortedStep) -> Iterator[list[int]]:
     """Sizes of `number` contiguous micro-batches: of least maximum, then of least total with and without it."""
-    weights = search_weights(problem.cost, lengths)
-    even = least_maximum(weights, number, limits)
-    assert even is not None
+    cost, lengths, limits, extra = samples.cost, samples.lengths, samples.limits, samples.extra
+    if isinstance(extra, float):
+        weights = search_weights(cost, lengths)
+        found = least_maximum(weights, number, limits)
+        assert found is not None
+        even, as_even = found, largest_groups(weights, found, limits)
+    else:
+        even = even_sizes(cost, lengths, number, limits, extra)
+        as_even = samples.within(samples.costs(np.array(even)).max(keepdims=True))[0]
     yield even
     most_of_all = np.minimum(limits, np.arange(len(limits), 0, -1))
     affordable = TABLE_LIMIT // (number * len(limits))
     if affordable * number >= SPARE * len(limits):
         most_of_all = np.minimum(most_of_all, affordable)
-    for most in (largest_groups(weights, even, limits), most_of_all):
+    for most in (as_even, most_of_all):
         if fits_table(number, most) and reach(most, number) == len(limits):
-            yield least_total(group_costs(problem.cost, lengths, most), number)
+            yield least_total(group_costs(cost, lengths, most), number)

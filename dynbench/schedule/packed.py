@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -10,18 +11,19 @@ from dynbench.errors import NothingFits, UsageError
 from dynbench.schedule import fits
 from dynbench.schedule.accumulation import TOO_LARGE, Accumulation
 from dynbench.schedule.bounds import packed_bound
+from dynbench.schedule.capacity import UNLIMITED, BoolArray
 from dynbench.schedule.longest_first import deal_longest_first
 from dynbench.schedule.packed_deal import ROUNDING, SEARCHED, Search, Work, longest_first, within_limits
 from dynbench.schedule.packed_exchange import exchanged
 from dynbench.schedule.packed_slots import Rows, rows_by_slot
 from dynbench.schedule.partition_search import sort_longest_first
-from dynbench.schedule.plan import Exactness, IntArray, StepPlan, single
+from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.small_steps import cheapest, every_grouping
+from dynbench.schedule.small_steps import best_grouping
 
 
 class PackedRows:
-    """The batch dealt anew for the least maximum of packed cost; the samples of a row stand longest first.
+    """The batch dealt anew for the least maximum of packed cost; the samples of a row stand dearest first.
 
     One row per rank: exact where the bound is met or few samples let all deals be searched, else a heuristic. With
     `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic but for very few
@@ -54,17 +56,19 @@ class PackedRows:
             NothingFits: the capacities cannot hold them, or no way to pack them was found.
         """
         problem = self._problem
-        order = sort_longest_first(problem.lengths[ids])
-        ids, lengths = ids[order], problem.lengths[ids[order]]
-        limits = self._limits(ids, lengths, step)
+        if problem.extra is None:
+            ids = ids[sort_longest_first(problem.lengths[ids])]
+        else:
+            ids = ids[np.argsort(-problem.weights(ids), kind="stable")]
+        work, floor = self._work(ids, step), self._floor(ids)
         if self._rows in (1, None):
-            owners, proven = self._one_row(self._work(lengths, limits if self._rows else None), step)
-            if self._rows or self._work(lengths, limits).fits(owners):
+            owners, proven = self._one_row(work if self._rows else replace(work, limits=None), floor, step)
+            if self._rows or work.fits(owners):
                 return StepPlan(step, single(_groups(ids, owners, problem.workers)), proven, packed=True)
-        rows = self._all_tried(lengths, limits, step)
+        rows = self._all_tried(work, problem.extra_of(ids), step)
         exact: Exactness = "none" if rows is None else "maximum"
         if rows is None:
-            rows = (self._by_slot if problem.objective == "slots" else self._several)(lengths, limits, step)
+            rows = self._by_slot(work, step) if problem.objective == "slots" else self._several(work, floor, step)
         shares = tuple(tuple(ids[row] for row in share) for share in rows)
         return StepPlan(step, shares, exact, packed=True)
 
@@ -79,28 +83,27 @@ class PackedRows:
             raise fits.row_too_short(step, int(ids[longest]), int(lengths[longest]))
         return problem.capacity.limits(problem.workers, lengths)
 
-    def _work(self, lengths: IntArray, limits: IntArray | None = None, least: int = 1) -> Work:
+    def _work(self, ids: IntArray, step: int) -> Work:
         problem = self._problem
-        speeds = problem.relative_speeds()
+        speeds, lengths = problem.relative_speeds(), problem.lengths[ids]
         return Work(
-            problem.cost.per_sample(lengths),
+            problem.weights(ids),
             lengths,
             # The square of a sum over the speed grows with the sum over the speed's root.
             np.sqrt(speeds) if self._squared else speeds,
             np.full(problem.workers, self._alpha),
-            limits,
-            least,
+            self._limits(ids, lengths, step),
         )
 
-    def _floor(self, lengths: IntArray) -> float:
+    def _floor(self, ids: IntArray) -> float:
         """No deal has a smaller maximum of what `Work` adds up."""
         problem = self._problem
-        bound = packed_bound(lengths, problem.cost, problem.workers, speeds=problem.speeds)
+        extra = problem.extra_of(ids)
+        bound = packed_bound(problem.lengths[ids], problem.cost, problem.workers, speeds=problem.speeds, extra=extra)
         return float(np.sqrt(bound)) if self._squared else bound
 
-    def _one_row(self, work: Work, step: int) -> tuple[IntArray, Exactness]:
+    def _one_row(self, work: Work, floor: float, step: int) -> tuple[IntArray, Exactness]:
         """The rank of each sample, shape [B], and what is proven; the total is the same for all but squares."""
-        floor = self._floor(work.lengths)
         dealt = exchanged(work, longest_first(work), floor, limited=False)
         owners = dealt if work.fits(dealt) else _within(work, floor)
         peak = np.inf if owners is None else work.peak(owners)
@@ -112,30 +115,28 @@ class PackedRows:
             raise fits.rows_too_short(step, len(work.lengths), int(work.lengths.sum()), work.ranks)
         return owners, "none" if not proven else "maximum" if self._squared else "both"
 
-    def _all_tried(self, lengths: IntArray, limits: IntArray | None, step: int) -> Rows | None:
+    def _all_tried(self, work: Work, extra: FloatArray | float, step: int) -> Rows | None:
         """The best of all ways to fill a fixed number of rows per rank; None where there are too many."""
-        problem = self._problem
+        problem, lengths, limits = self._problem, work.lengths, work.limits
         number = problem.workers * (self._rows or 0)
-        ways = every_grouping(len(lengths), number) if number else None
-        if ways is None:
-            return None
-        held = ways[:, :, None] == np.arange(number)
-        tokens, squares = (np.tensordot(held, values, axes=(1, 0)) for values in (lengths, lengths**2))
-        costs = problem.cost.cost_packed(tokens, squares)
-        if limits is not None:
-            costs[tokens > limits[0, held.argmax(axis=1)]] = TOO_LARGE
-        meets = Accumulation(problem.objective, problem.relative_speeds(), problem.cost.surcharge)
-        found = cheapest(costs, meets, self._rows)
-        if found is None:
-            return None
-        way, dealt = found
-        if costs[way].max() >= TOO_LARGE:
-            raise self._misfit(lengths, step)
-        return [[np.flatnonzero(ways[way] == row) for row in own] for own in dealt]
 
-    def _by_slot(self, lengths: IntArray, limits: IntArray | None, step: int) -> Rows:
+        def price(held: BoolArray) -> FloatArray:
+            of_samples = (lengths, lengths**2, np.broadcast_to(extra, lengths.shape))
+            tokens, squares, besides = (np.tensordot(held, values, axes=(1, 0)) for values in of_samples)
+            costs = problem.cost.cost_packed(tokens, squares, besides)
+            if limits is not None:
+                costs[tokens > np.where(held, limits[0][:, None], UNLIMITED).min(axis=1)] = TOO_LARGE
+            return costs
+
+        meets = Accumulation(problem.objective, problem.relative_speeds(), problem.cost.surcharge)
+        found = best_grouping(len(lengths), number, price, meets, self._rows) if number else None
+        if found is not None and found[0] >= TOO_LARGE:
+            raise self._misfit(lengths, step)
+        return None if found is None else found[1]
+
+    def _by_slot(self, work: Work, step: int) -> Rows:
         """As many rows of every rank, slot by slot: so many as asked for, or the fewest that were found to do."""
-        work, ranks = self._work(lengths, limits), self._problem.workers
+        lengths, limits, ranks = work.lengths, work.limits, self._problem.workers
         fewest = 1 if limits is None else int(np.ceil((lengths / limits[0]).sum() / ranks - 1e-9))
         for slots in range(max(fewest, 1), len(lengths) // ranks + 1) if self._rows is None else (self._rows,):
             found = rows_by_slot(work, slots)
@@ -146,19 +147,19 @@ class PackedRows:
     def _misfit(self, lengths: IntArray, step: int) -> NothingFits:
         return fits.rows_too_short(step, len(lengths), int(lengths.sum()), self._problem.workers * (self._rows or 1))
 
-    def _several(self, lengths: IntArray, limits: IntArray | None, step: int) -> Rows:
+    def _several(self, limited: Work, floor: float, step: int) -> Rows:
         """Rows per rank: the batch dealt as if rows had no limit, then each share packed into rows.
 
         Where ranks then run different numbers of rows at a price each, the batch is dealt once more with that price.
         """
-        work, floor = self._work(lengths, least=self._rows or 1), self._floor(lengths)
+        work = replace(limited, limits=None, least=self._rows or 1)
         owners = exchanged(work, longest_first(work), floor)
-        shares = self._packed(owners, lengths, limits, step)
+        shares = self._packed(owners, limited, step)
         rows = np.array([len(share) for share in shares])
         if self._further and np.ptp(rows):
-            priced = Work(work.weights, lengths, work.speeds, self._alpha + (rows - 1) * self._further)
+            priced = replace(work, fixed=self._alpha + (rows - 1) * self._further, least=1)
             again = exchanged(priced, owners, floor)
-            packed = self._packed(again, lengths, limits, step)
+            packed = self._packed(again, limited, step)
             if self._slowest(work, packed) < self._slowest(work, shares):
                 shares = packed
         return shares
@@ -170,23 +171,24 @@ class PackedRows:
         ]
         return float((np.array(spent) / work.speeds).max())
 
-    def _packed(self, owners: IntArray, lengths: IntArray, limits: IntArray | None, step: int) -> Rows:
+    def _packed(self, owners: IntArray, work: Work, step: int) -> Rows:
         """Rows per rank as positions, each rank's share packed for itself."""
         shares = _groups(np.arange(len(owners)), owners, self._problem.workers)
-        return [[share[row] for row in self._pack(lengths[share], _of(limits, share), step)] for share in shares]
+        return [[share[row] for row in self._pack(work, share, step)] for share in shares]
 
-    def _pack(self, lengths: IntArray, limits: IntArray | None, step: int) -> list[IntArray]:
+    def _pack(self, work: Work, share: IntArray, step: int) -> list[IntArray]:
         """One rank's share as rows of nearly equal cost: as many as asked for, or the fewest that were found to do.
 
         Args:
-            lengths: of the share, falling, shape [n].
-            limits: most tokens of a row that holds the sample, shape [n].
+            work: the whole batch; all ranks are alike where they run several rows.
+            share: positions of the rank's samples, dearest first, shape [n].
             step: for messages.
         """
-        weights = self._problem.cost.per_sample(lengths)
-        if limits is None:
+        weights, lengths = work.weights[share], work.lengths[share]
+        if work.limits is None:
             _, dealt = deal_longest_first(weights, self._rows or 1)
             return [np.sort(row) for row in dealt]
+        limits = work.limits[0, share]
         fewest = int(np.ceil((lengths / limits).sum() - 1e-9))
         for rows in count(max(fewest, 1)) if self._rows is None else (self._rows,):
             found = within_limits(Work(weights, lengths, np.ones(rows), np.zeros(rows), np.tile(limits, (rows, 1))))
@@ -199,11 +201,6 @@ def _within(work: Work, floor: float) -> IntArray | None:
     """A deal within the limits, improved by exchanges that keep to them; None where none was found."""
     owners = within_limits(work)
     return None if owners is None else exchanged(work, owners, floor)
-
-
-def _of(limits: IntArray | None, share: IntArray) -> IntArray | None:
-    """What limits a rank's own samples; all ranks are alike where they run several rows."""
-    return None if limits is None else limits[0, share]
 
 
 def _groups(values: IntArray, owners: IntArray, ranks: int) -> list[IntArray]:

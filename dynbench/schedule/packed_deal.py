@@ -23,11 +23,11 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Work:
-    """What is dealt, longest first, and to whom.
+    """What is dealt, dearest first, and to whom.
 
     Args:
         weights: what each sample adds to its rank's cost, falling, shape [B].
-        lengths: tokens, falling, shape [B].
+        lengths: tokens, shape [B].
         speeds: of the ranks, shape [G].
         fixed: what each rank pays besides, shape [G].
         limits: most tokens of a rank that holds the sample, shape [G, B]; None for no limit.
@@ -92,17 +92,19 @@ def within_limits(work: Work) -> IntArray | None:
 def _by_room(work: Work, *, tight: bool) -> IntArray | None:
     assert work.limits is not None
     owners = np.empty(len(work.weights), dtype=np.int64)
-    room, counts, spent = np.zeros(work.ranks), np.zeros(work.ranks, dtype=np.int64), work.fixed.copy()
+    counts, spent = np.zeros(work.ranks, dtype=np.int64), work.fixed.copy()
+    limits, tokens = np.full(work.ranks, np.inf), np.zeros(work.ranks)
     for sample, (weight, length) in enumerate(zip(work.weights.tolist(), work.lengths.tolist(), strict=True)):
-        # The first sample of a rank is its longest, whose limit holds for all.
-        left = np.where(counts == 0, work.limits[:, sample], room) - length
+        lower = np.minimum(limits, work.limits[:, sample])
+        left = lower - tokens - length
         allowed = left >= 0
         if np.maximum(work.least - counts, 0).sum() >= len(owners) - sample:
             allowed &= counts < work.least
         if not allowed.any():
             return None
         rank = int(np.where(allowed, left if tight else (spent + weight) / work.speeds, np.inf).argmin())
-        owners[sample], room[rank] = rank, left[rank]
+        owners[sample], limits[rank] = rank, lower[rank]
+        tokens[rank] += length
         spent[rank] += weight
         counts[rank] += 1
     return owners
@@ -121,7 +123,7 @@ class Search:
         self._work, self._peak, self._floor = work, peak, floor
         self._left = np.append(np.cumsum(work.weights[::-1])[::-1], 0.0).tolist()
         self._spent, self._counts = work.fixed.tolist(), [0] * work.ranks
-        self._room = [np.inf] * work.ranks
+        self._limits, self._tokens = [np.inf] * work.ranks, [0] * work.ranks
         self._kinds = [(speed, work.limits is None or tuple(work.limits[rank])) for rank, speed in self._speeds()]
         self._path = [0] * len(work.weights)
         self._nodes = 0
@@ -152,21 +154,20 @@ class Search:
         weight, length = float(work.weights[sample]), int(work.lengths[sample])
         met = set()
         for after, rank in sorted(((self._spent[rank] + weight) / speed, rank) for rank, speed in self._speeds()):
-            room = self._room[rank]
-            if work.limits is not None and not self._counts[rank]:
-                room = int(work.limits[rank, sample])
-            alike = (self._kinds[rank], self._spent[rank], room, self._counts[rank])
+            limit_before, tokens = self._limits[rank], self._tokens[rank]
+            lower = limit_before if work.limits is None else min(limit_before, int(work.limits[rank, sample]))
+            alike = (self._kinds[rank], self._spent[rank], lower, tokens, self._counts[rank])
             if after >= limit:
                 break
-            if room < length or alike in met:
+            if lower < tokens + length or alike in met:
                 continue
             met.add(alike)
-            before = self._spent[rank], self._room[rank]
-            self._spent[rank], self._room[rank] = before[0] + weight, room - length
+            before = self._spent[rank]
+            self._spent[rank], self._limits[rank], self._tokens[rank] = before + weight, lower, tokens + length
             self._counts[rank] += 1
             self._path[sample] = rank
             ended = self._place(sample + 1)
-            self._spent[rank], self._room[rank] = before
+            self._spent[rank], self._limits[rank], self._tokens[rank] = before, limit_before, tokens
             self._counts[rank] -= 1
             if ended:
                 return True

@@ -13,7 +13,7 @@ from dynbench.schedule.packed_exchange import exchanged
 from dynbench.schedule.plan import IntArray
 
 Rows = list[list[IntArray]]
-"""Per rank its rows, slot by slot: positions of samples, longest first."""
+"""Per rank its rows, slot by slot: positions of samples, dearest first."""
 
 
 def rows_by_slot(work: Work, slots: int) -> Rows | None:
@@ -44,7 +44,7 @@ def _filled(work: Work, left: IntArray, lasts: float, most: int) -> list[list[in
     The fastest rank runs the longest sample alone; the rank with most room takes the longest that it has room for.
     """
     weights, lengths = work.weights[left], work.lengths[left]
-    room, tokens = lasts * work.speeds - work.fixed, np.full(work.ranks, np.inf)
+    room = lasts * work.speeds - work.fixed
     fastest = int(work.speeds.argmax())
     rows: list[list[int]] = [[] for _ in room]
     rows[fastest], room[fastest], place, idle = [0], -np.inf, 1, work.ranks - 1
@@ -52,14 +52,13 @@ def _filled(work: Work, left: IntArray, lasts: float, most: int) -> list[list[in
         place = max(place, int(np.searchsorted(-weights, -room[rank])))
         if place >= len(left) - idle or sum(map(len, rows)) + idle >= most + (not rows[rank]):
             break
-        if not rows[rank] and work.limits is not None:
-            tokens[rank] = work.limits[rank, left[place]]
-        if lengths[place] > tokens[rank]:
+        row = [*rows[rank], place]
+        if work.limits is not None and lengths[row].sum() > work.limits[rank, left[row]].min():
             room[rank] = -np.inf
             continue
         idle -= not rows[rank]
         rows[rank].append(place)
-        room[rank], tokens[rank], place = room[rank] - weights[place], tokens[rank] - lengths[place], place + 1
+        room[rank], place = room[rank] - weights[place], place + 1
     for row in rows:
         if not row:
             row.append(len(left) - idle)

@@ -25,7 +25,8 @@ from dynbench.schedule.policy import BatchPolicy, Problem
 class Partition(BatchPolicy):
     """Exact least maximum of one micro-batch per rank, then least total cost.
 
-    Groups of samples that follow each other in sorted length are enough; `partition_search` says why.
+    Groups of samples that follow each other in sorted length are enough; `partition_search` says why. Where samples
+    have a second cost they are not, so that only few samples are dealt exactly.
 
     Equal ranks: exact in the maximum at any size, in the total up to `partition_total.TABLE_LIMIT`. Unequal ranks:
     see `partition_unequal`. Several micro-batches per rank: see `micro_batches`. Packed rows: see `packed`.
@@ -50,7 +51,10 @@ class Partition(BatchPolicy):
         packed = problem.packed
         self._packed = PackedRows(problem) if packed else None
         self._unequal = None if packed or problem.equal_ranks else UnequalRanks(problem)
-        self._micro = None if packed or problem.micro_batches == 1 else MicroBatchPlanner(problem)
+        # A second cost is for the planner of micro-batches, one per rank too, as far as capacities are equal.
+        second = problem.extra is not None and problem.capacity.equal(problem.workers)
+        micro = not packed and (problem.micro_batches != 1 or second)
+        self._micro = MicroBatchPlanner(problem) if micro else None
 
     def deal(self, batches: Sequence[IntArray], first_step: int) -> Sequence[StepPlan]:
         """Plans of consecutive global batches, one by one."""
@@ -84,7 +88,7 @@ class Partition(BatchPolicy):
             shares, exact = self._micro.shares(ids, lengths, step)
             return StepPlan(step, shares, exact)
         if self._unequal is not None:
-            groups, exact = self._unequal.groups(ids, lengths, step)
+            groups, exact = self._unequal.groups(ids, lengths, step, self.problem.extra_of(ids))
             return StepPlan(step, single(groups), exact)
         counts, exact = self._equal(ids, lengths, step)
         return StepPlan(step, single(cut(ids, counts)), exact)

@@ -62,6 +62,28 @@ def least_maximum(weights: IntArray | FloatArray, ranks: int, limits: IntArray |
     return at_least_threshold(partial(_sweep, cells, caps, ranks), low, high)
 
 
+def most_within(
+    budgets: FloatArray, weights: FloatArray, limits: IntArray, before: FloatArray, slack: float = 0.0
+) -> IntArray:
+    """Largest group from each position on whose count times first weight, and what its samples cost besides, is within.
+
+    Args:
+        budgets: shape [K, 1].
+        weights: as `least_maximum`, shape [B].
+        limits: largest group at each position, shape [B] or [K, B].
+        before: what all samples before each position cost besides, shape [B + 1].
+        slack: relative, of the budgets.
+    """
+    size, places = len(weights), np.arange(len(weights))
+    low = np.zeros((len(budgets), size), dtype=np.int64)
+    high = np.broadcast_to(np.minimum(limits, size - places), low.shape)
+    while np.any(low < high):
+        middle = (low + high + 1) // 2
+        within = middle * weights + (before[places + middle] - before[:-1]) <= budgets * (1 + slack)
+        low, high = np.where(within, middle, low), np.where(within, high, middle - 1)
+    return low
+
+
 def largest_groups(weights: IntArray | FloatArray, counts: Sequence[int], limits: IntArray | None = None) -> IntArray:
     """Largest group that may begin at each position without raising the maximum of these counts, shape [B]."""
     starts = np.cumsum([0, *counts[:-1]])

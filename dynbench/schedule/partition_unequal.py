@@ -1,14 +1,15 @@
 """`partition` for ranks of unequal speed or capacity.
 
 A best split is contiguous in sorted length for some order of the ranks (the exchange argument of `partition_search`
-changes no rank's count). Given a threshold T, the ranks used so far should have reached as far as possible: a later
-start never allows less. So T is feasible when all ranks, used in some order, reach the end; `rank_classes` finds it.
+changes no rank's count); where samples have a second cost, such a split is a heuristic. Given a threshold T, the ranks
+used so far should have reached as far as possible: a later start never allows less. So T is feasible when all ranks,
+used in some order, reach the end; `rank_classes` finds it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule import fits
 from dynbench.schedule.bounds import batch_bound
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.partition_search import most_within
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.rank_classes import ClassSearch, Path, sweep_order
@@ -23,6 +25,8 @@ from dynbench.schedule.threshold_search import at_least_threshold
 
 STATE_LIMIT = 4096
 """Largest product of (ranks + 1) over the classes that is searched exactly: 12 ranks all different, or 63 and 63."""
+COARSE = 1e-3
+"""Relative distance of two thresholds that are tried where samples have a second cost: what they give is polished."""
 
 
 class UnequalRanks:
@@ -48,13 +52,16 @@ class UnequalRanks:
         by_capacity = sorted(by_speed, key=lambda kind: classes[kind][1][-1])
         self._orders = (by_speed, by_speed[::-1], by_capacity, by_capacity[::-1])
 
-    def groups(self, ids: IntArray, lengths: IntArray, step: int) -> tuple[list[IntArray], Exactness]:
+    def groups(
+        self, ids: IntArray, lengths: IntArray, step: int, extra: FloatArray | float = 0.0
+    ) -> tuple[list[IntArray], Exactness]:
         """Sample ids per rank.
 
         Args:
             ids: samples, longest first, shape [B].
             lengths: their padded lengths, shape [B].
             step: optimizer step, for messages.
+            extra: what they cost besides, shape [B], tokens.
 
         Raises:
             NothingFits: the capacities cannot hold the samples with at least one on every rank.
@@ -63,10 +70,10 @@ class UnequalRanks:
         unused = [list(members) for members in self._members]
         groups = [ids[:0]] * self._problem.workers
         start = 0
-        for kind, count in self._least(lengths, limits):
+        for kind, count in self._least(lengths, limits, extra):
             groups[unused[kind].pop(0)] = ids[start : start + count]
             start += count
-        return groups, "maximum" if self._exact else "none"
+        return groups, "maximum" if self._exact and not np.any(extra) else "none"
 
     def check(self, ids: IntArray, lengths: IntArray, step: int) -> IntArray:
         """Largest group per class and position, shape [C, B]; raises what `groups` raises."""
@@ -83,18 +90,11 @@ class UnequalRanks:
         paths = (sweep_order(takes, order) for order in self._orders)
         return next((path for path in paths if path is not None), None)
 
-    def _least(self, lengths: IntArray, limits: IntArray) -> Path:
-        """The path of the least threshold: found among the times that can occur."""
+    def _least(self, lengths: IntArray, limits: IntArray, extra: FloatArray | float) -> Path:
         problem = self._problem
-        times = _Times(problem.cost, lengths, self._speeds, limits)
-        low = batch_bound(lengths, problem.cost, problem.workers, speeds=problem.relative_speeds())
-
-        def trial(threshold: float) -> tuple[Path | None, float]:
-            takes, following = times.within(threshold)
-            path = self._path(takes)
-            return path, following if path is None else min(times.peak(path), threshold)
-
-        return at_least_threshold(trial, low, low)
+        times = _Times(problem.cost, lengths, self._speeds, limits, extra)
+        low = batch_bound(lengths, problem.cost, problem.workers, speeds=problem.relative_speeds(), extra=extra)
+        return _least_path(times, low, self._path)
 
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
         if limits[:, 0].max() == 0:
@@ -108,6 +108,32 @@ class UnequalRanks:
         return fits.batch_too_large(step, len(ids), fitting, may_split=False)
 
 
+def even_sizes(cost: CostModel, lengths: IntArray, ranks: int, limits: IntArray, extra: FloatArray) -> list[int]:
+    """Sizes of contiguous groups of least maximum over equal ranks, for samples that cost something besides.
+
+    Args:
+        cost: the cost model.
+        lengths: padded, longest first, shape [B].
+        ranks: groups, at most B, which the limits allow.
+        limits: largest group that may begin at each position, shape [B].
+        extra: what the samples cost besides, shape [B], tokens.
+    """
+    times = _Times(cost, lengths, np.ones(1), limits[None], extra)
+    low = batch_bound(lengths, cost, ranks, extra=extra)
+    return [size for _, size in _least_path(times, low, lambda takes: sweep_order(takes, [0] * ranks))]
+
+
+def _least_path(times: _Times, low: float, path_of: Callable[[IntArray], Path | None]) -> Path:
+    """The path of the least threshold, at least `low`: found among the times that can occur."""
+
+    def trial(threshold: float) -> tuple[Path | None, float]:
+        takes, following = times.within(threshold)
+        path = path_of(takes)
+        return path, following if path is None else min(times.peak(path), threshold)
+
+    return at_least_threshold(trial, low, low)
+
+
 class _Times:
     """Time of a group by class, position of its longest sample and size.
 
@@ -116,15 +142,23 @@ class _Times:
         lengths: padded, longest first, shape [B].
         speeds: per class, shape [C].
         limits: largest group per class and position, shape [C, B].
+        extra: what the samples cost besides, shape [B], tokens; 0 for nothing.
     """
 
-    def __init__(self, cost: CostModel, lengths: IntArray, speeds: FloatArray, limits: IntArray) -> None:
+    def __init__(
+        self, cost: CostModel, lengths: IntArray, speeds: FloatArray, limits: IntArray, extra: FloatArray | float = 0.0
+    ) -> None:
         self._cost, self._lengths, self._speeds, self._limits = cost, lengths, speeds[:, None], limits
         self._weights = cost.per_sample(lengths)
+        self._before = np.cumsum(np.append(0.0, extra)) if np.any(extra) else None
 
-    def _time(self, counts: IntArray) -> FloatArray:
-        """Time of `counts` samples at every position, shape [C, B]."""
-        return self._cost.cost_padded(counts, self._lengths) / self._speeds
+    def _time(self, counts: IntArray, starts: IntArray | slice = slice(None)) -> FloatArray:
+        """Time at speed 1 of `counts` samples from these positions on, by default from each, shape [C, B]."""
+        extra: FloatArray | float = 0.0
+        if self._before is not None:
+            first = np.arange(len(self._lengths))[starts]
+            extra = self._before[np.minimum(first + counts, len(self._lengths))] - self._before[first]
+        return self._cost.cost_padded(counts, self._lengths[starts], extra)
 
     def within(self, threshold: float) -> tuple[IntArray, float]:
         """Most samples within a threshold, shape [C, B], and the next threshold that allows more somewhere."""
@@ -137,19 +171,23 @@ class _Times:
             counts = np.minimum(np.floor(budget / self._weights), self._limits)
         # Samples without weight: as many as can be where a group is within the threshold at all.
         counts = np.where(budget < 0, 0, np.where(self._weights > 0, counts, self._limits)).astype(np.int64)
-        # The quotient is rounded; the times decide.
-        counts -= (counts > 0) & (self._time(counts) > threshold)
-        more = self._time(counts + 1)
+        if self._before is not None:
+            besides = self._cost.per_sample(0.0, self._before)
+            counts = most_within(budget, self._weights, self._limits, besides)
+        # What was found is rounded; the times decide.
+        counts -= (counts > 0) & (self._time(counts) / self._speeds > threshold)
+        more = self._time(counts + 1) / self._speeds
         grow = (more <= threshold) & (counts < self._limits)
         counts += grow
-        more = np.where(grow, self._time(counts + 1), more)
+        more = np.where(grow, self._time(counts + 1) / self._speeds, more)
         open_ = more[counts < self._limits]
         # Beyond the threshold, also where its rounding leaves a count too small.
-        return counts, max(float(open_.min()), np.nextafter(threshold, np.inf)) if open_.size else np.inf
+        further = np.nextafter(threshold, np.inf) if self._before is None else threshold * (1 + COARSE)
+        return counts, max(float(open_.min()), further) if open_.size else np.inf
 
     def peak(self, path: Sequence[tuple[int, int]]) -> float:
         """The slowest group's time."""
         kinds, counts = (np.array(part) for part in zip(*path, strict=True))
         starts = np.cumsum(counts) - counts
-        times = self._cost.cost_padded(counts, self._lengths[starts]) / self._speeds[kinds, 0]
+        times = self._time(counts, starts) / self._speeds[kinds, 0]
         return float(times.max())

@@ -79,8 +79,8 @@ class Prefix(Policy):
         ranks = range(problem.workers)
         streams = [RankStream(problem, rank) for rank in ranks]
         for step in count():
-            lengths = np.stack([stream.lengths for stream in streams])
-            costs = candidate_costs(self.problem, lengths, ranks)
+            lengths, extra = (np.stack(parts) for parts in zip(*((s.lengths, s.extra) for s in streams), strict=True))
+            costs = candidate_costs(self.problem, lengths, ranks, extra)
             if not problem.capacity.unlimited:
                 self._check(room_of(costs), streams, step)
             solution = solve_counts(costs, problem.global_batch, problem.solver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from typing import Literal
 
 import numpy as np
@@ -40,10 +41,13 @@ class Problem:
             is made least; `slots`, they meet in every micro-batch, and the sum of the slowest rank's is.
         settings: the `schedule` section, for policies with options of their own (`dynbench.plugins.options_of`).
         layout: `padded`, or what makes a micro-batch a row of real tokens, all of which are planned alike.
+        second: of every sample a second number from 0 on, shape [N], such as its image patches or the tokens that it
+            generates; what they cost is added up over the samples of a micro-batch, without padding or attention.
+        second_weight: tokens that cost as much as one unit of it.
 
     Raises:
         UsageError: no samples, a length below 1, fewer samples per step than ranks, speeds or capacities that do not
-            match the workers, or capacities of the other layout.
+            match the workers, capacities of the other layout, or a second number that is missing or below 0.
     """
 
     lengths: IntArray
@@ -61,6 +65,8 @@ class Problem:
     objective: Objective = "sum"
     settings: object = None
     layout: Layout = "padded"
+    second: IntArray | None = None
+    second_weight: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:
@@ -84,6 +90,13 @@ class Problem:
                 f"schedule.speeds: {list(map(float, self.speeds))} for {self.workers} ranks",
                 "Give one positive number per rank.",
             )
+        if not (isfinite(self.second_weight) and self.second_weight >= 0):
+            raise UsageError(f"schedule.second_weight: {self.second_weight}", "Give tokens per unit, from 0 on.")
+        if self.second is not None and (self.second.shape != self.lengths.shape or self.second.min() < 0):
+            raise UsageError(
+                f"second: shape {self.second.shape}, from {self.second.min(initial=0)} on",
+                f"Give one number from 0 on for each of the {len(self.lengths)} samples.",
+            )
 
     @property
     def packed(self) -> bool:
@@ -94,6 +107,21 @@ class Problem:
     def padded_lengths(self) -> IntArray:
         """Lengths rounded up to the cost model's `pad_to_multiple_of`, shape [N], tokens; packed ones as they are."""
         return self.lengths if self.packed else self.cost.padded(self.lengths)
+
+    @cached_property
+    def extra(self) -> FloatArray | None:
+        """What every sample costs besides its length, shape [N], tokens; None where that is nothing."""
+        if self.second is None or not self.second_weight or not self.second.any():
+            return None
+        return self.second.astype(np.float64) * self.second_weight
+
+    def extra_of(self, ids: IntArray) -> FloatArray | float:
+        """As `extra`, of some samples, same shape; 0 where it is None."""
+        return 0.0 if self.extra is None else self.extra[ids]
+
+    def weights(self, ids: IntArray) -> FloatArray:
+        """What each sample would cost if it were not padded to another's length, alpha apart; same shape."""
+        return self.cost.per_sample(self.padded_lengths[ids], self.extra_of(ids))
 
     @property
     def equal_ranks(self) -> bool:

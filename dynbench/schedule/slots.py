@@ -56,7 +56,8 @@ def _durations(samples: SortedStep, mean: int, even: float) -> FloatArray:
     size = len(samples.weights)
     places = np.linspace(0, size - 1, min(size, PLACES)).astype(np.int64)
     counts = np.arange(1, min(size, 8 * mean) + 1)
-    work = np.multiply.outer(counts, samples.weights[places]).ravel()
+    besides = 0.0 if samples.before is None else samples.before[-1] / size
+    work = np.multiply.outer(counts, samples.weights[places] + besides).ravel()
     costs = work * work if samples.cost.cost_type == "tokens_sq" else work
     if samples.cost.cost_type == "measured":
         costs = work + samples.cost.alpha

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations, permutations, product
 from math import comb
@@ -9,6 +10,7 @@ from math import comb
 import numpy as np
 
 from dynbench.schedule.accumulation import Accumulation, Dealt
+from dynbench.schedule.capacity import BoolArray
 from dynbench.schedule.plan import FloatArray, IntArray
 
 CUTS = 2**12
@@ -47,6 +49,33 @@ def every_grouping(size: int, number: int) -> IntArray | None:
             if max(*rows, row) + 1 + still >= number
         ]
     return np.array(found, dtype=np.int64)
+
+
+def best_grouping(
+    size: int, number: int, price: Callable[[BoolArray], FloatArray], meets: Accumulation, each: int | None
+) -> tuple[float, list[list[IntArray]]] | None:
+    """The best of all ways to put samples into so many micro-batches; None where too much is to be tried.
+
+    Args:
+        size: samples (B).
+        number: micro-batches, none empty (M).
+        price: their costs in many ways, shape [P, M], from which sample is in which, shape [P, B, M].
+        meets: how they add up.
+        each: as `cheapest`.
+
+    Returns:
+        The dearest micro-batch's cost, and the places of the samples of each, by rank.
+    """
+    ways = every_grouping(size, number)
+    if ways is None:
+        return None
+    costs = price(ways[:, :, None] == np.arange(number))
+    found = cheapest(costs, meets, each)
+    if found is None:
+        return None
+    way, dealt = found
+    rows = [[np.flatnonzero(ways[way] == row) for row in own] for own in dealt]
+    return float(costs[way].max()), rows
 
 
 def cheapest(costs: FloatArray, meets: Accumulation, each: int | None) -> tuple[int, Dealt] | None:

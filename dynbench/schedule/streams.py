@@ -58,6 +58,11 @@ class RankStream:
         """Padded lengths of the buffer, shape [K], tokens."""
         return self._lengths[self._start : self._start + self._size]
 
+    @property
+    def extra(self) -> FloatArray:
+        """What the samples of the buffer cost besides, shape [K], tokens."""
+        return np.broadcast_to(self._problem.extra_of(self.ids), self.ids.shape)
+
     def take(self, count: int) -> IntArray:
         """Remove and return the first `count` samples of the buffer."""
         taken = self.ids[:count]
@@ -75,19 +80,23 @@ class RankStream:
         self._lengths = self._problem.padded_lengths[ids]
 
 
-def candidate_costs(problem: Problem, lengths: IntArray, ranks: Sequence[int]) -> FloatArray:
+def candidate_costs(
+    problem: Problem, lengths: IntArray, ranks: Sequence[int], extra: FloatArray | float = 0.0
+) -> FloatArray:
     """Cost over speed of the first 1, 2, …, K samples of each buffer, infinite beyond its rank's capacity.
 
     Args:
         problem: cost, capacities and speeds.
         lengths: padded lengths of the buffers, shape [n, K], tokens.
         ranks: whose buffers they are, shape [n].
+        extra: what the samples cost besides, same shape, tokens.
 
     Returns:
         Rows that do not decrease, shape [n, K].
     """
     longest, counts = np.maximum.accumulate(lengths, axis=1), np.arange(1, lengths.shape[1] + 1)
-    costs: FloatArray = problem.cost.cost_padded(counts, longest) / problem.relative_speeds()[ranks, None]
+    besides = np.cumsum(np.broadcast_to(extra, lengths.shape), axis=1)
+    costs: FloatArray = problem.cost.cost_padded(counts, longest, besides) / problem.relative_speeds()[ranks, None]
     if not problem.capacity.unlimited:
         limits = np.stack([problem.capacity.limits_of(rank, row) for rank, row in zip(ranks, longest, strict=True)])
         costs[counts > limits] = np.inf

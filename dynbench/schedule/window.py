@@ -27,8 +27,9 @@ class Window(BatchPolicy):
     fallback; with W=1, and for a lone batch at an epoch's end, it is `partition`. Ranks that differ are planned as if
     all had the least capacity and the same speed; each step's samples are then split by `partition`, which knows them.
 
-    N micro-batches per rank are planned as N ranks each; each step's samples are then split by `partition`, too. With
-    `auto`, N is tried from 1 on until it no longer makes the window faster.
+    N micro-batches per rank are planned as N ranks each, and a second cost of the samples is not looked at; each step's
+    samples are then split by `partition`, too. With `auto`, N is tried from 1 on until it no longer makes the window
+    faster.
 
     Raises:
         NothingFits: a step's samples do not fit into the capacities.
@@ -97,7 +98,7 @@ class Window(BatchPolicy):
         if shares is None:
             return None
         groups = [[ids[positions] for positions in step] for step in shares]
-        if not problem.equal_ranks or problem.micro_batches != 1:
+        if self._dealt_again:
             split = self._partition.deal([np.concatenate(step) for step in groups], first_step)
             return [replace(plan, exact="none") for plan in split]
         return [StepPlan(step, single(group)) for step, group in enumerate(groups, first_step)]
@@ -105,7 +106,7 @@ class Window(BatchPolicy):
     def _cost_alone(self, batches: Sequence[IntArray], first_step: int) -> float:
         """What the steps cost if `partition` deals each batch by itself; infinite where one does not fit."""
         problem = self.problem
-        if not problem.equal_ranks or problem.micro_batches != 1:
+        if self._dealt_again:
             try:
                 return self._total_cost(self._partition.deal(batches, first_step))
             except NothingFits:
@@ -120,6 +121,12 @@ class Window(BatchPolicy):
             starts = np.cumsum([0, *counts[:-1]])
             total += float(problem.cost.cost_padded(counts, lengths[starts]).max())
         return total / float(problem.relative_speeds()[0])
+
+    @property
+    def _dealt_again(self) -> bool:
+        """Whether `partition` splits each step's samples, as it knows what the search does not."""
+        problem = self.problem
+        return not problem.equal_ranks or problem.micro_batches != 1 or problem.extra is not None
 
     def _limits(self, padded_lengths: IntArray) -> IntArray | None:
         """Largest share that every rank can hold at these lengths, same shape; None for no limit."""

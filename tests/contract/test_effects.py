@@ -28,6 +28,7 @@ PROBLEM = Problem(
     buffer=40,
 )
 UNEQUAL = np.array([1, 0.5, 1, 0.25])
+SECOND = np.random.default_rng(4).integers(0, 200, 2000)
 NEARLY_EQUAL = np.random.default_rng(3).integers(17, 22, 2000)
 FEW_LENGTHS = np.random.default_rng(3).integers(2, 7, 2000)
 QUADRATIC = CostModel("attention", attention_a=0.5)
@@ -40,6 +41,7 @@ CHANGES: dict[str, tuple[dict[str, object], dict[str, object], tuple[str, ...]]]
         {"cost": QUADRATIC},
         (*COST_POLICIES, "hf_batch_rebalance"),
     ),
+    "second weight": ({"second": SECOND}, {"second_weight": 0.0}, COST_POLICIES),
     "speeds": ({}, {"speeds": UNEQUAL}, SPEED_POLICIES),
     "window": ({}, {"window": 4}, ("window",)),
     "buffer": ({}, {"buffer": 9}, ("prefix",)),

@@ -72,6 +72,8 @@ def problems(draw, layout: Layout) -> Problem:
         micro_batches=draw(st.sampled_from([1, 1, 2, "auto"])),
         objective=draw(st.sampled_from(["sum", "slots"])),
         layout=layout,
+        second=draw(st.sampled_from([None, rng.integers(0, draw(st.sampled_from([2, 300])), samples)])),
+        second_weight=draw(st.sampled_from([0.0, 1.0, 0.37])),
     )
 
 
@@ -92,6 +94,7 @@ def cost_by_hand(plan: StepPlan, problem: Problem) -> list[float]:
             lengths = [int(problem.lengths[i]) for i in ids]
             padded = min(-(-max(lengths) // multiple) * multiple, model.positions or 10**9)
             tokens = sum(lengths) if plan.packed else len(lengths) * padded
+            tokens += 0 if problem.second is None else problem.second_weight * sum(int(problem.second[i]) for i in ids)
             squares = sum(length**2 for length in lengths) if plan.packed else len(lengths) * padded**2
             total += {
                 "tokens": tokens,
@@ -118,7 +121,9 @@ def lasts_by_hand(plan: StepPlan, problem: Problem) -> float:
 
 def judge(policy: Policy, plans: Sequence[StepPlan]) -> None:
     """Every rule that holds for plans of consecutive steps from 0, whatever the policy."""
-    problem, order = replace(policy.problem, lengths=policy.lengths), policy.problem.data_order()
+    problem, order = policy.problem, policy.problem.data_order()
+    if policy.coverage.cut:
+        problem = replace(problem, lengths=policy.lengths, second=None)
     for step, plan in enumerate(plans):
         assert plan.step == step
         expected = None
@@ -175,7 +180,7 @@ def make(name: str, problem: Problem) -> Policy:
     try:
         return make_policy(name, problem)
     except UsageError:
-        return make_policy(name, replace(problem, speeds=None, capacity=Capacity(), micro_batches=1))
+        return make_policy(name, replace(problem, speeds=None, capacity=Capacity(), micro_batches=1, second=None))
 
 
 @pytest.mark.slow
@@ -287,6 +292,6 @@ def test_the_same_judge_passes_what_was_spoiled():
 def test_a_policy_that_lies_about_its_cost_is_caught(monkeypatch):
     policy = Static(spoiled_problem(Capacity()))
     plans = list(islice(policy.plans(), STEPS))
-    monkeypatch.setattr(CostModel, "cost_padded", lambda self, n, length: np.multiply(n, length) * 0.99)
+    monkeypatch.setattr(CostModel, "cost_padded", lambda self, n, length, extra: np.multiply(n, length) * 0.99)
     with pytest.raises(AssertionError):
         judge(policy, plans)

@@ -37,7 +37,7 @@ class GatheredPlans:
             NothingFits: the capacities cannot hold the samples at the front of the streams.
         """
         stream = self._stream
-        costs = candidate_costs(self._problem, stream.lengths[None], [self._rank])[0]
+        costs = candidate_costs(self._problem, stream.lengths[None], [self._rank], stream.extra)[0]
         if np.isinf(costs[0]):
             raise fits.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {self._rank}")
         offers = gather_floats(costs, self._group)

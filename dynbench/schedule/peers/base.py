@@ -30,7 +30,7 @@ class Peer(BatchPolicy):
 
     def weights(self, batch: IntArray) -> FloatArray:
         """What each sample would cost if it were not padded to another's length, shape [B]."""
-        return self.problem.cost.per_sample(self.problem.padded_lengths[batch])
+        return self.problem.weights(batch)
 
 
 class EpochPolicy(Policy):
@@ -113,7 +113,8 @@ def to_ranks(groups: Sequence[IntArray], problem: Problem) -> list[IntArray]:
         return filled
     counts = np.array([len(ids) for ids in filled])
     longest = np.array([problem.padded_lengths[ids].max() for ids in filled])
-    by_cost = np.argsort(-problem.cost.cost_padded(counts, longest), kind="stable")
+    extra = np.array([np.sum(problem.extra_of(ids)) for ids in filled])
+    by_cost = np.argsort(-problem.cost.cost_padded(counts, longest, extra), kind="stable")
     by_speed = np.argsort(-problem.relative_speeds(), kind="stable")
     ordered = [filled[0]] * len(filled)
     for rank, group in zip(by_speed.tolist(), by_cost.tolist(), strict=True):

@@ -157,6 +157,11 @@ class Torchtitan(EpochPolicy):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        if problem.extra is not None:
+            raise UsageError(
+                f"{self.name} cuts samples into pieces, of which no second number is known",
+                "Leave the second column out, or plan with packed, trl or axolotl.",
+            )
         tokens = row_tokens(problem)
         shares = np.array_split(np.arange(len(problem.lengths)), problem.workers)
         self._steps = min(int(problem.lengths[share].sum()) // tokens for share in shares)

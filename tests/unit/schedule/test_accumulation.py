@@ -34,6 +34,7 @@ PADDED = (Capacity(), Capacity.uniform(3), Capacity.table([[(12, 4), (30, 2)]]))
 PACKED = (PackedCapacity(), PackedCapacity.uniform(40), PackedCapacity.table([[(12, 60), (30, 35)]]))
 SHAPES = ((2, 2), (2, 3), (3, 2), (1, 3), (3, 1))
 """Ranks and micro-batches of each."""
+SECOND = (0, 0, 3, 8, 40, 41, 90, 200)
 UNEQUAL = np.array([1.0, 2.0, 0.5])
 
 
@@ -54,12 +55,20 @@ def costs_of_all(problem: Problem, number: int) -> np.ndarray:
         held = groupings(len(problem.lengths), number) == group
         longest = np.where(held, problem.padded_lengths, 0).max(axis=1)
         tokens, squares = (held * problem.lengths).sum(axis=1), (held * problem.lengths**2).sum(axis=1)
-        count = held.sum(axis=1)
-        packed = problem.packed
+        count, packed = held.sum(axis=1), problem.packed
         cost = problem.cost.cost_packed(tokens, squares) if packed else problem.cost.cost_padded(count, longest)
+        if problem.second is not None:
+            cost = with_second(cost, (held * problem.second).sum(axis=1) * problem.second_weight, problem.cost)
         fits = (tokens if packed else count) <= problem.capacity.limits_of(0, longest)
         columns.append(np.where(fits, cost, np.inf))
     return np.stack(columns, axis=1)
+
+
+def with_second(cost: np.ndarray, extra: np.ndarray, model: CostModel) -> np.ndarray:
+    """What micro-batches cost with so many tokens more, which attend to nothing."""
+    if model.cost_type == "tokens_sq":
+        return (np.sqrt(cost) + extra) ** 2
+    return cost + extra * (model.beta if model.cost_type == "measured" else 1.0)
 
 
 def least(problem: Problem, ragged: bool = False) -> float:
@@ -101,6 +110,8 @@ def tiny(draw, layout: str) -> Problem:
         micro_batches=parts,
         objective=draw(st.sampled_from(OBJECTIVES)),
         layout=layout,
+        second=draw(st.sampled_from([None, np.array(draw(st.permutations(SECOND)))[: len(lengths)]])),
+        second_weight=0.75,
     )
 
 

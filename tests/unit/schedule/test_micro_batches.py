@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits, UsageError
+from dynbench.schedule.accumulation import SortedStep
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_facts
@@ -150,15 +151,16 @@ def test_auto_is_the_best_of_all_numbers_and_tries_none_twice(planner):
     problem = planner._problem
     lengths = np.sort(problem.padded_lengths)[::-1]
     limits, deal_, tried = planner._limits(lengths), planner._deal, []
+    samples = SortedStep(planner._problem.cost, lengths, limits)
     fewest = max(problem.workers, -(-int((1 / limits).sum() - 1e-9) // 1))
     best = np.inf
     for number in range(fewest, len(lengths) + 1):
         try:
-            best = min(best, deal_(number, lengths, limits)[0])
-        except AssertionError:  # fewer than the capacities need
+            best = min(best, deal_(number, samples)[0])
+        except (AssertionError, NothingFits):  # fewer than the capacities need
             assert best == np.inf
     planner._deal = lambda number, *rest: tried.append(number) or deal_(number, *rest)
-    found = planner._best(lengths, limits)[0]
+    found = planner._best(samples)[0]
     assert len(tried) == len(set(tried))
     assert best <= found <= best / (1 - WORTH)
 
@@ -170,10 +172,11 @@ def test_for_a_large_batch_auto_stops_when_further_numbers_gain_little(batch, fu
     changes = {"cost": measured(0.1, further), "speeds": None if speeds is None else np.array(speeds)}
     planner = MicroBatchPlanner(Problem(lengths, 2, batch, micro_batches="auto", **changes))
     limits, deal_, tried = planner._limits(lengths), planner._deal, []
+    samples = SortedStep(planner._problem.cost, lengths, limits)
     planner._deal = lambda number, *rest: tried.append(number) or deal_(number, *rest)
-    found = planner._best(lengths, limits)[0]
+    found = planner._best(samples)[0]
     assert 8 <= len(tried) <= 32
-    assert found <= 1.05 * min(deal_(number, lengths, limits)[0] for number in range(2, 128, 9))
+    assert found <= 1.05 * min(deal_(number, samples)[0] for number in range(2, 128, 9))
 
 
 @settings(max_examples=60)
@@ -197,7 +200,7 @@ def test_no_plan_at_all_is_below_the_bound_that_ends_the_search(planner):
                 times = cost.of_rank(np.bincount(rank_of, costs), number) / speeds
                 least[len(groups)] = min(least[len(groups)], times.max())
     numbers = np.arange(ranks, size + 1)
-    bounds = planner._bounds(numbers, lengths, limits)
+    bounds = planner._bounds(numbers, SortedStep(cost, lengths, limits))
     assert (bounds <= least[numbers] * (1 + 1e-9)).all()
 
 

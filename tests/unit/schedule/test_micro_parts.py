@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.schedule import micro_batches
+from dynbench.schedule.accumulation import SortedStep
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.micro_batch_polish import Deal
@@ -56,7 +57,7 @@ def tried(planner: MicroBatchPlanner, lengths: np.ndarray) -> list[int]:
     numbers: list[int] = []
     deal = planner._deal
     planner._deal = lambda number, *rest: numbers.append(number) or deal(number, *rest)
-    planner._best(lengths, planner._limits(lengths))
+    planner._best(SortedStep(planner._problem.cost, lengths, planner._limits(lengths)))
     return numbers
 
 
@@ -81,7 +82,7 @@ def searched(batch: int, bound: Callable[[int], float], cost: Callable[[int], fl
     found._bounds = lambda asked, *_: np.array([bound(number) for number in asked.tolist()])
     found._deal = lambda number, *_: numbers.append(number) or Deal(cost(number), [number], [[0]])
     lengths = found._problem.lengths
-    return numbers, found._best(lengths, found._limits(lengths))[1][0]
+    return numbers, found._best(SortedStep(found._problem.cost, lengths, found._limits(lengths)))[1][0]
 
 
 def test_every_number_of_a_small_batch_is_tried_while_it_may_be_worth_it():
@@ -184,7 +185,7 @@ def test_a_deal_takes_what_its_slowest_rank_pays_and_every_sample_once_within_th
     limits, cost = planner._limits(lengths), problem.cost
     speeds = np.ones(problem.workers) if problem.equal_ranks else problem.relative_speeds()
     for number in numbers_of(planner):
-        slowest, sizes, dealt = planner._deal(number, lengths, limits)
+        slowest, sizes, dealt = planner._deal(number, SortedStep(problem.cost, lengths, limits))
         starts = np.cumsum([0, *sizes[:-1]])
         assert (len(sizes), sum(sizes)) == (number, len(lengths))
         assert (np.array(sizes) <= limits[starts]).all()
@@ -203,11 +204,11 @@ def test_a_deal_takes_what_its_slowest_rank_pays_and_every_sample_once_within_th
 def test_auto_is_as_fast_as_the_best_of_the_numbers_it_weighs(planner):
     problem, lengths = planner._problem, planner._problem.lengths
     limits, numbers = planner._limits(lengths), numbers_of(planner)
-    found = planner._best(lengths, limits)[0]
+    found = planner._best(SortedStep(problem.cost, lengths, limits))[0]
     if problem.cost.cost_type != "measured":
         of_all = [number for number in numbers[1:] if number % problem.workers == 0]
         numbers = [numbers[0], *of_all[:1]]
-    best = min(planner._deal(number, lengths, limits)[0] for number in numbers)
+    best = min(planner._deal(number, SortedStep(problem.cost, lengths, limits))[0] for number in numbers)
     assert best <= found <= best / (1 - micro_batches.WORTH)
 
 
@@ -227,7 +228,7 @@ def test_cuts_are_the_best_of_all_that_the_capacities_allow(planner):
         wanted = [least, min(sum(costs) for costs in every if max(costs) <= least * (1 + 1e-12)), min(map(sum, every))]
         even, total_within, total = (
             [float(problem.cost.cost(end - start, lengths[start])) for start, end in pairwise(np.cumsum([0, *sizes]))]
-            for sizes in micro_batches._cuts(number, lengths, limits, problem)
+            for sizes in micro_batches._cuts(number, SortedStep(problem.cost, lengths, limits))
         )
         assert [max(even), sum(total_within), sum(total)] == pytest.approx(wanted)
         assert max(total_within) == pytest.approx(least)
@@ -237,20 +238,20 @@ def test_cuts_keep_to_the_capacities_where_longer_ones_would_be_cheaper():
     lengths, capacity = np.array([10, 2, 1, 1, 1]), Capacity.uniform(2)
     found = planner(lengths, 1, capacity=capacity)
     # 10, 2 and 1 + 1 + 1 are the cheapest three within a maximum of 10, but for the capacity.
-    cuts = list(micro_batches._cuts(3, lengths, found._limits(lengths), found._problem))
+    cuts = list(micro_batches._cuts(3, SortedStep(CostModel(), lengths, found._limits(lengths))))
     assert [max(sizes) for sizes in cuts] == [2, 2, 2]
 
 
 def test_bounds_by_hand():
     cost = CostModel("measured", alpha=10.0, beta=1.0, further=4.0)
     lengths = np.array([8, 4, 4])
-    unlimited = np.full(3, 3)
+    samples = SortedStep(cost, lengths, np.full(3, 3))
     # Two of 24 or 16 tokens padded, three of 16: with two alphas and a price for the third.
-    two, three = planner(lengths, cost=cost)._bounds(np.array([2, 3]), lengths, unlimited)
+    two, three = planner(lengths, cost=cost)._bounds(np.array([2, 3]), samples)
     assert three == max((2 * 10 + 4 + 16) / 2, 18)
     assert 18 <= two <= max((2 * 10 + 16) / 2, 18)
     slow = planner(lengths, cost=cost, speeds=np.array([1.0, 0.5]))
-    assert slow._bounds(np.array([3]), lengths, unlimited).tolist() == [pytest.approx(40 / 1.5)]
+    assert slow._bounds(np.array([3]), samples).tolist() == [pytest.approx(40 / 1.5)]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,9 @@ def test_bounds_by_hand():
 def test_no_step_is_faster_than_its_longest_sample_on_the_fastest_rank(speeds, bound):
     lengths = np.array([100, 1, 1])
     found = planner(lengths, cost=CostModel("measured", alpha=10.0), speeds=speeds)
-    assert found._bounds(np.array([3]), lengths, np.full(3, 3)).tolist() == [pytest.approx(bound)]
+    assert found._bounds(np.array([3]), SortedStep(found._problem.cost, lengths, np.full(3, 3))).tolist() == [
+        pytest.approx(bound)
+    ]
 
 
 def test_large_batches_are_bounded_by_their_work_without_padding(monkeypatch):
@@ -270,17 +273,17 @@ def test_large_batches_are_bounded_by_their_work_without_padding(monkeypatch):
         micro_batches, "least_work", lambda *asked, **more: calls.append(more["price"]) or real(*asked, **more)
     )
     cost = CostModel("measured", alpha=10.0, beta=1.0, further=4.0)
-    bounds = planner(lengths, cost=cost)._bounds(np.array([2, 4]), lengths, np.full(65, 65))
+    bounds = planner(lengths, cost=cost)._bounds(np.array([2, 4]), SortedStep(cost, lengths, np.full(65, 65)))
     assert bounds.tolist() == [(20 + lengths.sum()) / 2, (20 + 8 + lengths.sum()) / 2]
     assert calls == []
-    planner(lengths[1:], cost=cost)._bounds(np.array([2]), lengths[1:], np.full(64, 64))
+    planner(lengths[1:], cost=cost)._bounds(np.array([2]), SortedStep(cost, lengths[1:], np.full(64, 64)))
     assert calls == [4.0], "what a further micro-batch costs"
 
 
 def test_unequal_ranks_may_take_one_each_exactly():
     lengths = np.array([10, 10, 2, 2, 2, 2])
     found = planner(lengths, cost=CostModel("measured", alpha=1e3), speeds=np.array([1.0, 0.5]))
-    slowest, sizes, dealt = found._best(lengths, found._limits(lengths))
+    slowest, sizes, dealt = found._best(SortedStep(found._problem.cost, lengths, found._limits(lengths)))
     assert sum(sizes) == 6 and [len(parts) for parts in dealt] == [1, 1]
     times = [(1e3 + n * lengths[start]) for n, start in zip(sizes, np.cumsum([0, *sizes[:-1]]), strict=True)]
     assert slowest == max(times[dealt[0][0]], times[dealt[1][0]] / 0.5)
@@ -291,10 +294,10 @@ def test_unequal_ranks_may_take_one_each_exactly():
 def test_cuts_are_left_out_where_their_programme_is_too_large(monkeypatch):
     problem = Problem(np.array([9, 5, 5, 1]), 2, 4, micro_batches="auto")
     lengths, limits = np.array([9, 5, 5, 1]), np.full(4, 4)
-    cuts = list(micro_batches._cuts(2, lengths, limits, problem))
+    cuts = list(micro_batches._cuts(2, SortedStep(problem.cost, lengths, limits)))
     # Of least maximum 9 + 15 or 18 + 10, and of least total 9 + 15 within it and without it.
     assert cuts == [[1, 3], [1, 3], [1, 3]]
     monkeypatch.setattr(micro_batches, "fits_table", lambda number, most: False)
-    assert list(micro_batches._cuts(2, lengths, limits, problem)) == [[1, 3]]
+    assert list(micro_batches._cuts(2, SortedStep(problem.cost, lengths, limits))) == [[1, 3]]
     monkeypatch.setattr(micro_batches, "fits_table", lambda number, most: most.tolist() == [4, 3, 2, 1])
-    assert len(list(micro_batches._cuts(2, lengths, limits, problem))) == 2
+    assert len(list(micro_batches._cuts(2, SortedStep(problem.cost, lengths, limits)))) == 2
