@@ -62,6 +62,9 @@ class PlannedBatchSampler(Sampler[list[int]]):
         accumulate: batches of every rank per optimizer step (n), the loop's gradient accumulation steps; see `weight`.
         objective: what these are planned for: `sum` where ranks meet once a step (DDP, ZeRO-1), `slots` where they meet
             in every batch (FSDP).
+        second: of every sample a second number, shape [N], such as its image patches or target tokens, whose cost is
+            added up over the samples of a batch; None for none.
+        second_weight: tokens that cost as much as one unit of it.
 
     Raises:
         UsageError: settings that cannot work together or at all, or lengths that are not positive whole numbers.
@@ -84,6 +87,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
         layout: Layout | None = None,
         accumulate: int = 1,
         objective: Objective = "sum",
+        second: ArrayLike | None = None,
+        second_weight: float = 1.0,
     ) -> None:
         world_size = whole("world_size", world_size, 1)
         rank = whole("rank", rank, 0, world_size - 1)
@@ -107,6 +112,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
             layout=layout,
             micro_batches=whole("accumulate", accumulate, 1),
             objective=objective,
+            second=None if second is None else whole_lengths(second, "second"),
+            second_weight=second_weight,
         )
         self._parts = whole("accumulate", accumulate, 1)
         _check_accumulation(policy, problem)
@@ -238,7 +245,8 @@ class PlannedBatchSampler(Sampler[list[int]]):
             *(["packed"] if problem.packed else []),  # states of padded batches stay what they were
             *([self._parts, problem.objective] if self._parts > 1 else []),  # as do those of one batch per step
         )
-        return hashlib.sha256(repr(settings).encode() + problem.lengths.tobytes()).hexdigest()[:16]
+        extra = b"" if problem.extra is None else problem.extra.tobytes()
+        return hashlib.sha256(repr(settings).encode() + problem.lengths.tobytes() + extra).hexdigest()[:16]
 
 
 def _check_accumulation(policy: str, problem: Problem) -> None:

@@ -1,7 +1,7 @@
 """Trace files: one length per sample, read strictly (file, row and value of a mistake are named) and written.
 
 Parquet, CSV or JSONL with a column `length` (or one column), text with a number on each line, or a one-dimensional
-.npy array.
+.npy array. A second number per sample is read alike, from another column.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING
@@ -27,7 +28,6 @@ IntArray = NDArray[np.int64]
 LONGEST_LENGTH = 2**31 - 1
 """Lengths above this are taken for a mistake, tokens."""
 _COLUMN = "length"
-_NAME_ONE = "Name the column of the lengths: solve --column, else --length-column."
 
 
 def encode_trace(lengths: IntArray, path: Path) -> bytes:
@@ -76,17 +76,48 @@ def read_trace(path: Path, column: str | None = None) -> IntArray:
         DataError: it cannot be read, or a length is missing, not a whole number or not positive; names file, row
             (counted from 1, header left out) and value.
     """
-    lengths = READERS[trace_suffix(path)](path, column)
-    if not len(lengths):
+    return _read(path, Wanted(column))
+
+
+def read_second(path: Path, column: str) -> IntArray:
+    """A second number of every sample in the same order, from 0 on, shape [N]; arguments and errors as `read_trace`."""
+    return _read(path, Wanted(column, least=0, what=column))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A column of a trace file.
+
+    Args:
+        column: its name; None takes `length`, or the only column.
+        least: of its values.
+        what: what messages call them.
+    """
+
+    column: str | None = None
+    least: int = 1
+    what: str = "length"
+
+    @property
+    def hint(self) -> str:
+        """What helps where there is no such column."""
+        if self.least:
+            return "Name the column of the lengths: solve --column, else --length-column."
+        return "Name another column of the file with --second-column, or leave it out."
+
+
+def _read(path: Path, wanted: Wanted) -> IntArray:
+    values = READERS[trace_suffix(path)](path, wanted)
+    if not len(values):
         raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.")
-    return lengths
+    return values
 
 
-def check_lengths(values: NDArray[np.generic], source: str) -> IntArray:
-    """Lengths as int64, shape [N], or an error that names source, row and value.
+def check_lengths(values: NDArray[np.generic], source: str, wanted: Wanted) -> IntArray:
+    """Values as int64, shape [N], or an error that names source, row and value.
 
     Raises:
-        DataError: not one-dimensional numbers, or a value that is missing, not whole, not positive or absurdly large.
+        DataError: not one-dimensional numbers, or a value that is missing, not whole, too small or absurdly large.
     """
     if values.ndim != 1:
         raise DataError(f"{source}: shape {values.shape} where one length per sample is expected", "Flatten it.")
@@ -96,20 +127,21 @@ def check_lengths(values: NDArray[np.generic], source: str) -> IntArray:
         values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values.astype(np.float64)
     )
     with np.errstate(invalid="ignore"):
-        good = (numbers >= 1) & (numbers <= LONGEST_LENGTH) & (numbers == np.floor(numbers))
+        good = (numbers >= wanted.least) & (numbers <= LONGEST_LENGTH) & (numbers == np.floor(numbers))
     if not good.all():
         row = int(np.argmin(good))
-        raise _bad_row(source, row + 1, values[row].item())
+        raise _bad_row(source, row + 1, values[row].item(), wanted)
     return numbers.astype(np.int64)
 
 
-def _bad_row(source: str, row: int, value: object) -> DataError:
+def _bad_row(source: str, row: int, value: object, wanted: Wanted) -> DataError:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     missing = value is None or value == "" or value != value
     shown = "missing" if missing else repr(value)
     return DataError(
-        f"{source}: row {row}: length {shown}, expected a whole number of tokens from 1 to {LONGEST_LENGTH}",
+        f"{source}: row {row}: {wanted.what} {shown}, expected a whole number{' of tokens' * wanted.least} "
+        f"from {wanted.least} to {LONGEST_LENGTH}",
         "Rows are counted from 1, a header left out. Correct or drop the row.",
     )
 
@@ -121,27 +153,29 @@ _NOT_ARRAYS = (
 """What numpy raises for files that hold none, or say that they hold more than fits."""
 
 
-def _read_npy(path: Path, column: str | None) -> IntArray:
+def _read_npy(path: Path, wanted: Wanted) -> IntArray:
+    if not wanted.least:
+        raise DataError(f"{path}: an array has no column {wanted.column!r}", "Store both columns as CSV or Parquet.")
     try:
         values = np.load(path, allow_pickle=False)
     except _NOT_ARRAYS as error:
         raise DataError(f"{path}: not a readable .npy array of numbers", "Save it with numpy.save.") from error
     if not isinstance(values, np.ndarray):
         raise DataError(f"{path}: holds several arrays", "Save one array with numpy.save.")
-    return check_lengths(values, str(path))
+    return check_lengths(values, str(path), wanted)
 
 
-def _read_parquet(path: Path, column: str | None) -> IntArray:
+def _read_parquet(path: Path, wanted: Wanted) -> IntArray:
     import polars as pl
 
     try:
         frame = pl.read_parquet(path, glob=False)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # polars panics at some damage
         raise DataError(f"{path}: not a readable parquet file ({_first_line(error)})", "Check the file.") from error
-    return _from_frame(frame, path, column)
+    return _from_frame(frame, path, wanted)
 
 
-def _read_csv(path: Path, column: str | None) -> IntArray:
+def _read_csv(path: Path, wanted: Wanted) -> IntArray:
     import polars as pl
 
     try:
@@ -154,13 +188,13 @@ def _read_csv(path: Path, column: str | None) -> IntArray:
         raise DataError(f"{path}: the trace is empty", "A trace holds one length per sample.") from None
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DataError(f"{path}: not a readable CSV file ({_first_line(error)})", "Check the file.") from error
-    return _from_frame(frame, path, column)
+    return _from_frame(frame, path, wanted)
 
 
-def _read_jsonl(path: Path, column: str | None) -> IntArray:
+def _read_jsonl(path: Path, wanted: Wanted) -> IntArray:
     """Objects with a key of the column's name, or bare numbers, one a line."""
     values: list[float] = []
-    row, name = 0, column
+    row, name = 0, wanted.column
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
@@ -170,31 +204,33 @@ def _read_jsonl(path: Path, column: str | None) -> IntArray:
                 record = json.loads(line)
                 value = record
                 if isinstance(record, dict):
-                    name = name or _pick_column(list(record), path)
-                    value = _field(record, name, path, row)
+                    name = name or _pick_column(list(record), path, wanted)
+                    value = _field(record, name, f"{path}: row {row}", wanted)
+                elif not wanted.least:
+                    raise DataError(f"{path}: row {row}: no field {name!r} of a bare number", wanted.hint)
                 if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LONGEST_LENGTH:
-                    raise _bad_row(str(path), row, value)
+                    raise _bad_row(str(path), row, value, wanted)
                 values.append(value)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable text file ({_first_line(error)})", "Check the file.") from error
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply, or a number too long"
         raise DataError(f"{path}: row {row}: not JSON ({reason})", "One JSON object a line.") from error
-    return check_lengths(np.asarray(values), str(path)) if values else np.empty(0, dtype=np.int64)
+    return check_lengths(np.asarray(values), str(path), wanted) if values else np.empty(0, dtype=np.int64)
 
 
-def _field(record: dict[str, object], name: str, path: Path, row: int) -> object:
+def _field(record: dict[str, object], name: str, where: str, wanted: Wanted) -> object:
     if name not in record:
-        raise DataError(f"{path}: row {row}: no field {name!r}; it has {', '.join(record)}", _NAME_ONE)
+        raise DataError(f"{where}: no field {name!r}; it has {', '.join(record)}", wanted.hint)
     return record[name]
 
 
-def _from_frame(frame: pl.DataFrame, path: Path, column: str | None) -> IntArray:
+def _from_frame(frame: pl.DataFrame, path: Path, wanted: Wanted) -> IntArray:
     import polars as pl
 
-    name = column or _pick_column(frame.columns, path)
+    name = wanted.column or _pick_column(frame.columns, path, wanted)
     if name not in frame.columns:
-        raise DataError(f"{path}: no column {name!r}; it has {', '.join(frame.columns)}", _NAME_ONE)
+        raise DataError(f"{path}: no column {name!r}; it has {', '.join(frame.columns)}", wanted.hint)
     values = frame[name]
     if values.dtype == pl.String:
         numbers = values.str.strip_chars().cast(pl.Float64, strict=False)
@@ -205,27 +241,27 @@ def _from_frame(frame: pl.DataFrame, path: Path, column: str | None) -> IntArray
         numbers, unreadable = values, values.is_null()
     if unreadable.any():
         row = unreadable.arg_max() or 0
-        raise _bad_row(str(path), row + 1, values[row])
-    return check_lengths(numbers.to_numpy(), str(path))
+        raise _bad_row(str(path), row + 1, values[row], wanted)
+    return check_lengths(numbers.to_numpy(), str(path), wanted)
 
 
-def _pick_column(columns: Sequence[str], path: Path) -> str:
+def _pick_column(columns: Sequence[str], path: Path, wanted: Wanted) -> str:
     if _COLUMN in columns:
         return _COLUMN
     if len(columns) == 1:
         return columns[0]
-    raise DataError(f"{path}: no column {_COLUMN!r}; it has {', '.join(columns)}", _NAME_ONE)
+    raise DataError(f"{path}: no column {_COLUMN!r}; it has {', '.join(columns)}", wanted.hint)
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-READERS: dict[str, Callable[[Path, str | None], IntArray]] = {
+READERS: dict[str, Callable[[Path, Wanted], IntArray]] = {
     ".parquet": _read_parquet,
     ".csv": _read_csv,
     ".jsonl": _read_jsonl,
     ".txt": _read_csv,
     ".npy": _read_npy,
 }
-"""File suffix to reader(path, column)."""
+"""File suffix to reader(path, wanted)."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DATASETS = ("embedded",)
 """Data sets of `train` that need no file, by name; sst2 is the histogram here and --dataset sst2 the text itself."""
 DATASET_KEYS = ("name", "dataset", "data_path", "text_column", "label_column", "length_column", "tokenizer", "subset")
-SCHEDULE_KEYS = ("cost_type", "solver", "buffer", "micro_batches", "objective", "capacity", "speeds")
+SCHEDULE_KEYS = ("cost_type", "second_weight", "solver", "buffer", "micro_batches", "objective", "capacity", "speeds")
 DEFAULT_WORLD_SIZES = (4, 8, 32)
 EPILOG = """\b
 Examples:
@@ -64,6 +64,7 @@ def _names(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--order", type=click.Choice(["shuffle", "file"]), default="shuffle", show_default=True)
 @click.option("--max-length", type=click.IntRange(1), help="Cut samples to this many tokens [no cut], as train does.")
 @click.option("--column", help="Column of the trace file [length, or the only one].")
+@click.option("--second-column", help="Column with a second number per sample, whose cost is added [none].")
 @click.option("--from-run", metavar="RUN", help="Plan the data of a training run.")
 @click.option("--list", "list_only", is_flag=True, help="List the policies and stop.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the lines here too.")
@@ -91,6 +92,7 @@ def command(
     order: Literal["shuffle", "file"],
     max_length: int | None,
     column: str | None,
+    second_column: str | None,
     from_run: str | None,
     list_only: bool,
     csv_path: Path | None,
@@ -117,7 +119,7 @@ def command(
     policies = _with_window(policies, windows)
     settings = _in_their_layout(settings, config, policies)
     config = settings.config(trains=False)
-    loaded = _load(settings, traces, column, from_run, max_length)
+    loaded = _load(settings, traces, column, second_column, from_run, max_length)
     if write_trace is not None:
         _write_trace(loaded, write_trace)
     options = SolveOptions(
@@ -134,7 +136,8 @@ def command(
     from dynbench.cli.console import working
     from dynbench.cli.solve_view import PATIENCE_S, progress_on
 
-    warnings = _unread(settings, config, traces, from_run, policies)
+    second = any(trace.second is not None for trace in loaded)
+    warnings = _unread(settings, config, traces, from_run, policies, second)
     with working(settings.shows_progress, after_s=PATIENCE_S, line_every_s=math.inf) as tell:
         solution = run_solve(
             config,
@@ -170,23 +173,33 @@ def _in_their_layout(settings: Settings, config: Config, policies: Sequence[str]
 
 
 def _load(
-    settings: Settings, specs: Sequence[str], column: str | None, from_run: str | None, max_length: int | None
+    settings: Settings,
+    specs: Sequence[str],
+    column: str | None,
+    second_column: str | None,
+    from_run: str | None,
+    max_length: int | None,
 ) -> list[Trace]:
     """The traces asked for, each with a name of its own, cut to `max_length`."""
     from dynbench.schedule.traces import BUILT_IN, load_trace
 
+    second: dict[str, object] = {} if second_column is None else {"workload.second_column": second_column}
     loaded = [
-        _dataset(settings, {"workload.dataset": spec}) if spec in DATASETS else load_trace(spec, column)
+        _dataset(settings, {"workload.dataset": spec, **second})
+        if spec in DATASETS
+        else load_trace(spec, column, second_column)
         for spec in specs
     ]
     if _names_data(settings, specs, from_run) and not set(specs) & set(DATASETS):
-        loaded.append(_dataset(settings, {}))
+        loaded.append(_dataset(settings, second))
     if from_run is not None:
         from dynbench.experiment.trace_sources import run_trace
 
         loaded.append(run_trace(settings.store().resolve(from_run)))
+        if second and len(loaded) == 1:
+            raise UsageError("--second-column: a run plans with its own", "Leave it out, or name a trace file.")
     if not loaded:
-        loaded = [load_trace(name) for name in BUILT_IN]
+        loaded = [load_trace(name, None, second_column) for name in BUILT_IN]
     seen: dict[str, int] = {}
     named = []
     for trace in loaded:
@@ -204,7 +217,12 @@ def _names_data(settings: Settings, specs: Sequence[str], from_run: str | None) 
 
 
 def _unread(
-    settings: Settings, config: Config, specs: Sequence[str], from_run: str | None, policies: Sequence[str] | None
+    settings: Settings,
+    config: Config,
+    specs: Sequence[str],
+    from_run: str | None,
+    policies: Sequence[str] | None,
+    second: bool,
 ) -> list[str]:
     """A line for every setting that was changed and that nothing here reads."""
     from dynbench.config.situation import Situation
@@ -213,9 +231,8 @@ def _unread(
     from dynbench.plugins.policies import plan_of
 
     built_in = [spec for spec in specs if spec in DATASETS]
-    planned = config
-    if built_in:
-        planned = config.model_copy(update={"workload": config.workload.model_copy(update={"dataset": built_in[0]})})
+    found = {**({"dataset": built_in[0]} if built_in else {}), **({"second_column": "of a trace"} if second else {})}
+    planned = config.model_copy(update={"workload": config.workload.model_copy(update=found)})
     situation = Situation(
         "solve",
         config,

@@ -219,6 +219,8 @@ def _notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if any(r["capacity_violations"] for r in results):
         notes.append("over capacity: micro-batches that would not fit in memory")
+    if weight := next((r["second_weight"] for r in results if r["second_weight"] is not None), None):
+        notes.append(f"costs add {weight:g} tokens per unit of the second column, which pad and attend to nothing")
     if any(r["objective"] == "slots" and r["micro_batches"] != 1 for r in results):
         notes.append("slots: ranks meet in every micro-batch, so a step costs the sum over these of the slowest rank's")
     if estimated := [r for r in results if speedup_is_estimated(r)]:

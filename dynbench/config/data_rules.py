@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dynbench.config.image_rules import known_entry
 from dynbench.config.schema import Config, Workload
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
-from dynbench.plugins.datasets import FileOptions, TextFileOptions
+from dynbench.plugins.datasets import FileOptions, SecondOptions, TextFileOptions
 
 
 def _data_files(config: Config) -> Iterator[str]:
@@ -19,7 +19,8 @@ def _data_files(config: Config) -> Iterator[str]:
             f"workload.data_path: null, but dataset {workload.dataset!r} reads a {kind}; "
             f"name it (--data-path {kind.upper()})"
         )
-    asked = {option: (getattr(files, option), DATASETS.readers(option)) for option in FileOptions.model_fields}
+    options = (*FileOptions.model_fields, *SecondOptions.model_fields)
+    asked = {option: (getattr(workload, option), DATASETS.readers(option)) for option in options}
     texts = [name for name, entry in DATASETS.items() if entry.of_files and entry.of_texts]
     asked["tokenizer"] = (workload.tokenizer, [workload.dataset] if dataset.of_texts else texts)
     for key, (value, readers) in asked.items():

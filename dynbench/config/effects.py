@@ -14,7 +14,8 @@ from typing import Any
 from dynbench.config.describe import all_keys
 from dynbench.config.image_rules import has_lengths, known_entry
 from dynbench.config.situation import Situation
-from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, Registry
+from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES, WORKLOADS, Registry, options_of
+from dynbench.plugins.datasets import SecondOptions
 
 
 def _always(_: Situation) -> bool:
@@ -99,6 +100,10 @@ def _splitting_pays(s: Situation) -> bool:
 
 def _objective_is_open(s: Situation) -> bool:
     return s.given.schedule.micro_batches != 1 and s.given.schedule.objective == "auto"
+
+
+def _has_second(s: Situation) -> bool:
+    return options_of(s.config.workload, SecondOptions).second_column is not None
 
 
 def _pads(s: Situation) -> bool:
@@ -200,6 +205,11 @@ _COMMON: dict[str, Effect] = {
         "train solve",
         lambda s: s.command == "solve" or any(policy.capped for policy in s.planned),
         "policy '{policy}' obeys no capacities",
+    ),
+    "schedule.second_weight": Effect(
+        "train probe solve",
+        lambda s: _has_second(s) and (_probes(s) or s.plans_with_cost),
+        "no plan adds the cost of a second number (workload.second_column, schedule.policy)",
     ),
     "schedule.speeds": Effect(
         "train solve",

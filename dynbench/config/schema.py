@@ -140,6 +140,9 @@ class Schedule(Section):
     capacity: PositiveInt | tuple[PositiveInt, ...] | str | None = None
     """Largest micro-batch in samples, of packed rows in tokens: one number, one per worker, or a probe run (id, prefix,
     name, `@latest`); null takes it from `probe.run`, else there is none."""
+    second_weight: NonNegativeFloat = 1.0
+    """Tokens that cost as much as one unit of the samples' second number (`workload.second_column`): it is added to the
+    cost of a micro-batch, without padding or attention; 0 plans without it."""
     speeds: tuple[PositiveFloat, ...] | Auto | None = None
     """Relative speed of each worker; null takes them from `probe.run`, else as equal; auto estimates them from the
     steps of the run."""

@@ -70,7 +70,8 @@ def check_steps_of_rank(config: Config, problem: Problem) -> None:
 def _on_known_data(config: Config, workers: int, multiple: int, root: Path) -> Problem:
     workload = known_workload(config)
     assert workload is not None
-    return build_problem(config, workload.train.lengths, workers, multiple, root, workload.positions)
+    train = workload.train
+    return build_problem(config, train.lengths, workers, multiple, root, workload.positions, train.second)
 
 
 def _unprobed(config: Config) -> Config:

@@ -128,6 +128,7 @@ def build_problem(
     pad_to_multiple_of: int,
     root: Path | None = None,
     positions: int | None = None,
+    second: IntArray | None = None,
 ) -> Problem:
     """The planning problem of a configuration.
 
@@ -138,6 +139,7 @@ def build_problem(
         pad_to_multiple_of: padded lengths are multiples of this, tokens.
         root: results folder in which a probe run is looked up.
         positions: longest padded sample that the model takes, tokens; None for any.
+        second: a second number of every sample, shape [N]; None where there is none.
 
     Raises:
         UsageError: settings that no plan can meet, or a probe run that is missing or was made for other ranks.
@@ -159,6 +161,8 @@ def build_problem(
         objective=build_objective(config),
         settings=schedule,
         layout=config.workload.layout,
+        second=second,
+        second_weight=schedule.second_weight,
     )
 
 

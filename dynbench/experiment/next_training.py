@@ -63,8 +63,8 @@ def _planned(config: Config, probe: Run, store: RunStore) -> NextTraining:
     config, workload = resolved.config, build_workload(resolved.config)
     multiple = config.workload.pad_to_multiple_of
     assert isinstance(multiple, int), "resolved"
-    lengths = workload.train.lengths
-    problem = build_problem(config, lengths, resolved.workers, multiple, store.root, workload.positions)
+    train, root = workload.train, store.root
+    problem = build_problem(config, train.lengths, resolved.workers, multiple, root, workload.positions, train.second)
     asked, steps = config.train.global_batch, total_steps(config)
     misfit = make_policy(config.schedule.policy_name, problem).misfit(steps)
     if misfit is None:

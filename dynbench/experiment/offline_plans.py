@@ -237,7 +237,7 @@ def _solve(trace: Trace, policy: str, config: Config, workers: int, steps: int, 
 def _cost_types(configs: Mapping[str, Config], trace: Trace, workers: int, root: Path) -> Iterator[CostTypeLine]:
     """Every cost type on the baseline's problem; `measured` where an arm has its coefficients."""
     config = _padded(next(iter(configs.values())))
-    problem = problem_of(config, trace.lengths, workers, root, trace.positions)
+    problem = replace(problem_of(config, trace.lengths, workers, root, trace.positions), second=trace.second)
     multiple, positions = problem.cost.pad_to_multiple_of, trace.positions
     unmeasured: tuple[CostType, ...] = ("tokens", "tokens_sq", "attention")
     costs: dict[str, CostModel] = {

@@ -153,6 +153,7 @@ def solve_request(config: Config, options: SolveOptions, ranks: OfflineRanks) ->
             objective=build_objective(config),
             settings=schedule,
             layout=config.workload.layout,
+            second_weight=schedule.second_weight,
         )
 
     return SolveRequest(
@@ -199,7 +200,8 @@ def _collect(outcomes: Iterable[Line | Skipped], on_outcome: OnOutcome | None) -
 
 
 def _trace_facts(trace: Trace) -> dict[str, object]:
-    digest = hashlib.sha256(trace.lengths.tobytes()).hexdigest()[:16]
+    second = b"" if trace.second is None else trace.second.tobytes()
+    digest = hashlib.sha256(trace.lengths.tobytes() + second).hexdigest()[:16]
     cut = {key: getattr(trace, key) for key in ("cut_samples", "train_max_length", "longer_than_train")}
     return {"name": trace.name, "source": trace.source, "fingerprint": digest, **asdict(describe(trace.lengths)), **cut}
 

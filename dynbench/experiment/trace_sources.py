@@ -84,7 +84,8 @@ def trained_trace(run: Run) -> Trace:
             f"{run.label}: workload.dataset {config.workload.dataset} is no longer the data that it trained on",
             "Bring the data back, or train again.",
         )
-    return _trained_as(Trace(config.workload.dataset, train.lengths, source, workload.positions), config)
+    found = Trace(config.workload.dataset, train.lengths, source, workload.positions, second=train.second)
+    return _trained_as(found, config)
 
 
 def _trace(config: Config) -> Trace:
@@ -93,7 +94,8 @@ def _trace(config: Config) -> Trace:
     _check_lengths(config)
     workload, key = build_workload(config), "name" if config.workload.runs_own_code else "dataset"
     name = getattr(config.workload, key)
-    return Trace(name, workload.train.lengths, f"workload.{key} {name}", workload.positions)
+    train = workload.train
+    return Trace(name, train.lengths, f"workload.{key} {name}", workload.positions, second=train.second)
 
 
 def _check_lengths(config: Config) -> None:

@@ -64,7 +64,17 @@ class TextFileOptions(FileOptions):
     order."""
 
 
-class TraceOptions(FileOptions):
+class SecondOptions(Section):
+    """Of data sets whose samples may have a second number."""
+
+    refused = True
+    second_column: str | None = None
+    """Column of a trace of `lengths` that holds a second number per sample, such as its image patches or the tokens
+    that it generates: plans add what it costs (`schedule.second_weight`), and training does arithmetic in its place,
+    as much per unit as the model's matrices need for a token."""
+
+
+class TraceOptions(FileOptions, SecondOptions):
     """Of the data set that reads a trace of lengths."""
 
     length_column: str | None = None

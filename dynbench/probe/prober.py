@@ -275,6 +275,8 @@ class Prober:
             speeds=distinct_speeds(speeds) if len(speeds) == self.resolved.workers else None,
             seed=config.train.seed,
             layout=config.workload.layout,
+            second=workload.train.second,
+            second_weight=config.schedule.second_weight,
         )
 
 

@@ -17,12 +17,12 @@ from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import policy_class
 
 
-def whole_lengths(lengths: ArrayLike) -> IntArray:
-    """Lengths as the planner wants them, shape [N], tokens."""
-    values = np.asarray(lengths)
+def whole_lengths(given: ArrayLike, name: str = "lengths") -> IntArray:
+    """Lengths, or other numbers of samples, as the planner wants them, shape [N]."""
+    values = np.asarray(given)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         raise UsageError(
-            f"lengths: shape {values.shape} of {values.dtype}", "Give one whole number of tokens per sample."
+            f"{name}: shape {values.shape} of {values.dtype}", "Give one whole number of tokens per sample."
         )
     return values.astype(np.int64)
 

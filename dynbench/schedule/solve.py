@@ -43,8 +43,8 @@ class SolveRequest:
     Args:
         traces: already cut to `max_length`.
         world_sizes: workers (G), one experiment each.
-        make_problem: the planning problem from lengths, workers and window. Where its rows are packed, only packed
-            lines are planned.
+        make_problem: the planning problem from lengths, workers and window; a trace's second numbers are added. Where
+            its rows are packed, only packed lines are planned.
         policies: names as of `plan_name`, or None for all that can run.
         windows: numbers of global batches that `window` plans together (W), a line each.
         steps: optimizer steps, rounded up to whole windows; None is `DEFAULT_STEPS`, less where a policy is slow.
@@ -148,7 +148,7 @@ _Place = tuple[Trace, Problem, UsageError | None]
 
 
 def _place(request: SolveRequest, trace: Trace, world_size: int) -> _Place:
-    problem = request.make_problem(trace.lengths, world_size, 1)
+    problem = replace(request.make_problem(trace.lengths, world_size, 1), second=trace.second)
     if trace.positions is not None:
         problem = replace(problem, cost=replace(problem.cost, positions=trace.positions))
     _check_fits(problem, trace)
@@ -280,6 +280,7 @@ def _line(
         "seed": problem.seed,
         "cost_type": problem.cost.cost_type,
         "fitted_on": problem.cost.fitted_on,
+        "second_weight": None if problem.second is None else problem.second_weight,
         "window": policy_window(policy),
         "micro_batches": problem.micro_batches,
         "objective": problem.objective,

@@ -12,7 +12,7 @@ import numpy as np
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.lengths import GSM8K, SST2, LengthHistogram
 from dynbench.schedule.plan import IntArray
-from dynbench.trace_files import READERS, read_trace
+from dynbench.trace_files import READERS, read_second, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Trace:
             distribution; None where there are lengths only.
         train_max_length: where `train` cuts them, tokens; None where that is not known.
         cut_samples: samples that `cut` has made shorter.
+        second: a second number per sample, as `Problem.second`, shape [N]; None where there is none.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Trace:
     workload: Mapping[str, object] | None = None
     train_max_length: int | None = None
     cut_samples: int = 0
+    second: IntArray | None = None
 
     @property
     def longer_than_train(self) -> int:
@@ -107,18 +109,24 @@ def built_in_trace(name: str) -> Trace:
     return Trace(name, build(), source, workload=None if dataset is None else {"workload.dataset": dataset})
 
 
-def load_trace(spec: str, column: str | None = None) -> Trace:
+def load_trace(spec: str, column: str | None = None, second_column: str | None = None) -> Trace:
     """A trace from a path or the name of a built-in distribution.
 
     Args:
         spec: path ending in one of `READERS`, or a key of `BUILT_IN`.
         column: column that holds the lengths; None takes `length`, or the only column.
+        second_column: column that holds the second numbers; None for none.
 
     Raises:
         DataError: the file cannot be read, or a length is missing, not a whole number or not positive; names file,
             row (counted from 1, header left out) and value.
-        UsageError: neither a file nor a known name.
+        UsageError: neither a file nor a known name, or a distribution, which has no second column.
     """
+    if spec in BUILT_IN and second_column is not None:
+        raise UsageError(
+            f"--second-column: {second_column!r} is no column of {spec}, a distribution of lengths alone",
+            "Name a trace file that has it, or leave it out.",
+        )
     if spec in BUILT_IN:
         return built_in_trace(spec)
     path = Path(spec)
@@ -127,7 +135,9 @@ def load_trace(spec: str, column: str | None = None) -> Trace:
             f"{spec}: no such trace file or distribution. {did_you_mean(spec, BUILT_IN)}".rstrip(),
             f"Give a file ({', '.join(READERS)}) or one of {', '.join(BUILT_IN)}.",
         )
-    lengths = read_trace(path, column)
+    lengths, second = read_trace(path, column), None
     name = path.name.removesuffix(path.suffix).removesuffix(".lengths")
     trains = {"workload.dataset": "lengths", "workload.data_path": str(path), "workload.length_column": column}
-    return Trace(name, lengths, str(path), workload=trains)
+    if second_column is not None:
+        second, trains["workload.second_column"] = read_second(path, second_column), second_column
+    return Trace(name, lengths, str(path), workload=trains, second=second)

@@ -28,10 +28,11 @@ class TokenisedData:
             that they are parts of.
         offsets: sample i is `tokens[offsets[i]:offsets[i + 1]]`, int64 [N + 1]; with `starts`, only as long as that.
         labels: class of each sample, counted from 0, int64 [N].
-        fingerprint: digest of these arrays and the weights; equal data have equal fingerprints.
+        fingerprint: digest of these arrays, the weights and the second numbers; equal data have equal fingerprints.
         removed: tokens that truncation took from each sample, int64 [N]; None where it took none.
         weights: what each sample counts in the loss, float64 [N]; None where each counts 1.
         starts: where each sample begins in `tokens` on disk, int64 [N]; None where `offsets` say it.
+        second: a second number of each sample besides its tokens, int64 [N]; None where there is none.
     """
 
     tokens: NDArray[np.int32] | StoredTokens
@@ -41,6 +42,7 @@ class TokenisedData:
     removed: IntArray | None = None
     weights: Weights | None = None
     starts: IntArray | None = None
+    second: IntArray | None = None
 
     @classmethod
     def from_arrays(
@@ -117,12 +119,19 @@ class TokenisedData:
         Raises:
             ValueError: the weights do not weigh them.
         """
+        if self.second is not None:
+            return replace(self, second=None).weighed(weights).with_second(self.second)
         checked = _checked(weights, len(self))
         if not isinstance(self.tokens, StoredTokens):
             return TokenisedData.from_arrays(self.tokens, self.offsets, self.labels, self.removed, checked)
         digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
         digest.update(b"" if checked is None else checked.tobytes())
         return replace(self, fingerprint=digest.hexdigest(), weights=checked)
+
+    def with_second(self, second: IntArray) -> TokenisedData:
+        """The samples with a second number each, shape [N]."""
+        digest = hashlib.blake2b(self.fingerprint.encode() + second.tobytes(), digest_size=16)
+        return replace(self, fingerprint=digest.hexdigest(), second=second)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -143,6 +152,8 @@ class TokenisedData:
 
     def take(self, ids: IntArray) -> TokenisedData:
         """The samples `ids`, shape [n], renumbered from 0 in that order."""
+        if self.second is not None:
+            return replace(self, second=None).take(ids).with_second(self.second[ids])
         lengths = self.lengths[ids]
         removed = None if self.removed is None else self.removed[ids]
         weights = None if self.weights is None else self.weights[ids]
@@ -161,6 +172,8 @@ class TokenisedData:
         """
         if not len(self) or int(self.lengths.max()) <= max_length:
             return self
+        if self.second is not None:
+            return replace(self, second=None).truncate(max_length).with_second(self.second)
         if self.weights is not None:
             raise ValueError(f"samples longer than {max_length} tokens have weights already: cut first, then weigh")
         if isinstance(self.tokens, StoredTokens):

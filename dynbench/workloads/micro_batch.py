@@ -31,6 +31,8 @@ class MicroBatch:
     """That the model is given, padding included."""
     inputs: dict[str, Any]
     """What the workload's `collate` gave, on the device."""
+    second: int = 0
+    """Units of its samples' second number, which stand for work besides the tokens."""
     repeats: bool = False
     """Run once more without counting, because other ranks have more micro-batches."""
 
@@ -66,7 +68,8 @@ def make_micro_batch(
     width = int(lengths.max()) if packed else padded_width(lengths, multiple, workload.positions)
     tokens = int(lengths.sum()) if packed else len(ids) * width
     inputs = {name: tensor.to(device) for name, tensor in workload.collate(data, ids, width).items()}
-    return MicroBatch(len(ids), data.weight(ids), width, tokens, inputs)
+    second = 0 if data.second is None else int(data.second[ids].sum())
+    return MicroBatch(len(ids), data.weight(ids), width, tokens, inputs, second)
 
 
 def evened_out(batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

@@ -157,7 +157,8 @@ def _tokens_of(split: Split, tokenizer: TextTokenizer | None, settings: Workload
     if isinstance(split, LengthSplit):
         kept = np.minimum(split.lengths, settings.max_length)
         removed = split.lengths - kept
-        return replace(split.generate(kept), removed=removed if removed.any() else None)
+        found = replace(split.generate(kept), removed=removed if removed.any() else None)
+        return found if split.second is None else found.with_second(split.second)
     if isinstance(split, CorpusSplit):
         raise UsageError(
             f"workload.dataset: {settings.dataset} has texts without labels, which {settings.name} is to learn",

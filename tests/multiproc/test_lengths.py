@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from multiproc.launches import Launch, rows_of, work_hashes
 
@@ -50,3 +52,27 @@ def test_ranks_on_exported_lengths_run_the_steps_of_the_texts(
     assert found["local_batch"].to_list() == [len(ids) for step in shares for ids in step]
     assert found["max_seq_len_in_batch"].to_list() == [int(lengths[ids].max()) for step in shares for ids in step]
     assert run.env()["data"]["train_source"] == str(trace)
+
+
+@pytest.mark.parametrize(
+    "policy", [("partition",), ("prefix", "schedule.exchange=gather")], ids=["partition", "prefix"]
+)
+def test_ranks_on_a_trace_of_two_columns_run_what_both_were_planned_for(
+    launch: Launch, tmp_path: Path, policy: tuple[str, ...]
+) -> None:
+    rng = np.random.default_rng(2)
+    lengths, patches = rng.integers(2, 60, 60), rng.choice([0, 0, 30, 200], 60)
+    pl.DataFrame({"length": lengths, "patches": patches}).write_csv(tmp_path / "two.csv")
+    wanted = (
+        *(*STEPS[:-1], f"schedule.policy={policy[0]}", *policy[1:], "schedule.second_weight=0.5"),
+        *("workload.dataset=lengths", f"workload.data_path={tmp_path / 'two.csv'}", "workload.second_column=patches"),
+    )
+    run = launch(*wanted)
+
+    problem = build_problem(load_config(None, list(wanted)), lengths, 2, 1, second=patches)
+    found = rows_of(run)["local_batch"].to_list()
+    knows, blind = (
+        [count for step in range(3) for count in Planner(policy[0], each).plan(step).local_batches]
+        for each in (problem, replace(problem, second=None))
+    )
+    assert found == knows != blind

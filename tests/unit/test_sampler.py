@@ -399,3 +399,24 @@ def test_accumulations_that_cannot_be_are_refused(changes, message):
 def test_targets_of_one_batch_of_several_do_not_tell_its_weight():
     with pytest.raises(UsageError, match="of one of the 2 batches of an optimizer step"):
         sampler(accumulate=2).weight([1, 2], targets=5)
+
+
+def test_a_second_number_per_sample_is_planned_with():
+    second = np.random.default_rng(3).integers(0, 400, len(LENGTHS))
+    ranks = [sampler(rank, second=second, second_weight=0.5) for rank in range(RANKS)]
+    planner = Planner("partition", Problem(LENGTHS, RANKS, BATCH, second=second, second_weight=0.5))
+    for step, batches in enumerate(epoch_of(*ranks)):
+        assert batches == [share[0].tolist() for share in planner.plan(step).shares]
+    blind = list(sampler())
+    assert list(ranks[0]) != blind
+    for nothing in ({"second": np.zeros_like(second)}, {"second": second, "second_weight": 0.0}):
+        assert list(sampler(**nothing)) == blind
+        sampler(**nothing).load_state_dict(sampler().state_dict())
+    with pytest.raises(UsageError, match="other lengths"):
+        ranks[0].load_state_dict(sampler().state_dict())
+
+
+@pytest.mark.parametrize("second", [[1, 2], np.full(len(LENGTHS), 0.5), np.full(len(LENGTHS), -1)])
+def test_second_numbers_that_are_none_are_refused(second):
+    with pytest.raises(UsageError, match="second"):
+        sampler(second=second)

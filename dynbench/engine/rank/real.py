@@ -48,8 +48,9 @@ def real_loop(
     """The loop of this process's rank; its row file is closed on the way out."""
     multiple = config.workload.pad_to_multiple_of
     assert isinstance(multiple, int), "resolved before the launch"
-    lengths, ranks = workload.train.lengths, ranks_of(config, context.world_size)
-    problem = build_problem(config, lengths, ranks.workers, multiple, run.path.parent, workload.positions)
+    train, ranks = workload.train, ranks_of(config, context.world_size)
+    root, positions = run.path.parent, workload.positions
+    problem = build_problem(config, train.lengths, ranks.workers, multiple, root, positions, train.second)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device, context.whereabouts.at, config.launch.timeout_s)
     profiled = profiled_steps(config.train.warmup_steps, config.train.profile_steps)
@@ -74,7 +75,7 @@ def real_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=RowBuilder(context.rank, policy, config.workload.layout, lengths),
+            rows=RowBuilder(context.rank, policy, config.workload.layout, train.lengths),
             writer=writer,
             calls=files.enter_context(CallWriter(run.calls_file(context.rank))),
             sent=SentBytes(context.device.type == "cpu" and can_count()),

@@ -19,7 +19,10 @@ from dynbench.engine.rank.clipping import CLIP_COLUMNS, Clipper
 from dynbench.engine.rank.exchange import max_over_ranks
 from dynbench.engine.rank.learning_rate import LearningRate
 from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.second_work import SecondWork
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.plugins import options_of
+from dynbench.plugins.datasets import SecondOptions
 from dynbench.runs.columns import CORRECT, Column
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
@@ -66,6 +69,8 @@ class Replica:
         self._pad_to_multiple_of = config.workload.pad_to_multiple_of
         self.model = (_model_for(strategy, workload, config) if model is None else model).train()
         self.strategy = strategy
+        second = options_of(config.workload, SecondOptions).second_column is not None
+        self._second_work = SecondWork(self.model, device) if second else None
         strategy.waiting = timer.waiting
         module = strategy.wrap(self.model, device, self._on_ready)
         limit = config.train.max_grad_norm
@@ -127,7 +132,12 @@ class Replica:
         return taken
 
     def _loss(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
-        """The summed loss of a micro-batch, and how many of its samples were right where that is counted."""
+        """The summed loss of a micro-batch, and how many of its samples were right where that is counted.
+
+        What its second number stands for is worked off first.
+        """
+        if self._second_work is not None and batch.second:
+            self._second_work.run(batch.second)
         if self._grades is not None:
             return self._grades.graded_loss(self.strategy.module, batch.inputs)
         return self._workload.loss(self.strategy.module, batch.inputs), None

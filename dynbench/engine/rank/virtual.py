@@ -143,8 +143,9 @@ def virtual_loop(
     """The loop of all virtual ranks; their row files are closed on the way out."""
     multiple, world_size = config.workload.pad_to_multiple_of, config.launch.world_size
     assert isinstance(multiple, int) and world_size is not None, "resolved before the launch"
-    lengths, policy = workload.train.lengths, config.schedule.policy_name
-    problem = build_problem(config, lengths, world_size, multiple, run.path.parent, workload.positions)
+    train, policy = workload.train, config.schedule.policy_name
+    root, positions = run.path.parent, workload.positions
+    problem = build_problem(config, train.lengths, world_size, multiple, root, positions, train.second)
     check_steps_of_rank(config, problem)
     timer = StepTimer(context.device, context.whereabouts.at)
     with session(build_strategy(config, context.device)) as strategy, ExitStack() as files:
@@ -160,7 +161,7 @@ def virtual_loop(
             replica=replica,
             timer=timer,
             memory=memory,
-            rows=[RowBuilder(rank, policy, config.workload.layout, lengths) for rank in range(world_size)],
+            rows=[RowBuilder(rank, policy, config.workload.layout, train.lengths) for rank in range(world_size)],
             writers=[
                 files.enter_context(RowWriter(run.rank_file(rank), names, told[rank].row)) for rank in range(world_size)
             ],

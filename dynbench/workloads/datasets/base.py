@@ -63,6 +63,7 @@ class LengthSplit:
         vocab_size: token ids are below it.
         pad_id: token id of the padding.
         source: where the lengths come from, for messages and records.
+        second: a second number of each sample, int64 [N]; None where there is none.
     """
 
     lengths: IntArray
@@ -70,6 +71,7 @@ class LengthSplit:
     vocab_size: int
     pad_id: int
     source: str
+    second: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -40,7 +40,8 @@ def _generated(split: Split, stream: int) -> Split:
         return split
     assert isinstance(split, TokenSplit | LengthSplit), "rules ask for texts"
     lengths = split.data.lengths if isinstance(split, TokenSplit) else split.lengths
-    return LengthSplit(lengths, partial(generate, stream=stream), VOCAB_SIZE, END_ID, split.source)
+    second = split.second if isinstance(split, LengthSplit) else None
+    return LengthSplit(lengths, partial(generate, stream=stream), VOCAB_SIZE, END_ID, split.source, second)
 
 
 def generate(lengths: IntArray, stream: int) -> TokenisedData:

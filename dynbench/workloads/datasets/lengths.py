@@ -9,6 +9,7 @@ sample's tokens depend on its index alone, and a sample that is cut keeps its be
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from dynbench.errors import DataError
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import TraceOptions
 from dynbench.runs.records import HASH_STEP, mixed
-from dynbench.trace_files import READERS, read_trace
+from dynbench.trace_files import READERS, read_second, read_trace
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets import embedded
 from dynbench.workloads.datasets.base import LengthSplit, Splits
@@ -42,6 +43,8 @@ def load(settings: Workload) -> Splits:
     assert trace.data_path is not None, "config/rules.py"
     lengths = _read(trace.data_path, "workload.data_path", trace.length_column)
     train = _split(lengths, TRAIN_STREAM, trace.data_path)
+    if trace.second_column is not None:
+        train = replace(train, second=read_second(Path(trace.data_path).expanduser(), trace.second_column))
     if trace.eval_path is not None:
         own = _read(trace.eval_path, "workload.eval_path", trace.length_column)
         return Splits(train, _split(own, EVAL_STREAM, trace.eval_path))

@@ -495,3 +495,39 @@ def test_several_micro_batches_are_judged_by_when_ranks_meet(store, trace, capsy
     out, err = run(capsys, trace, *asked, *given)
     assert ("slots: ranks meet in every micro-batch" in out) == (objective == "slots")
     assert "has no effect" not in err
+
+
+@pytest.fixture
+def two_columns(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    lengths = np.clip(rng.lognormal(3, 1, 200).astype(int), 2, 120)
+    frame = pl.DataFrame({"length": lengths, "patches": rng.choice([0, 0, 196], 200)})
+    frame.write_csv(tmp_path / "two.csv")
+    return tmp_path / "two.csv"
+
+
+def costs(answer: dict) -> dict[str, float]:
+    return {result["policy"]: result["mean_max_cost"] for result in answer["results"]}
+
+
+@pytest.mark.slow
+def test_a_second_column_adds_to_the_costs(store, two_columns, capsys):
+    plain = costs(solved(capsys, two_columns, *QUICK))
+    second = (two_columns, *QUICK, "--second-column", "patches")
+    answer = solved(capsys, *second)
+    assert {result["second_weight"] for result in answer["results"]} == {1.0}
+    assert all(cost > plain[policy] for policy, cost in costs(answer).items())
+    assert costs(solved(capsys, *second, "--second-weight", "0")) == plain
+    named = ("--dataset", "lengths", "--data-path", two_columns, *QUICK, "--second-column", "patches")
+    assert costs(solved(capsys, *named)) == costs(answer)
+    printed = run(capsys, *second, "--second-weight", "2")[0]
+    assert "2 tokens per unit of the second column" in printed
+    following = " ".join(printed[printed.index("Next:") :].split())
+    assert "--second-column patches" in following and "--second-weight 2" in following
+
+
+def test_a_second_column_that_is_not_there_is_refused(store, trace, two_columns, capsys):
+    assert "no column 'patch'" in refused(capsys, two_columns, *QUICK, "--second-column", "patch", code=2)
+    assert "'patches'" in refused(capsys, trace, *QUICK, "--second-column", "patches")
+    assert "not read by dataset 'embedded'" in refused(capsys, "embedded", *QUICK, "--second-column", "patches")
+    assert "distribution" in refused(capsys, *QUICK, "--second-column", "patches")

@@ -65,6 +65,7 @@ VALUES: dict[str, str] = {
     "schedule.micro_batches": "auto",
     "schedule.objective": "slots",
     "schedule.capacity": "40",
+    "schedule.second_weight": "0.5",
     "schedule.speeds": "[1, 0.5]",
     "schedule.replan_steps": "4",
     "sync.bucket_mb": "5",
@@ -150,6 +151,7 @@ VALUES: dict[str, str] = {
 NEEDING = {
     "workload.data_path": ("x.tsv", ("workload.dataset=tsv",)),
     "workload.eval_path": ("y.tsv", FILES),
+    "workload.second_column": ("patches", TRACE),
     "workload.tokenizer": ("vocab.txt", (TEXTS,)),
     "schedule.exchange": ("gather", (PREFIX,)),
     "workload.use_cache": ("true", ("workload.name=causal_lm", "workload.size=tiny", "workload.layout=flattened")),
@@ -186,6 +188,7 @@ UNREAD_AND_READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "schedule.micro_batches": ((DYNAMIC,), (DYNAMIC, *MEASURED)),
     "schedule.objective": ((DYNAMIC,), (DYNAMIC, "schedule.micro_batches=2")),
     "schedule.capacity": (("schedule.policy=lpt",), ()),
+    "schedule.second_weight": ((DYNAMIC,), (DYNAMIC, *TRACE, "workload.second_column=patches")),
     "schedule.speeds": (("schedule.policy=group_by_length",), ("schedule.policy=sorted_equal",)),
     "schedule.replan_steps": ((DYNAMIC,), (DYNAMIC, "schedule.speeds=auto")),
     "sync.bucket_mb": ((VIRTUAL,), (REAL,)),

@@ -27,7 +27,7 @@ KEYS = {
     "micro_batches", "policy", "layout", "solver", "exact", "mean_max_cost", "p95_max_cost", "mean_cost_variance",
     "padding_ratio", "speedup_vs_static", "mean_bound", "gap_to_bound", "plan_ms", "capacity_violations",
     "adjacent_length_correlation", "step_length_spread", "local_batch", "greedy_gap", "cost_per_token",
-    "cut_samples", "fitted_on", "train_max_length", "longer_than_train", "objective", "epoch_samples",
+    "cut_samples", "fitted_on", "train_max_length", "longer_than_train", "objective", "epoch_samples", "second_weight",
 }  # fmt: skip
 
 
@@ -319,6 +319,7 @@ def test_a_line_says_all_of_two_steps_by_hand():
         "seed": 7,
         "cost_type": "tokens",
         "fitted_on": None,
+        "second_weight": None,
         "window": 1,
         "micro_batches": 1,
         "objective": "sum",

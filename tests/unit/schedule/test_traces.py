@@ -265,3 +265,49 @@ def test_damage_that_polars_panics_at_is_a_file_that_cannot_be_read(tmp_path, mo
     monkeypatch.setattr(pl, "read_parquet", panics)
     with pytest.raises(DataError, match="not a readable parquet file"):
         read_trace(tmp_path / "lengths.parquet")
+
+
+def two_columns(folder: Path, suffix: str) -> Path:
+    path = folder / f"two{suffix}"
+    frame = pl.DataFrame({"length": [5, 6, 7], "patches": [0, 196, 64], "name": ["a", "b", "c"]})
+    write = {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}
+    write[suffix](path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_second_column_is_read_and_trained_with(tmp_path, suffix):
+    path = two_columns(tmp_path, suffix)
+    trace = load_trace(str(path), None, "patches")
+    assert (trace.lengths.tolist(), trace.second.tolist()) == ([5, 6, 7], [0, 196, 64])
+    assert trace.workload["workload.second_column"] == "patches"
+    assert trace.cut(5).second.tolist() == [0, 196, 64]
+    assert load_trace(str(path)).second is None
+    for column, said in (("patch", "no (column|field) 'patch'"), ("name", "name|row 1")):
+        with pytest.raises(DataError, match=said) as caught:
+            load_trace(str(path), None, column)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("bad.csv", "length,patches\n5,1\n6,-2\n", "row 2: patches -2, expected a whole number from 0 to"),
+        ("bad.csv", "length,patches\n5,\n6,2\n", "row 1: patches missing"),
+        ("bad.jsonl", '{"length": 5, "patches": 1.5}\n', "row 1: patches 1.5"),
+        ("bad.jsonl", "5\n6\n", "row 1: no field 'patches' of a bare number"),
+        ("bad.txt", "5\n6\n", "no column 'patches'"),
+    ],
+)
+def test_a_bad_second_number_is_named(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        load_trace(str(tmp_path / name), "length" if "length" in content else None, "patches")
+
+
+def test_an_array_and_a_distribution_have_no_second_column(tmp_path):
+    np.save(tmp_path / "one.npy", np.array([5, 6]))
+    with pytest.raises(DataError, match="an array has no column 'patches'"):
+        load_trace(str(tmp_path / "one.npy"), None, "patches")
+    with pytest.raises(UsageError, match="--second-column: 'patches' is no column of sst2"):
+        load_trace("sst2", None, "patches")

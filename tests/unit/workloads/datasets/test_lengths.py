@@ -12,6 +12,7 @@ from dynbench.config.schema import Config, Train, Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.trace_files import READERS, encode_trace
 from dynbench.workloads.datasets import embedded, lengths
+from dynbench.workloads.micro_batch import make_micro_batch
 from dynbench.workloads.registry import build_workload
 
 TRACE = np.random.default_rng(5).integers(1, 60, 400)
@@ -159,3 +160,25 @@ def test_a_pretrained_model_must_know_the_generated_tokens(tmp_path, trace, voca
     workload = loaded(trace, **model)
     batch = batch_of(workload, np.argsort(workload.train.lengths)[:4])
     assert workload.loss(workload.build_model(0), batch).isfinite()
+
+
+def test_a_second_column_goes_with_the_samples_and_into_the_fingerprint(tmp_path: Path):
+    second = np.arange(400) % 7
+    pl.DataFrame({"length": TRACE, "patches": second}).write_csv(tmp_path / "two.csv")
+    plain, both = (loaded(tmp_path / "two.csv", **more) for more in ({}, {"second_column": "patches"}))
+    assert plain.train.second is None and both.train.second.tolist() == second.tolist()
+    assert both.train.fingerprint != plain.train.fingerprint
+    assert both.train.tokens.tolist() == plain.train.tokens.tolist()
+    some = np.array([5, 3, 8])
+    assert both.train.take(some).second.tolist() == [5, 3, 1]
+    assert both.train.truncate(10).second.tolist() == second.tolist()
+    subset = loaded(tmp_path / "two.csv", second_column="patches", subset=50).train
+    assert len(subset.second) == 50
+    assert make_micro_batch(both, both.train, some, 1).second == 9
+    assert make_micro_batch(plain, plain.train, some, 1).second == 0
+
+
+def test_a_language_model_on_a_trace_has_the_second_numbers_too(tmp_path: Path):
+    pl.DataFrame({"length": TRACE + 1, "patches": TRACE}).write_csv(tmp_path / "two.csv")
+    found = loaded(tmp_path / "two.csv", second_column="patches", name="causal_lm", size="tiny")
+    assert found.train.second.tolist() == TRACE.tolist()
