@@ -7,6 +7,7 @@ Memory is in MB (1e6 bytes) in every record. MiB (2**20 bytes) appears only wher
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 BYTES_PER_MB = 1_000_000
 
@@ -14,6 +15,13 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 _TIME = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*$", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Unit of a record's field whose name does not end in it, as in `Annotated[int, Unit("ranks")]`."""
+
+    name: str
 
 
 def parse_bytes(text: str) -> int:

@@ -25,7 +25,7 @@ from dynbench.analysis.page import metric_rows, summary_markdown
 from dynbench.analysis.pairwise import ArmPair, compare_pairs
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
-from dynbench.analysis.result_line import RESULTS_FILE, results_csv
+from dynbench.analysis.results_csv import RESULTS_FILE, results_csv
 from dynbench.analysis.scaling import scaling_of
 from dynbench.analysis.shared_ideal import share_ideal
 from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary

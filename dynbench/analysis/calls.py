@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, TypedDict
 
 import polars as pl
 
 from dynbench.runs.calls import CALL_COLUMNS, EVERYONE, MOST_CALLS
 from dynbench.runs.run import Run
+from dynbench.units import Unit
 
 _log = logging.getLogger(__name__)
 WAIT, TRANSFER = "comm_wait_ms", "comm_transfer_ms"
@@ -97,18 +99,34 @@ def waiting_and_transfer(calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def by_operation(calls: pl.DataFrame, steps: pl.Series, servers: int) -> list[dict[str, object]]:
-    """By operation and side what a rank of it did in a measured step, means over its ranks and the steps.
+class Operation(TypedDict):
+    """What a rank of a side did of an operation in a measured step, means over its ranks and the steps."""
+
+    side: str
+    """worker, or server for ranks that train nothing."""
+    operation: str
+    """all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send or receive."""
+    calls: float
+    """How often."""
+    ms: Annotated[float, Unit("ms")]
+    """Sum over calls of the time each was under way."""
+    wait_ms: float | None
+    """Of that, until the last rank had called; null where that of some rank is not known."""
+    transfer_ms: float | None
+    """The rest of that time."""
+    bytes: Annotated[float, Unit("bytes")]
+    """Sent, by the formula."""
+    gb_per_s: Annotated[float | None, Unit("GB/s")]
+    """Sent over the time of the transfer; null of receives."""
+
+
+def by_operation(calls: pl.DataFrame, steps: pl.Series, servers: int) -> list[Operation]:
+    """By side, and by the time of each operation.
 
     Args:
         calls: of `read_calls`.
         steps: the measured ones; those after the last of which every rank has kept calls are left out.
         servers: how many of the ranks serve the others, the first ones.
-
-    Returns:
-        Rows with `side` (`worker` or `server`), `operation`, `calls`, `ms`, `wait_ms`, `transfer_ms` (sums over the
-        calls, null where unknown), `bytes`, and `gb_per_s`, what it sent over the time of its transfer; a receive
-        has none.
     """
     last = calls.group_by("rank").agg(pl.col("step").max())["step"].min()
     counted = steps.filter(steps <= last) if isinstance(last, int) and calls.height >= MOST_CALLS else steps
@@ -133,7 +151,7 @@ def by_operation(calls: pl.DataFrame, steps: pl.Series, servers: int) -> list[di
     ordered = per_row.with_columns(pl.col("operation").cast(pl.String), gb_per_s=speed).sort(
         "side", "ms", descending=[True, True]
     )
-    return ordered.to_dicts()
+    return [Operation(**row) for row in ordered.to_dicts()]  # type: ignore[typeddict-item]
 
 
 def _union_ms(calls: pl.DataFrame, by: list[str], start: str, name: str) -> pl.DataFrame:

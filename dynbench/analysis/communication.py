@@ -2,60 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, TypedDict, cast
 
 import polars as pl
 
-from dynbench.analysis.calls import by_operation
-from dynbench.analysis.comparability import fact
-from dynbench.analysis.merge import MergedRun, read_merged
-from dynbench.analysis.steps import OPTIONAL_MEANS
-from dynbench.config.silent import is_like
-from dynbench.errors import DynbenchError
-from dynbench.runs.columns import COMPRESSES
-from dynbench.runs.names import is_part
-from dynbench.runs.phrase import Phrase
-from dynbench.runs.run import Run
+from dynbench.analysis.calls import Operation, by_operation
+from dynbench.analysis.measure import Measured, Metric, measure, of_step, ratio, shown, total
+from dynbench.analysis.merge import SIDES, MergedRun
+from dynbench.runs.columns import COMM_COLUMNS, COMPRESSES, read_columns
+from dynbench.runs.phrase import Phrase, PhraseRecord
+from dynbench.units import Unit
 
+COMMUNICATION = "communication and planning"
+"""Title of the family of metrics."""
 GRADIENT_BYTES = ("gradient_bytes_raw", "gradient_bytes_wire")
 HEADER_BYTES = 580
 """What gloo sends to each other rank for a collective beside its data, at most: 577 were counted of an all-reduce on
 two and four ranks, up to 289 of an all-gather, 145 of the others."""
 UNCOUNTED_CALLS = 2
 """Collectives of a step beside the strategy's, at most: of what the samples weigh, and of gradients that overflow."""
-_PARTS = {
-    "compute_ms": ["compute_ms"],
-    "sync_ms": ["wait_ms", "exposed_comm_ms"],
-    "optimizer_ms": ["optimizer_ms"],
-}
-"""Of a step, and the columns that each is the sum of."""
 
 
-def communication_of(merged: MergedRun) -> dict[str, object]:
-    """The keys of a summary about communication, for runs that record it; means per rank and step."""
+def compression_ratios(merged: MergedRun) -> tuple[float | None, float | None]:
+    """What would have been sent over what was, in steps that compress: of gradients, and of all traffic.
+
+    The former is None where a strategy averages no gradients.
+    """
     steps = merged.measured
-    found: dict[str, object] = {name: {"mean": _mean(steps, name)} for name in OPTIONAL_MEANS if name in steps.columns}
-    if "gradient_bytes_wire" in steps.columns:
-        counted = steps.filter(pl.col(COMPRESSES.name)) if COMPRESSES.name in steps.columns else steps
-        raw, gradient, wire = (_total(counted, name) or 0.0 for name in (*GRADIENT_BYTES, "bytes_wire"))
-        found["compression_ratio"] = _ratio(raw, gradient)
-        found["traffic_compression_ratio"] = _ratio(wire - gradient + raw, wire)
-    against = against_null(merged)
-    if against is not None:
-        found |= {"exposed_vs_null_ms": {"mean": against.exposed_ms}, "against_null": asdict(against)}
-    if "hidden_comm_ms" not in steps.columns:
-        return found
-    sent = sent_bytes(merged)
-    found |= {
-        "comm_ratio": _ratio(_total(steps, "comm_ms"), _total(steps, "step_time_ms_mean")),
-        "overlap_fraction": _ratio(_total(steps, "hidden_comm_ms"), _total(steps, "comm_ms")),
-        "bytes_sent_ratio": sent.ratio,
-        "bytes_sent_reason": None if sent.reason is None else str(sent.reason),
-        "bytes_sent_reason_said": None if sent.reason is None else sent.reason.record(),
-        "by_operation": [] if merged.calls is None else by_operation(merged.calls, steps["step"], merged.facts.servers),
-    }
-    return found
+    counted = steps.filter(pl.col(COMPRESSES.name)) if COMPRESSES.name in steps.columns else steps
+    raw, gradient, wire = (total(counted, name) or 0.0 for name in (*GRADIENT_BYTES, "bytes_wire"))
+    return ratio(raw, gradient), ratio(wire - gradient + raw, wire)
+
+
+class Timed(TypedDict):
+    """What is timed of communication, by column; means over ranks and measured steps."""
+
+    workers: Annotated[dict[str, float], Unit("ms")]
+    """Of the ranks that train: `comm_ms`, and what else the strategy and the compressor time in their rows."""
+    servers: Annotated[dict[str, float], Unit("ms")]
+    """Of those that serve them: the same, and `optimizer_ms`; empty where none do."""
+
+
+OF_EVERY_RUN = frozenset(column.name for column in COMM_COLUMNS)
+
+
+def timed_columns(merged: MergedRun) -> list[str]:
+    """The columns that hold milliseconds of a strategy or compressor, and how long it communicated at all."""
+    declared, written = read_columns(merged.run.ranks_dir), merged.columns()
+    chosen = [name for name in declared if name == "comm_ms" or name not in OF_EVERY_RUN]
+    return [name for name in chosen if declared[name].unit == "ms" and name in written]
+
+
+def timed_ms(merged: MergedRun) -> Timed:
+    """The `timed_ms` object of a summary."""
+    found = {}
+    for side in SIDES:
+        names = [*timed_columns(merged), *(["optimizer_ms"] if side == "servers" else [])]
+        rows = merged.measured_rows(side).select(pl.col(name).mean() for name in names).collect().to_dicts()
+        found[side] = {name: value for row in rows for name, value in row.items() if value is not None}
+    return cast(Timed, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,89 +77,113 @@ class Sent:
 def sent_bytes(merged: MergedRun) -> Sent:
     """The bytes that the kernel counted held against those of the formulas, over the measured steps that have both."""
     steps = merged.measured
-    both = steps.filter(pl.col("bytes_sent").is_not_null()) if "bytes_sent" in steps.columns else steps.clear()
+    both = steps.drop_nulls("bytes_sent") if "bytes_sent" in steps.columns else steps.clear()
     if not both.height:
         return Sent(reason=Phrase.of("bytes.uncounted"))
-    wire, sent, calls = (_total(both, name) or 0.0 for name in ("bytes_wire", "bytes_sent", "collectives"))
+    wire, sent, calls = (total(both, name) or 0.0 for name in ("bytes_wire", "bytes_sent", "collectives"))
     if not wire:
         return Sent(reason=Phrase.of("bytes.none"))
     headers = HEADER_BYTES * (merged.workers - 1) * (calls + UNCOUNTED_CALLS * both.height)
     return Sent(ratio=sent / wire, headers=headers / wire)
 
 
-@dataclass(frozen=True, slots=True)
-class AgainstNull:
-    """A step held against the same without communication, which took turns with it in its launch; means, ms."""
+class PerRank(TypedDict):
+    """Per rank and step."""
 
-    run: str
-    """Id of the run without communication."""
-    steps: int
-    """Measured steps that both have."""
-    exposed_ms: float
-    """What the step takes more."""
-    null_ms: float
-    """The step without communication."""
-    compute_ms: float
-    """What forward and backward passes take more, mean over ranks."""
-    sync_ms: float
-    """What synchronising takes more, waiting for other ranks among it, mean over ranks."""
-    optimizer_ms: float
-    """What the optimizer takes more, mean over ranks."""
-    other_ms: float
-    """What the rest takes more, planning and data among it, mean over ranks."""
+    mean: float | None
+    """Mean over ranks and steps."""
 
 
-def against_null(merged: MergedRun) -> AgainstNull | None:
-    """None where the run sends nothing itself, or nothing ran beside it."""
-    other = _null_of(merged)
-    if other is None:
-        return None
-    same = merged.blocks.join(other.blocks, on=["first_step", "steps"], suffix="_null")
-    steps = int(same["steps"].sum())
-    if not steps:
-        return None
-    with_, without = float(same["time_ms"].sum()) / steps, float(same["time_ms_null"].sum()) / steps
-    more = {name: _part(merged, columns) - _part(other, columns) for name, columns in _PARTS.items()}
-    rest = _part(merged, ["step_time_ms"]) - _part(other, ["step_time_ms"]) - sum(more.values())
-    return AgainstNull(other.run.id, steps, with_ - without, without, **more, other_ms=rest)
+def _per_rank(column: str, *metrics: Metric, unit: str = "") -> PerRank:
+    """Of a column that only some runs have."""
+    found = (replace(metric, key=".mean") for metric in metrics)
+    return measure(lambda at: PerRank(mean=at.mean(column)), *found, needs=column, unit=unit)
 
 
-def _part(merged: MergedRun, columns: Sequence[str]) -> float:
-    return sum(_mean(merged.measured, f"{column}_mean") or 0.0 for column in columns)
+def _per_step(heading: str, title: str, unit: str = "ms") -> Metric:
+    return of_step(COMMUNICATION, heading, title, unit)
 
 
-def _null_of(merged: MergedRun) -> MergedRun | None:
-    silent = silent_run(merged.run)
-    try:
-        return None if silent is None else read_merged(silent)[0]
-    except DynbenchError:  # without a row: as if it had not been
-        return None
+def _operations(at: Measured) -> list[Operation]:
+    run = at.run
+    return [] if run.calls is None else by_operation(run.calls, at.steps["step"], run.facts.servers)
 
 
-def silent_run(run: Run) -> Run | None:
-    """The run of the same launch that differs in nothing but that its ranks sent nothing; None where none is there."""
-    try:
-        ids = fact(run.env(), "together.runs")
-    except DynbenchError:  # of a run that ended before it was written
-        return None
-    for other in filter(is_part, map(str, ids if isinstance(ids, list) else ())):
-        beside = Run(run.path.parent / other)
-        try:
-            if other != run.id and is_like(beside.config(), run.config()):
-                return beside
-        except DynbenchError:  # gone
-            continue
-    return None
+def _reason(at: Measured) -> PhraseRecord | None:
+    return reason.record() if (reason := sent_bytes(at.run).reason) else None
 
 
-def _mean(steps: pl.DataFrame, column: str) -> float | None:
-    value = steps[column].mean()
-    return float(value) if isinstance(value, int | float) else None
+class Communication:
+    """Of runs that record it, in the order of rows of tables."""
 
-
-def _total(steps: pl.DataFrame, column: str) -> float | None:
-    return float(steps[column].sum()) if steps.height else None
-
-
-def _ratio(top: float | None, bottom: float | None) -> float | None:
-    return top / bottom if top is not None and bottom else None
+    comm_ms: PerRank = _per_rank("comm_ms", _per_step("comm.", "communication"))
+    """Time in which a collective was under way, waiting for other ranks included."""
+    comm_sum_ms: PerRank = _per_rank("comm_sum_ms", _per_step("sum", "communication, sum over collectives"))
+    """Sum over collectives of the time each was under way."""
+    comm_wait_ms: PerRank = _per_rank(
+        "comm_wait_ms", _per_step("waiting in it", "communication, waiting for other ranks")
+    )
+    """What of communication was waiting for the last rank to call; of runs that keep when ranks did."""
+    comm_transfer_ms: PerRank = _per_rank("comm_transfer_ms", _per_step("transfer", "communication, transfer"))
+    """The rest of communication, in which something was transferred."""
+    hidden_comm_ms: PerRank = _per_rank("hidden_comm_ms")
+    """Communication beside other work."""
+    overlap_fraction: float | None = measure(
+        lambda at: ratio(at.total("hidden_comm_ms"), at.total("comm_ms")),
+        shown(COMMUNICATION, "hidden", "communication beside other work", "%", better="more"),
+        needs="hidden_comm_ms",
+    )
+    """That over all communication."""
+    collectives: PerRank = _per_rank(
+        "collectives", shown(COMMUNICATION, "collectives", "collectives per step", better=None)
+    )
+    """Collectives, sends and receives of the strategy."""
+    sync_forward_ms: PerRank = _per_rank("sync_forward_ms")
+    """What forward passes waited for other ranks."""
+    sync_backward_ms: PerRank = _per_rank("sync_backward_ms")
+    """What backward passes waited for other ranks."""
+    sync_optimizer_ms: PerRank = _per_rank("sync_optimizer_ms")
+    """What the optimizer's step waited for other ranks."""
+    bytes_raw: PerRank = _per_rank("bytes_raw", unit="bytes")
+    """What the strategy gave a rank's wire, before compression."""
+    bytes_wire: PerRank = _per_rank("bytes_wire", _per_step("sent", "sent per rank and step", "bytes"))
+    """What was sent, by the formulas."""
+    bytes_sent: PerRank = _per_rank("bytes_sent", unit="bytes")
+    """What the kernel counts; of runs that keep it."""
+    bytes_sent_ratio: float | None = measure(
+        lambda at: sent_bytes(at.run).ratio,
+        shown(COMMUNICATION, "counted", "sent, as counted over as calculated", better=None),
+        needs="hidden_comm_ms",
+    )
+    """Bytes that the kernel counted over those of the formulas."""
+    bytes_sent_reason: str | None = measure(lambda at: sent_bytes(at.run).reason, needs="hidden_comm_ms")
+    """Why that is not known."""
+    bytes_sent_reason_said: PhraseRecord | None = measure(_reason, needs="hidden_comm_ms")
+    """The same as a phrase."""
+    gradient_bytes_raw: PerRank = _per_rank("gradient_bytes_raw", unit="bytes")
+    """What of gradients would have been sent as they are."""
+    gradient_bytes_wire: PerRank = _per_rank("gradient_bytes_wire", unit="bytes")
+    """What was sent of them."""
+    compression_ratio: float | None = measure(
+        lambda at: compression_ratios(at.run)[0],
+        shown(COMMUNICATION, "compression", "compression, of the exchange of gradients", better="more"),
+        needs="gradient_bytes_wire",
+    )
+    """Of the exchange of gradients, what would have been sent as they are over what was, without steps that are not
+    compressed (`compress.start_step`); null where a strategy averages none."""
+    traffic_compression_ratio: float | None = measure(
+        lambda at: compression_ratios(at.run)[1],
+        shown(COMMUNICATION, "of all traffic", "compression, of all traffic", better="more"),
+        needs="gradient_bytes_wire",
+    )
+    """The same of all traffic of a step."""
+    comm_ratio: float | None = measure(
+        lambda at: ratio(at.total("comm_ms"), at.total("step_time_ms_mean")),
+        shown(COMMUNICATION, "share of time", "communication, share of the steps' time", "%"),
+        needs="hidden_comm_ms",
+    )
+    """Time in which a collective was under way over the time of the steps."""
+    by_operation: list[Operation] = measure(_operations, needs="hidden_comm_ms")
+    """Communication by operation and side, means per rank of that side and step; empty where calls were not kept."""
+    timed_ms: Timed = measure(lambda at: timed_ms(at.run))
+    """What is timed of communication."""

@@ -2,13 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypedDict, cast
+
 import polars as pl
 
-from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.timed import rows_of_side, timed_columns
+from dynbench.analysis.communication import timed_columns
+from dynbench.analysis.measure import shown
+from dynbench.analysis.merge import SIDES, MergedRun
+from dynbench.analysis.targets import QUALITY
 from dynbench.runs.columns import CORRECT
+from dynbench.units import Unit
 
-Epochs = dict[str, object]
+Fraction = Annotated[float | None, Unit("fraction")]
+
+
+class Epoch(TypedDict):
+    """One epoch of which a step is complete."""
+
+    epoch: int
+    """Its number, from 1."""
+    steps: Annotated[int, Unit("steps")]
+    """Its complete steps."""
+    samples: Annotated[int, Unit("samples")]
+    """Trained on in them."""
+    train_loss: float | None
+    """Mean loss of these samples as they were met, each counting its weight."""
+    train_accuracy: Fraction
+    """Right answers over these samples; null where the workload counts none."""
+    eval_loss: float | None
+    """Of the evaluation after its last step."""
+    eval_accuracy: Fraction
+    """Of the evaluation after its last step."""
+    train_s: float
+    """Sum of its steps' times, each the maximum over workers; evaluations left out."""
+    samples_per_s: Annotated[float, Unit("samples/s")]
+    """Its samples over that time."""
+    step_ms: float
+    """Mean time of a step."""
+    comm_ms: dict[str, float | None]
+    """What is timed of communication, by column, means over ranks that train and steps; empty for virtual ranks."""
+    server_comm_ms: dict[str, float | None]
+    """The same of the ranks that serve them; empty where none do."""
+
+
+class Epochs(TypedDict):
+    """What came of each epoch; warm-up steps are part of theirs."""
+
+    each: list[Epoch]
+    """In order."""
+    steps_per_epoch: Annotated[int, Unit("steps")]
+    """Full global batches in the training samples."""
+    best_accuracy: Annotated[
+        float | None,
+        shown(QUALITY, "best accuracy", "evaluation accuracy, best epoch", "%", better="more", of="model"),
+    ]
+    """Greatest accuracy of the evaluations after an epoch."""
+    best_epoch: int | None
+    """The first epoch that had it."""
+    throughput_samples_per_s: float | None
+    """Samples of all epochs over their time."""
 
 
 def epochs_of(merged: MergedRun) -> Epochs | None:
@@ -19,32 +71,30 @@ def epochs_of(merged: MergedRun) -> Epochs | None:
     each = merged.facts.config.train.epoch_steps
     if each is None:
         return None
-    trained = _trained(merged, each)
-    evaluated = _evaluated(merged, each)
-    sent = {"comm_ms": _sent(merged, each, "workers"), "server_comm_ms": _sent(merged, each, "servers")}
-    found = []
+    trained, evaluated = _trained(merged, each), _evaluated(merged, each)
+    comm, server_comm = (_sent(merged, each, side) for side in SIDES)
+    found: list[Epoch] = []
     for row in trained.sort("epoch").to_dicts():
         number = row.pop("epoch")
-        told = {name: by_epoch.get(number, {}) for name, by_epoch in sent.items()}
-        found.append({"epoch": number + 1, **row, **evaluated.get(number, _NOT_EVALUATED), **told})
+        loss, accuracy = evaluated.get(number, (None, None))
+        row |= {"epoch": number + 1, "eval_loss": loss, "eval_accuracy": accuracy}
+        row |= {"comm_ms": comm.get(number, {}), "server_comm_ms": server_comm.get(number, {})}
+        found.append(cast(Epoch, row))
     samples, seconds = (float(trained[name].sum()) for name in ("samples", "train_s"))
     accuracies = [(one["eval_accuracy"], -one["epoch"]) for one in found if one["eval_accuracy"] is not None]
-    best = max(accuracies, default=None)
+    best, epoch = max(accuracies, default=(None, None))
     return {
         "each": found,
         "steps_per_epoch": each,
-        "best_accuracy": None if best is None else best[0],
-        "best_epoch": None if best is None else -best[1],
+        "best_accuracy": best,
+        "best_epoch": None if epoch is None else -epoch,
         "throughput_samples_per_s": samples / seconds if seconds else None,
     }
 
 
-_NOT_EVALUATED: dict[str, float | None] = {"eval_loss": None, "eval_accuracy": None}
-
-
 def _sent(merged: MergedRun, each: int, side: str) -> dict[int, dict[str, float | None]]:
     """By epoch, the means of what the strategy times, over the ranks of a side."""
-    epochs = rows_of_side(merged, side).group_by(epoch=pl.col("step") // each)
+    epochs = merged.side_rows(side).group_by(epoch=pl.col("step") // each)
     means = epochs.agg(pl.col(name).mean() for name in timed_columns(merged)).collect()
     return {int(row.pop("epoch")): row for row in means.to_dicts()}
 
@@ -52,12 +102,12 @@ def _sent(merged: MergedRun, each: int, side: str) -> dict[int, dict[str, float 
 def _trained(merged: MergedRun, each: int) -> pl.DataFrame:
     """One row per epoch of which a step is complete."""
     rows, weight = merged.worker_rows(), pl.col("weight")
-    counted = pl.col(CORRECT.name) if CORRECT.name in rows.collect_schema().names() else pl.lit(None, pl.Int64)
+    known = CORRECT.name in merged.columns()
     per_step = rows.group_by("step").agg(
         samples=pl.col("local_batch").cast(pl.Int64).sum(),
         weight=weight.sum(),
         loss=(pl.col("loss") * weight).sum(),
-        correct=counted.sum() if CORRECT.name in rows.collect_schema().names() else counted.first(),
+        correct=pl.col(CORRECT.name).sum() if known else pl.lit(None, pl.Int64).first(),
         ms=pl.col("step_time_ms").max(),
     )
     whole = per_step.filter(pl.col("step").is_in(merged.steps["step"].implode()))
@@ -79,11 +129,7 @@ def _trained(merged: MergedRun, each: int) -> pl.DataFrame:
     )
 
 
-def _evaluated(merged: MergedRun, each: int) -> dict[int, dict[str, float | None]]:
+def _evaluated(merged: MergedRun, each: int) -> dict[int, tuple[float | None, float | None]]:
     """Loss and accuracy by epoch, of those whose last step was evaluated."""
-    found = {}
-    for row in merged.evaluations.to_dicts():
-        number, rest = divmod(int(row["step"]) + 1, each)
-        if rest == 0:
-            found[number - 1] = {"eval_loss": row["loss"], "eval_accuracy": row.get("accuracy")}
-    return found
+    rows = ((divmod(int(row["step"]) + 1, each), row) for row in merged.evaluations.to_dicts())
+    return {number - 1: (row["loss"], row.get("accuracy")) for (number, rest), row in rows if rest == 0}

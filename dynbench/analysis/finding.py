@@ -37,6 +37,6 @@ class Finding:
     cases: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        """An entry of `checks` in results/FIELDS.md."""
+        """An entry of `checks` on the page of fields."""
         texts = {"severity": self.severity, "seen": self.seen, "limit": self.limit, "hint": self.hint, "id": self.id}
         return {**texts, "values": recorded(self.values), "cases": dict(self.cases)}

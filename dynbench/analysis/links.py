@@ -1,83 +1,25 @@
-"""How long a step would last over links of other speeds, and over which of them an arm's is shorter than another's.
-
-A step of T, in which t_tr went to transfer, a part h of it beside other work, would last over a link of speed b, with V
-bytes of all traffic,
-
-    T(b) = T - (t_tr - h) + max(0, V / b - h)
-
-so that what was hidden stays hidden and what a slower link takes longer is exposed, with nothing for its delay or for
-collectives that disturb each other. A strategy that has more to hide it behind is faster than that. Compressing is
-in T, so that the speeds over which a compressor pays follow from the same: there its T(b) is the smaller one.
-"""
+"""Over links of which speeds an arm's step is shorter than another's, by the model of `link_model`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
 
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.link_model import SPEEDS_GBPS, gbps_of, mean_ms, ms_per_byte_of, predicted_ms, steps_of
 from dynbench.analysis.overview import Label, in_english
 from dynbench.analysis.record import LinksRecord, Span
 from dynbench.analysis.tables import format_value
 from dynbench.table_text import MARKDOWN_WIDTH, Table
 
-SPEEDS_GBPS = (1, 10, 25, 100, 400)
-"""Links that steps are predicted for, Gb/s."""
 TITLE = "steps over links of other speeds, predicted from means over launches, without intervals, ms"
 SLOWEST_GBPS = 0.001
 """No slower link is looked at: arms whose bytes are all but equal cross at speeds that no link has."""
 LEAST = 1e-9
 """Part of a step by which a shorter one is no rounding."""
-_BYTES_PER_MS = 1e9 / 8 / 1e3
-"""Of a link of 1 Gb/s."""
 
 Summaries = Sequence[Mapping[str, object]]
 Launches = Mapping[str, Summaries]
 """Name of the arm to the summaries of its launches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A run's mean step as the model has it.
-
-    Attributes:
-        apart_ms: without what of the transfer was exposed.
-        hidden_ms: of the transfer.
-        sent: bytes of all traffic.
-    """
-
-    apart_ms: float
-    hidden_ms: float
-    sent: float
-
-    def over(self, ms_per_byte: float) -> float:
-        """Its time over a link so slow."""
-        return self.apart_ms + max(0.0, self.sent * ms_per_byte - self.hidden_ms)
-
-
-def step_of(summary: Mapping[str, object]) -> Step | None:
-    """The step of a run; None where its transfer is not known."""
-    step, transfer, hidden, sent = (
-        lookup(summary, key)
-        for key in ("step_time_ms.mean", "comm_transfer_ms.mean", "overlap_fraction", "bytes_wire.mean")
-    )
-    if step is None or transfer is None or sent is None:
-        return None
-    beside = transfer * (hidden or 0.0)
-    return Step(step - (transfer - beside), beside, sent)
-
-
-def links_of(summary: Mapping[str, object]) -> dict[str, object]:
-    """The `links` object of a summary; None for what is not known of the run."""
-    return {"predicted_ms": {f"{speed}": predicted_ms([summary], speed) for speed in SPEEDS_GBPS}}
-
-
-def predicted_ms(summaries: Summaries, gbps: float) -> float | None:
-    """T(b) of an arm, mean over launches; None where the transfer of one is not known."""
-    steps = _steps(summaries)
-    return None if steps is None else _mean(steps, 1 / (gbps * _BYTES_PER_MS))
 
 
 def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
@@ -86,15 +28,15 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
     A span that reaches `SLOWEST_GBPS` begins at 0. Both times are straight lines of 1/b that bend where more than was
     hidden is exposed: they are compared between all points at which one of them bends or the two cross.
     """
-    steps, others = _steps(arm), _steps(baseline)
+    steps, others = steps_of(arm), steps_of(baseline)
     if steps is None or others is None:
         return None
 
     def ahead(ms_per_byte: float) -> float:
-        least = _mean(others, ms_per_byte)
-        return least - _mean(steps, ms_per_byte) - LEAST * least
+        least = mean_ms(others, ms_per_byte)
+        return least - mean_ms(steps, ms_per_byte) - LEAST * least
 
-    end = 1 / (SLOWEST_GBPS * _BYTES_PER_MS)
+    end = ms_per_byte_of(SLOWEST_GBPS)
     bends = (each.hidden_ms / each.sent for each in (*steps, *others) if each.sent)
     edges = sorted({0.0, end, *(bend for bend in bends if bend < end)})
     edges = sorted({*edges, *_crossings(ahead, edges)})
@@ -102,7 +44,7 @@ def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
     for low, high in pairwise(edges):
         if ahead((low + high) / 2) <= 0:
             continue
-        slowest, fastest = 0.0 if high == end else _gbps(high), _gbps(low) if low else None
+        slowest, fastest = 0.0 if high == end else gbps_of(high), gbps_of(low) if low else None
         if spans and spans[-1][0] == fastest:
             spans[-1] = (slowest, spans[-1][1])
         else:
@@ -176,15 +118,6 @@ def spans_text(spans: Sequence[Span] | None, label: Label = in_english) -> str:
     return ", ".join(texts) or label("links.no", "no speed")
 
 
-def _steps(summaries: Summaries) -> list[Step] | None:
-    known = [step for each in summaries if (step := step_of(each)) is not None]
-    return known if known and len(known) == len(summaries) else None
-
-
-def _mean(steps: Sequence[Step], ms_per_byte: float) -> float:
-    return fmean(step.over(ms_per_byte) for step in steps)
-
-
 def _crossings(ahead: Callable[[float], float], edges: Sequence[float]) -> list[float]:
     """Where a function that bends at no other points than `edges` is 0 between these."""
     found = []
@@ -194,10 +127,6 @@ def _crossings(ahead: Callable[[float], float], edges: Sequence[float]) -> list[
         if low < point < high:
             found.append(point)
     return found
-
-
-def _gbps(ms_per_byte: float) -> float:
-    return 1 / (ms_per_byte * _BYTES_PER_MS)
 
 
 def _cell(value: float | None) -> str:

@@ -1,19 +1,15 @@
-"""What ranks held of the model in their first step, by kind: counted by the ranks, kept in `env.json`."""
+"""What ranks held of the model in their first step, by kind, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
-from dynbench.analysis.merge import MergedRun
-from dynbench.analysis.metrics import lookup
+from dynbench.analysis.measure import lookup, mean_of_all
+from dynbench.analysis.memory import MOMENTS
 from dynbench.analysis.overview import Label, in_english
 from dynbench.analysis.tables import format_value
-from dynbench.config.held import copies_held
-from dynbench.config.ranks import ranks_of
 from dynbench.table_text import MARKDOWN_WIDTH, Table
 
-MOMENTS = ("initialised", "before_step", "after_step")
 KINDS: Mapping[str, str] = {
     "parameters_mb": "parameters",
     "gradients_mb": "gradients",
@@ -28,38 +24,17 @@ Launches = Mapping[str, Sequence[Mapping[str, object]]]
 """Name of the arm to the summaries of its launches."""
 
 
-def memory_parts(merged: MergedRun) -> dict[str, object] | None:
-    """The `memory_parts` object of a summary, means over the ranks that train; None where nothing was counted."""
-    facts = merged.facts
-    told = facts.env.get("memory_parts")
-    ranks = [rank for rank in told if rank["rank"] >= facts.servers] if isinstance(told, list) else []
-    if not ranks:
-        return None
-    held = {
-        moment: {kind: _mean([lookup(rank, f"{moment}.{kind}") for rank in ranks]) for kind in KINDS}
-        for moment in MOMENTS
-    }
-    whole = _mean([lookup(rank, "whole_mb") for rank in ranks])
-    copies = copies_held(facts.config, ranks_of(facts.config, merged.world_size))
-    return {
-        **held,
-        "activations_mb": _mean([lookup(rank, "activations_mb") for rank in ranks]),
-        "model_mb": whole,
-        "formula_mb": None if whole is None else copies * whole,
-    }
-
-
 def memory_table(launches: Launches, label: Label = in_english) -> Table | None:
     """A row per arm and moment, means over launches; None where nothing was counted."""
     rows = []
     for name, summaries in launches.items():
         for moment in MOMENTS:
-            cells = [_mean([lookup(one, f"memory_parts.{moment}.{kind}") for one in summaries]) for kind in KINDS]
+            cells = [mean_of_all([lookup(one, f"memory_parts.{moment}.{kind}") for one in summaries]) for kind in KINDS]
             if cells[0] is None:
                 continue
             last = moment == MOMENTS[-1]
             more = [
-                _mean([lookup(one, f"memory_parts.{key}") for one in summaries]) if shown else None
+                mean_of_all([lookup(one, f"memory_parts.{key}") for one in summaries]) if shown else None
                 for key, shown in (("activations_mb", moment == MOMENTS[1]), ("formula_mb", last))
             ]
             said = label(f"memory_parts.{moment}", moment.replace("_", " "))
@@ -72,8 +47,3 @@ def memory_table(launches: Launches, label: Label = in_english) -> Table | None:
     headings = [label(f"memory_parts.{key}", KINDS.get(key, key)) for key in keys]
     columns = [label("headings.arm", "arm"), label("memory_parts.moment", "moment"), *headings]
     return Table(columns, rows, label("memory_parts.title", TITLE), width=MARKDOWN_WIDTH, keys=2)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None

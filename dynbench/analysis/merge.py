@@ -31,6 +31,8 @@ CSV_ROWS = 1_000_000
 
 PARQUET = "merged_metrics.parquet"
 CSV = "merged_metrics.csv"
+SIDES = ("workers", "servers")
+"""The ranks that train, and those that serve them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +123,23 @@ class MergedRun:
         if measured < steps:
             yield Phrase.of("lacks.steps", measured=measured, steps=steps)
 
-    def worker_rows(self) -> pl.LazyFrame:
-        """The merged rows of the ranks that train, with their number among these as `worker`."""
+    def side_rows(self, side: str) -> pl.LazyFrame:
+        """The merged rows of the ranks of one of `SIDES`, with their number among those that train as `worker`."""
         worker = pl.col("rank") - self.facts.servers
-        return pl.scan_parquet(self.run.path / PARQUET).with_columns(worker=worker).filter(pl.col("worker") >= 0)
+        rows = pl.scan_parquet(self.run.path / PARQUET).with_columns(worker=worker)
+        return rows.filter(pl.col("worker") < 0 if side == "servers" else pl.col("worker") >= 0)
+
+    def worker_rows(self) -> pl.LazyFrame:
+        """The merged rows of the ranks that train."""
+        return self.side_rows("workers")
+
+    def measured_rows(self, side: str = "workers") -> pl.LazyFrame:
+        """Those of a side in measured steps."""
+        return self.side_rows(side).join(self.measured.lazy().select("step"), on="step", how="semi")
+
+    def columns(self) -> list[str]:
+        """Names of the merged rows' columns."""
+        return list(pl.read_parquet_schema(self.run.path / PARQUET))
 
     def rank_rows(self, step: int) -> pl.DataFrame:
         """The merged rows of one step, one per worker in order of rank."""

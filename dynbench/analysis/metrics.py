@@ -1,49 +1,43 @@
-"""The metrics of a summary that people read and compare: where they stand, how they are called, which way is better.
-
-Adding one: a key in `summary.summary_of` and one line in `metrics.yaml`; tables, comparisons and reports pick it up. A
-line in `families.yaml` gives it a heading of its own where metrics are columns.
-"""
+"""The metrics of a summary that people read and compare, as `measures` declares them, and what compares them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import geometric_mean, harmonic_mean
-from typing import Any, Literal
 
-import yaml
+from dynbench.analysis.measure import NO_FAMILY, Metric, lookup, metrics_of
+from dynbench.analysis.measures import MEASURES
 
+__all__ = [
+    "FAMILIES",
+    "HEADINGS",
+    "METRICS",
+    "NO_FAMILY",
+    "OF_TIME",
+    "Metric",
+    "Summaries",
+    "by_family",
+    "chosen_metrics",
+    "equal_batches",
+    "improvement_percent",
+    "improvements",
+    "lookup",
+    "mean",
+    "means",
+    "workers_of",
+]
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One line of a table.
-
-    Attributes:
-        key: dotted path in the summary.
-        title: what a person reads.
-        unit: unit, empty for pure numbers; `%` shows a fraction as percent.
-        better: the direction that counts as an improvement, None where there is none.
-        of: `step` for an amount of one step, of which no improvement is told where the global batches differ; `model`
-            for how good the model is, of which none is told where samples of a row see each other.
-    """
-
-    key: str
-    title: str
-    unit: str = ""
-    better: Literal["less", "more"] | None = "less"
-    of: Literal["step", "model"] | None = None
-
-
-def _read(name: str) -> Any:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
-METRICS = tuple(Metric(key, **row) for key, row in _read("metrics.yaml").items())
-FAMILIES: Mapping[str, Mapping[str, str]] = _read("families.yaml")
+METRICS = tuple(metrics_of(MEASURES))
+FAMILIES: Mapping[str, Mapping[str, str]] = {
+    family: {
+        metric.key: metric.heading
+        for metric in sorted(METRICS, key=lambda metric: metric.place)
+        if metric.family == family
+    }
+    for family in dict.fromkeys(metric.family for metric in METRICS)
+}
 """Name of the family to key of the metric to its heading as a column."""
-NO_FAMILY = "further"
 HEADINGS = {key: heading for family in FAMILIES.values() for key, heading in family.items()}
 
 Summaries = Sequence[Mapping[str, object]]
@@ -69,16 +63,6 @@ def by_family(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
     chosen = {metric.key: metric for metric in metrics}
     found = {name: [chosen.pop(key) for key in keys if key in chosen] for name, keys in FAMILIES.items()}
     return {name: members for name, members in {**found, NO_FAMILY: list(chosen.values())}.items() if members}
-
-
-def lookup(summary: Mapping[str, object], key: str) -> float | None:
-    """The number at a dotted path of a summary, or under the path as a key; None where the summary has none."""
-    value: object = summary
-    if key in summary:
-        return _number(summary[key])
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return _number(value)
 
 
 def means(summaries: Summaries) -> dict[str, float]:
@@ -140,7 +124,3 @@ def _values(metric: Metric, summaries: Summaries) -> list[float]:
     """A metric of every summary; none where one of them lacks it."""
     values = [value for summary in summaries if (value := lookup(summary, metric.key)) is not None]
     return values if len(values) == len(summaries) else []
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

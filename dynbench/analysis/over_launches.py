@@ -11,17 +11,13 @@ import polars as pl
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.overview import Label, in_english
 from dynbench.analysis.record import MeanRecord
+from dynbench.analysis.results_csv import COLUMNS as RESULT_COLUMNS
 from dynbench.analysis.tables import format_value
 from dynbench.table_text import MARKDOWN_WIDTH, Table
 
 BY_ARM_FILE = "results_by_arm.csv"
 """In the folder of a comparison."""
-COLUMNS = (
-    *("step_time_ms_mean", "tokens_per_s", "comm_time_ms_total", "comm_ratio", "bytes_raw_total"),
-    *("bytes_compressed_total", "compression_ratio", "compress_time_ms", "decompress_time_ms"),
-    *("grad_rel_error", "grad_cos_sim", "residual_norm", "train_loss", "val_loss", "val_ppl"),
-    *("time_to_target_ppl_s", "steps_to_target_ppl", "bytes_to_target_ppl", "ppl_at_fixed_time"),
-)
+COLUMNS = tuple(column.key for column in RESULT_COLUMNS if column.over_launches)
 """Of result lines, those that say how an arm does."""
 SHOWN: Mapping[str, tuple[str, str]] = {
     "tokens_per_s": ("throughput", "real tokens/s"),

@@ -4,19 +4,59 @@ from __future__ import annotations
 
 import logging
 from statistics import fmean
+from typing import Annotated, TypedDict
 
 import polars as pl
 
+from dynbench.analysis.measure import ratio, total
 from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
 from dynbench.runs.json_record import read_json
 from dynbench.runs.profile_record import COMMUNICATION, PROFILE_SCHEMA_VERSION, ProfileRow, RankProfile
+from dynbench.units import Unit
 
 log = logging.getLogger(__name__)
 
 
-def profile_of(merged: MergedRun) -> dict[str, object] | None:
-    """The `profile` object of a summary, means over the ranks that train; None where no step was profiled."""
+class ProfileShare(TypedDict):
+    """What an operation took of a phase, per step."""
+
+    phase: str
+    """forward, backward (up to the gradients' meeting), optimizer, or other."""
+    operation: str
+    """Of the wire; `communication` for all of them, `past the wire` for what it did not begin, or `compute`."""
+    calls: float
+    """How often it was under way."""
+    ms: Annotated[float, Unit("ms")]
+    """Time in which it was, overlapping ones once."""
+    share: Annotated[float, Unit("fraction")]
+    """Of the step."""
+
+
+class Profile(TypedDict):
+    """What the time of profiled steps went to, means over the ranks that train."""
+
+    first_step: int
+    """The first step profiled."""
+    steps: Annotated[int, Unit("steps")]
+    """How many were."""
+    ranks: Annotated[int, Unit("ranks")]
+    """Whose profile could be read."""
+    step_ms: float
+    """How long a step was, profiled."""
+    phase_ms: dict[str, float] | None
+    """How long forward, backward with all that the gradients wait for, and optimizer were in these steps by the ranks'
+    rows, what was waited for included; null where rows do not tell what passes waited for."""
+    comm_share: float
+    """Share of the steps in which the back end had something of the wire under way, as the profiler saw it."""
+    wire_comm_share: float | None
+    """The same of the same steps, as the wire timed it."""
+    rows: list[ProfileShare]
+    """By phase and operation."""
+
+
+def profile_of(merged: MergedRun) -> Profile | None:
+    """The `profile` object of a summary; None where no step was profiled."""
     files = (merged.run.profile_file(rank) for rank in range(merged.facts.servers, merged.world_size))
     found = [profile for file in files if file.is_file() and (profile := _read(merged, file.name)) is not None]
     if not found:
@@ -26,12 +66,11 @@ def profile_of(merged: MergedRun) -> dict[str, object] | None:
     for profile in found:
         for row in profile.rows:
             by_place.setdefault((row.phase, row.operation), []).append(row)
-    rows: list[dict[str, object]] = []
+    rows: list[ProfileShare] = []
     for (phase, operation), same in by_place.items():
         calls, ms = (sum(getattr(row, name) for row in same) / len(found) for name in ("calls", "ms"))
         rows.append({"phase": phase, "operation": operation, "calls": calls, "ms": ms, "share": ms / step_ms})
     steps = merged.steps.filter(pl.col("step").is_between(first.first_step, first.first_step + first.steps - 1))
-    of_wire = "comm_ms" in steps.columns and steps.height > 0
     return {
         "first_step": first.first_step,
         "steps": first.steps,
@@ -40,7 +79,7 @@ def profile_of(merged: MergedRun) -> dict[str, object] | None:
         "phase_ms": _phases(merged, range(first.first_step, first.first_step + first.steps)),
         "comm_share": sum(row.ms for profile in found for row in profile.rows if row.operation == COMMUNICATION)
         / sum(profile.step_ms for profile in found),
-        "wire_comm_share": float(steps["comm_ms"].sum()) / float(steps["step_time_ms_mean"].sum()) if of_wire else None,
+        "wire_comm_share": ratio(total(steps, "comm_ms"), total(steps, "step_time_ms_mean")),
         "rows": rows,
     }
 

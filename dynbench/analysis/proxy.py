@@ -8,6 +8,8 @@ evenly spaced ones.
 
 from __future__ import annotations
 
+from typing import Annotated, TypedDict
+
 import numpy as np
 import polars as pl
 
@@ -16,8 +18,28 @@ from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
 from dynbench.runs.probe_record import read_probe
 from dynbench.schedule.cost import CostModel
+from dynbench.units import Unit
 
-ProxyError = dict[str, float | None]
+
+class ProxyError(TypedDict):
+    """How far a prediction is from the time."""
+
+    correlation: Annotated[float | None, Unit("1")]
+    """Pearson's with the time; null without spread or coefficients."""
+    mape: float | None
+    """Mean of |predicted - time| / time."""
+
+
+class Proxy(TypedDict):
+    """How well a cost stood for measured time."""
+
+    cost_type: str
+    """The planner's."""
+    padded_tokens: ProxyError
+    """Of padded tokens."""
+    cost: ProxyError
+    """Of the planner's cost with its coefficients."""
+
 
 MOST_ROWS = 1_000_000
 
@@ -26,7 +48,7 @@ _ONE_BATCH = pl.col("padded_tokens").cast(pl.Float64) ** 2 / pl.max_horizontal("
 """`padded_tokens2` of a padded micro-batch, in rows of earlier versions, which did not record it."""
 
 
-def proxy_error(merged: MergedRun) -> dict[str, ProxyError | str | None]:
+def proxy_error(merged: MergedRun) -> Proxy:
     """The `proxy` object of a summary.
 
     Returns:

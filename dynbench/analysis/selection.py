@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynbench.analysis.analyze import Baseline, run_folders
-from dynbench.analysis.communication import silent_run
 from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM
 from dynbench.analysis.kept import named_probes
 from dynbench.analysis.merge import rank_files
+from dynbench.analysis.null_run import silent_run
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypedDict
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,7 @@ import polars as pl
 from dynbench.analysis.compute_fit import FloatArray
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.stats import CONSISTENCY
+from dynbench.units import Unit
 
 PACE_LIMIT = 1.10
 """Times of the other ranks' pace from which a rank counts as slow; cores of one machine differ by a few percent."""
@@ -52,7 +54,18 @@ class SlowRank:
     pace: float
 
 
-def slowest_ranks(merged: MergedRun) -> dict[str, object] | None:
+class SlowestRanks(TypedDict):
+    """Who the steps wait for."""
+
+    distinct: Annotated[int, Unit("ranks")]
+    """Workers that were the slowest of a step, busy longest before synchronising."""
+    shares: list[float | None]
+    """Of the steps, by worker; a tie counts for each of its ranks in part."""
+    equal: Annotated[float, Unit("fraction")]
+    """The share that equal ranks would have."""
+
+
+def slowest_ranks(merged: MergedRun) -> SlowestRanks | None:
     """The `slowest_ranks` object of a summary; None with a single worker or without a measured step."""
     workers, columns = _by_step(merged)
     if len(workers) < 2 or not merged.measured.height:
@@ -93,8 +106,7 @@ def slow_ranks(runs: Sequence[MergedRun]) -> Iterator[SlowRank]:
 def _by_step(merged: MergedRun) -> tuple[list[int], dict[str, FloatArray]]:
     """The workers that have rows, and columns of the measured steps' rows, each of shape [steps, workers]."""
     rows = (
-        merged.worker_rows()
-        .join(merged.measured.lazy().select("step"), on="step", how="semi")
+        merged.measured_rows()
         .select("step", "worker", *(pl.col(name).cast(pl.Float64) for name in _COLUMNS))
         .sort("step", "worker")
         .collect()

@@ -1,23 +1,85 @@
-"""What a run took to a perplexity, and how far it came in a given time."""
+"""What a run's evaluations came to: the last one, what it took to a perplexity, and how far it came in a given time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Annotated, NotRequired, TypedDict, cast
 
 import polars as pl
 
+from dynbench.analysis.measure import Metric, shown
 from dynbench.analysis.merge import MergedRun
+from dynbench.units import Unit
 
 _MS_PER_S = 1000
 
 
-def targets_of(merged: MergedRun) -> dict[str, float | int | None] | None:
+QUALITY = "loss and evaluation"
+"""Title of the family of metrics."""
+
+
+class Evaluation(TypedDict):
+    """The last evaluation."""
+
+    step: int
+    """After which step it was made."""
+    loss: Annotated[float, shown(QUALITY, "eval. loss", "evaluation loss", of="model")]
+    """Mean loss over the samples evaluated, each counting its weight."""
+    accuracy: Annotated[
+        NotRequired[float | None],
+        shown(QUALITY, "eval. accuracy", "evaluation accuracy", "%", better="more", of="model"),
+    ]
+    """Right answers over samples; null where a workload of one's own counts none."""
+    perplexity: Annotated[NotRequired[float], shown(QUALITY, "eval. perplexity", "evaluation perplexity", of="model")]
+    """Of language models in place of an accuracy, exp of the mean loss over target tokens."""
+    tokens: NotRequired[int]
+    """Target tokens that the perplexity is over."""
+    samples: Annotated[int, Unit("samples")]
+    """How many were evaluated."""
+    unigram_perplexity: Annotated[
+        NotRequired[float | None],
+        shown(QUALITY, "unigram perplexity", "perplexity of single tokens, evaluation", better=None, place=1),
+    ]
+    """What a model that knows only how often each target token of the samples evaluated comes would have; beside a
+    perplexity."""
+
+
+def evaluation_of(evaluations: pl.DataFrame, unigram: object) -> Evaluation | None:
+    """The last evaluation, a perplexity beside that of single tokens; None where there was none."""
+    if not evaluations.height:
+        return None
+    last = evaluations.tail(1).to_dicts()[0]
+    return cast(Evaluation, {**last, "unigram_perplexity": unigram} if "perplexity" in last else last)
+
+
+def _target(heading: str, title: str, unit: str = "") -> Metric:
+    return shown(QUALITY, heading, title, unit, of="model")
+
+
+class Targets(TypedDict):
+    """What was asked for, and when it was reached."""
+
+    target_perplexity: float | None
+    """As asked for (`analysis.target_perplexity`)."""
+    time_to_target_s: Annotated[float | None, _target("time to target", "time to the target perplexity", "s")]
+    """Time of the steps up to the first evaluation at or below it, warm-up among them, evaluation not; null where none
+    was."""
+    steps_to_target: Annotated[int | None, _target("steps to target", "steps to the target perplexity", "steps")]
+    """Steps up to that evaluation."""
+    bytes_to_target: Annotated[
+        float | None, _target("sent to target", "sent per rank to the target perplexity", "bytes")
+    ]
+    """What a rank sent up to it."""
+    time_budget_s: float | None
+    """Training time asked about (`analysis.time_budget_s`)."""
+    perplexity_at_budget: Annotated[float | None, _target("at time budget", "perplexity at the time budget")]
+    """Of the last evaluation within that time; null where the run ended before."""
+
+
+def targets_of(merged: MergedRun) -> Targets | None:
     """The `targets` object of a summary; None where none is set.
 
-    Time is that of the steps from the first one on, warm-up among them, each the maximum over ranks; evaluation is off
-    this clock. The target is reached with the first evaluation at or below it; at the time budget stands the last
-    evaluation that it has time for. What was not reached, and what a run that ended before its budget would have
-    reached, is None.
+    The target is reached with the first evaluation at or below it; at the time budget stands the last evaluation that
+    it has time for. What was not reached, and what a run that ended before its budget would have reached, is None.
     """
     asked = merged.facts.config.analysis
     if asked.target_perplexity is None and asked.time_budget_s is None:
@@ -28,7 +90,7 @@ def targets_of(merged: MergedRun) -> dict[str, float | int | None] | None:
     spent = float(merged.steps["step_time_max_ms"].sum()) / _MS_PER_S
     whole = asked.time_budget_s is not None and spent >= asked.time_budget_s
     in_time = evaluated.filter(pl.col("time_s") <= by_time).tail(1).to_dicts() if whole else []
-    first: Mapping[str, float | int | None] = target[0] if target else {}
+    first = target[0] if target else {}
     return {
         "target_perplexity": asked.target_perplexity,
         "time_to_target_s": first.get("time_s"),

@@ -31,25 +31,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Annotated, TypedDict, cast
 
 import numpy as np
 
 from dynbench.analysis.compute_fit import ComputeFit, ComputeRows, compute_rows, fit_compute, relative_speeds
+from dynbench.analysis.measure import shown
 from dynbench.analysis.merge import MergedRun
-from dynbench.runs.phrase import Phrase
+from dynbench.runs.phrase import Phrase, PhraseRecord
+from dynbench.units import Unit
 
 PARTS = ("padding", "waiting", "exposed_comm", "planning", "data", "compute", "other")
 """What a step's time is spent on that is not needed work, in the order in which it is shown."""
 
-Waste = dict[str, object]
+Share = Annotated[float | None, Unit("fraction")]
+
+
+class Waste(TypedDict):
+    """Shares of the step time, which add up to 1 - 1/s; null where no ideal can be stated."""
+
+    s: Annotated[
+        float | None, shown("waiting and padding", "times the ideal", "step time, measured over ideal", place=-1)
+    ]
+    """Measured over ideal step time; the ideal is the same samples without padding, waiting, exposed communication,
+    planning and loading data, by a cost fitted to the run's own compute, with the optimizer. In a comparison, arms at
+    level `step` or `window` on as many ranks share the least of their ideals; null for the others."""
+    padding: Share
+    """Computing padded tokens that are none."""
+    waiting: Share
+    """Waiting for the slowest rank; of unequal ranks, work dealt to slow ones too."""
+    exposed_comm: Share
+    """Communication that no computing hides."""
+    planning: Share
+    """Making plans."""
+    data: Share
+    """Making batches."""
+    compute: Share
+    """What the ideal by the arm's own compute is above the one it shares with others; 0 in a run by itself."""
+    other: Share
+    """The rest, micro-batches beyond one per rank and the residual of the fit among it; may be below 0."""
+    reason: str | None
+    """Why no ideal can be stated."""
+    reason_said: PhraseRecord | None
+    """The same as a phrase."""
 
 
 def waste_of(merged: MergedRun) -> Waste:
     """The `waste` object of a summary.
 
     Returns:
-        `s` and `PARTS`, and None for `reason` and `reason_said`; where no ideal can be stated, None for the former, and
-        why as a text and as a phrase. Where the arms compared share none, `s` and `compute` alone are None.
+        Where the arms compared share no ideal, `s` and `compute` alone are None.
     """
     if not merged.measured.height:
         return _unknown(Phrase.of("waste.no_step"))
@@ -76,7 +107,7 @@ def waste_of(merged: MergedRun) -> Waste:
     time_ms = merged.time_ms
     ms["other"] = time_ms - ideal - sum(ms.values())
     shares = {name: ms.get(name, 0.0) / time_ms for name in PARTS}
-    own: Waste = {"s": time_ms / ideal, **shares, "reason": None, "reason_said": None}
+    own = cast(Waste, {"s": time_ms / ideal, **shares, "reason": None, "reason_said": None})
     return own if merged.ideal_ms is None else of_shared(own, time_ms, merged.ideal_ms)
 
 
@@ -88,7 +119,8 @@ def of_shared(own: Waste, time_ms: float, ideal_ms: float) -> Waste:
         time_ms: the run's time.
         ideal_ms: of its measured steps, the shared one; nan where it shares none.
     """
-    if not isinstance(s := own["s"], float):
+    s = own["s"]
+    if s is None:
         return own
     if math.isnan(ideal_ms):
         reason = Phrase.of("waste.not_shared")
@@ -105,7 +137,7 @@ def _needed(rows: ComputeRows) -> ComputeFit | None:
 
 
 def _unknown(reason: Phrase) -> Waste:
-    return {**dict.fromkeys(("s", *PARTS)), "reason": str(reason), "reason_said": reason.record()}
+    return cast(Waste, {**dict.fromkeys(("s", *PARTS)), "reason": str(reason), "reason_said": reason.record()})
 
 
 def ms_per_kilotoken(waste: Mapping[str, object], time_ms: float, real_tokens: float) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""Writes the page of all fields to stdout: `python -m dynbench.fields > results/FIELDS.md`."""
+"""Prints the page of all fields."""
 
 import sys
 

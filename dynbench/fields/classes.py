@@ -1,61 +1,156 @@
-"""Fields of a record class with their docstrings, so that what they mean stands once."""
+"""Fields as they are declared: of classes of records and of measures, with their docstrings, and columns of rows.
+
+The unit of a field is that of its declaration (`Unit`, a metric, a column), else the one that its name ends in.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from pydantic import BaseModel
 
+from dynbench.analysis.measure import Measure, Metric
+from dynbench.runs.columns import Column
+from dynbench.units import Unit
+
 SCALARS: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean", object: "any"}
+UNITS = {
+    "_ms": "ms",
+    "_mb": "MB",
+    "_s": "s",
+    "_ns": "ns",
+    "_samples_per_s": "samples/s",
+    "_tokens_per_s": "tokens/s",
+    "_tokens": "tokens",
+    "_percent": "%",
+    "_bytes": "bytes",
+    "_ms_per_token": "ms/token",
+    "_ms_per_token2": "ms/token²",
+    "mape": "fraction",
+    "_share": "fraction",
+    "_fraction": "fraction",
+}
+"""By the ending of a name, or of that of an object around it."""
 
 
-def class_fields(cls: type) -> Iterator[tuple[str, str, str]]:
-    """Path, type and docstring of every field of a dataclass or model, those of the records within it included."""
-    texts, hints = _docstrings(cls), get_type_hints(cls)
-    for name in texts:
-        hint, null = _without_null(hints[name])
-        suffix = " or null" if null else ""
-        origin, arguments = get_origin(hint), get_args(hint)
-        if _is_record(hint):
-            yield name, f"object{suffix}", texts[name]
-            yield from _within(name, hint)
-        elif origin is dict:
-            value, value_null = _without_null(arguments[1])
-            yield name, f"object{suffix}", texts[name]
-            if _is_record(value):
-                yield f"{name}.<name>", "object or null" if value_null else "object", "Of that name."
-                yield from _within(f"{name}.<name>", value)
-            else:
-                yield f"{name}.<name>", _scalar(value) + (" or null" if value_null else ""), "Of that name."
-        elif origin in (list, tuple):
-            item = _without_null(arguments[0])[0]
-            if _is_record(item):
-                yield name, f"array of object{suffix}", texts[name]
-                yield from _within(f"{name}[]", item)
-            else:
-                inner = _scalar(item)
-                yield name, f"array{'' if inner == 'any' else f' of {inner}'}{suffix}", texts[name]
-        else:
-            yield name, f"{_scalar(hint)}{suffix}", texts[name]
+@dataclass(frozen=True)
+class Field:
+    """One field.
+
+    Attributes:
+        path: dotted, with `[]` for items and `<name>` for any key.
+        type: what its value is.
+        meaning: what it says, and when an optional one is there.
+        unit: empty for text and pure numbers.
+        optional: it is not always there.
+        same: path of the field of a summary that says the rest of it.
+    """
+
+    path: str
+    type: str
+    meaning: str
+    unit: str = ""
+    optional: bool = False
+    same: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The type without `or null`."""
+        return self.type.removesuffix(" or null")
+
+    @property
+    def nullable(self) -> bool:
+        """Whether the value may be null; in a CSV, whether the cell may be empty."""
+        return self.type.endswith(" or null")
+
+    def with_unit(self, unit: str = "") -> Field:
+        """The field with that unit, else with the one that its name, or that of an object around it, ends in."""
+        if unit or not any(word in self.type for word in ("number", "integer")):
+            return replace(self, unit=unit)
+        for name in reversed(self.path.replace("[]", "").split(".")):
+            endings = [ending for ending in UNITS if name.endswith(ending)]
+            if endings:
+                return replace(self, unit=UNITS[max(endings, key=len)])
+        return self
 
 
-def _within(prefix: str, cls: type) -> Iterator[tuple[str, str, str]]:
-    for path, kind, text in class_fields(cls):
-        yield f"{prefix}.{path}", kind, text
+class Reader:
+    """Reads declarations; a record that is a document of its own is of the type of that name.
+
+    Attributes:
+        documents: class of records to the name of its document.
+    """
+
+    def __init__(self) -> None:
+        self.documents: dict[object, str] = {}
+
+    def fields(self, declared: object) -> Iterator[Field]:
+        """Of a class, a column, a measure, or of several of these."""
+        if isinstance(declared, type):
+            yield from self._of_class(declared)
+        elif isinstance(declared, Column):
+            kind = "string" if declared.type == "text" else declared.type
+            field = Field(declared.name, f"{kind} or null", declared.description, optional=True)
+            yield field.with_unit({"B": "bytes"}.get(declared.unit, declared.unit))
+        elif isinstance(declared, Measure):
+            yield from self._of(declared.key, declared.type, "", declared)
+        elif isinstance(declared, Iterable):
+            for each in declared:
+                yield from self.fields(each)
+
+    def _of_class(self, cls: type, prefix: str = "", unit: str = "", optional: bool = False) -> Iterator[Field]:
+        """Every field, those of the records within it included; `unit` and `optional` are those of the object."""
+        texts, hints = _docstrings(cls), get_type_hints(cls, include_extras=True)
+        for name, text in texts.items():
+            declared = getattr(cls, name, None)
+            yield from self._of(f"{prefix}{name}", hints[name], text, declared, unit, optional)
+
+    def _of(
+        self, path: str, hint: Any, text: str, declared: object = None, unit: str = "", optional: bool = False
+    ) -> Iterator[Field]:
+        hint, facts = _unwrapped(hint)
+        null, optional = NoneType in facts, optional or NotRequired in facts
+        if isinstance(declared, Measure):
+            optional = optional or declared.optional or bool(declared.needs)
+            facts = [*facts, *declared.metrics, Unit(declared.unit)]
+        for fact in facts:
+            known = fact.name if isinstance(fact, Unit) else fact.unit if isinstance(fact, Metric) else ""
+            unit = "fraction" if known == "%" else known or unit
+        same = declared.same if isinstance(declared, Measure) else ""
+        named = next((fact for fact in facts if isinstance(fact, str)), self.documents.get(hint))
+        arguments = get_args(hint)
+        kind, inner, item = named or "object", "", hint
+        if get_origin(hint) is dict and not named:
+            item, inner = arguments[1], f"{path}.<name>"
+        elif get_origin(hint) in (list, tuple):
+            item, item_facts = _unwrapped(arguments[0])
+            listed = next((fact for fact in item_facts if isinstance(fact, str)), self.documents.get(item))
+            listed = listed or ("object" if _is_record(item) else _scalar(item))
+            kind, inner = "array" if listed == "any" else f"array of {listed}", f"{path}[]"
+        elif not named and not _is_record(hint):
+            kind = _scalar(hint)
+        field = Field(path, f"{kind} or null" if null else kind, text, optional=optional, same=same)
+        scalar = kind.removeprefix("array of ") in SCALARS.values()
+        yield field.with_unit(unit) if scalar else field
+        if inner.endswith(".<name>"):
+            yield from self._of(inner, item, "Of that name.", None, unit, True)
+        elif kind.endswith("object") and _is_record(item):
+            yield from self._of_class(item, f"{inner or path}.", unit, optional or null)
 
 
 def _docstrings(cls: type) -> dict[str, str]:
     """Name of every annotated field to the text below it, joined to a line; empty where there is none."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    found: dict[str, str] = {}
+    bases = [base for base in cls.__bases__ if base.__module__.startswith("dynbench.")]
+    found = {name: text for base in bases for name, text in _docstrings(base).items()}
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = following.value if isinstance(following, ast.Expr) else None
@@ -64,15 +159,31 @@ def _docstrings(cls: type) -> dict[str, str]:
     return found
 
 
-def _without_null(hint: Any) -> tuple[Any, bool]:
-    if get_origin(hint) in (Union, UnionType):
-        rest = [each for each in get_args(hint) if each is not NoneType]
-        return (rest[0] if len(rest) == 1 else object), len(rest) < len(get_args(hint))
-    return hint, False
+def _unwrapped(hint: Any) -> tuple[Any, list[object]]:
+    """The type itself, and what is said around it: what it is `Annotated` with, `NoneType` where it may be null."""
+    facts: list[object] = []
+    while True:
+        if get_origin(hint) is Annotated:
+            facts += hint.__metadata__
+            hint = hint.__origin__
+        elif get_origin(hint) is NotRequired:
+            facts.append(NotRequired)
+            (hint,) = get_args(hint)
+        elif get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
+            facts.append(NoneType)
+            rest = [each for each in get_args(hint) if each is not NoneType]
+            hint = rest[0] if len(rest) == 1 else object
+        elif get_origin(hint) in (Union, UnionType):
+            return object, facts
+        else:
+            return hint, facts
 
 
 def _is_record(hint: Any) -> bool:
-    return isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, BaseModel))
+    if not isinstance(hint, type):
+        return False
+    declares = any(isinstance(each, Measure) for each in vars(hint).values())
+    return declares or is_typeddict(hint) or is_dataclass(hint) or issubclass(hint, BaseModel)
 
 
 def _scalar(hint: Any) -> str:

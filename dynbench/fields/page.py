@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from dynbench.fields.tables import Document, Field, documents
+from dynbench.fields.classes import Field
+from dynbench.fields.tables import Document, documents
 
 HEAD = """# Fields
 
 What every field of the files that dynbench writes, and of what its commands print under `--json`, means. This page is
-made of the tables in `dynbench/fields/` by `python -m dynbench.fields > results/FIELDS.md`; a test holds both to what
-is written.
+made of what declares them and of the tables in `dynbench/fields/`; a test holds it to what is written.
 
 Times are wall-clock milliseconds, memory is MB (1e6 bytes), unless the unit says otherwise. `[]` stands for the items
 of a list, `<name>` for any key. A type that is a link is an object with the fields of that section. What is not always

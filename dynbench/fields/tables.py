@@ -3,68 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dynbench.fields.classes import class_fields
+from dynbench.fields.classes import Field, Reader
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array", "any")
 ORDER = ("records", "training", "comparison", "solve", "probe", "bench", "figures", "commands")
 """The tables, in the order of the page."""
-UNITS = {
-    "_ms": "ms",
-    "_mb": "MB",
-    "_s": "s",
-    "_ns": "ns",
-    "_samples_per_s": "samples/s",
-    "_tokens_per_s": "tokens/s",
-    "_tokens": "tokens",
-    "_percent": "%",
-    "_bytes": "bytes",
-    "_ms_per_token": "ms/token",
-    "_ms_per_token2": "ms/token²",
-    "mape": "fraction",
-    "_share": "fraction",
-    "_fraction": "fraction",
-}
 _LINE = re.compile(
     r"(?P<type>[a-z_. ]+?)(?:, (?P<unit>(?!optional)[^,]+?))?(?P<optional>, optional)? - (?P<meaning>.+)"
 )
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field.
-
-    Attributes:
-        path: dotted, with `[]` for items and `<name>` for any key.
-        type: what its value is.
-        meaning: what it says, and when an optional one is there.
-        unit: empty for text and pure numbers.
-        optional: it is not always there.
-    """
-
-    path: str
-    type: str
-    meaning: str
-    unit: str = ""
-    optional: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The type without `or null`."""
-        return self.type.removesuffix(" or null")
-
-    @property
-    def nullable(self) -> bool:
-        """Whether the value may be null; in a CSV, whether the cell may be empty."""
-        return self.type.endswith(" or null")
 
 
 @dataclass(frozen=True)
@@ -100,43 +55,44 @@ class Document:
 def documents() -> Mapping[str, Document]:
     """All documents by name, in the order of the page."""
     found: dict[str, Document] = {}
+    reader = Reader()
     for table in ORDER:
         content = yaml.safe_load((Path(__file__).parent / f"{table}.yaml").read_text(encoding="utf-8"))
         for name, entry in content.items():
-            fields = tuple(_fields(f"{table}.yaml, {name}", entry, found))
-            found[name] = Document(name, entry["title"], fields, table, entry.get("same", ""))
+            fields = _fields(f"{table}.yaml, {name}", entry, found, reader)
+            found[name] = Document(name, entry["title"], tuple(fields), table, entry.get("same", ""))
     return found
 
 
-def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document]) -> Iterator[Field]:
-    """The fields of `with` (documents) and `from` (a class), less those of `without`, and those of `fields` (lines)."""
+def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document], reader: Reader) -> Iterable[Field]:
+    """The fields of `with` (documents) and `from` (declarations), less those of `without`, and those of `fields`."""
     found = {field.path: field for name in entry.get("with", ()) for field in earlier[name].fields}
-    if "from" in entry:
-        module, _, cls = entry["from"].partition(":")
-        for path, kind, meaning in class_fields(getattr(import_module(module), cls)):
-            found[path] = _with_unit(Field(path, kind, meaning))
+    places = entry.get("from", ())
+    for place in [places] if isinstance(places, str) else places:
+        module, _, names = place.partition(":")
+        declared = reduce(getattr, names.split("."), import_module(module))
+        for field in reader.fields(declared):
+            known = found.get(field.path, field)
+            found[field.path] = _like(field, earlier["summary"]) if field.same else known if known.meaning else field
+        reader.documents.setdefault(declared, where.partition(", ")[2])
     for path, unit in entry.get("units", {}).items():
         found[path] = replace(found[path], unit=unit)
     for name in entry.get("without", ()):
         found = {path: field for path, field in found.items() if not f"{path}.".startswith((f"{name}.", f"{name}["))}
     found |= {path: _parsed(where, path, line) for path, line in entry.get("fields", {}).items()}
-    yield from found.values()
+    return found.values()
+
+
+def _like(field: Field, summary: Document) -> Field:
+    """A column with the unit and the meaning of the field of a summary whose number it holds."""
+    paths = (field.same, re.sub(r"[^.]+$", "<name>", field.same))
+    same = next(each for path in paths for each in summary.fields if each.path == path)
+    return replace(field, unit=same.unit, meaning=f"{same.meaning} (`{field.same}`)")
 
 
 def _parsed(where: str, path: str, line: str) -> Field:
     match = _LINE.fullmatch(line)
     if match is None:
         raise ValueError(f"{where}: {path}: {line!r} is not `TYPE[, UNIT][, optional] - meaning`")
-    field = Field(path, match["type"], match["meaning"], match["unit"] or "", match["optional"] is not None)
-    return field if field.unit else _with_unit(field)
-
-
-def _with_unit(field: Field) -> Field:
-    """The field with the unit that its name ends in, or that one of the objects around it does."""
-    if not any(word in field.type for word in ("number", "integer")):
-        return field
-    for name in reversed(field.path.replace("[]", "").split(".")):
-        endings = [ending for ending in UNITS if name.endswith(ending)]
-        if endings:
-            return replace(field, unit=UNITS[max(endings, key=len)])
-    return field
+    field = Field(path, match["type"], match["meaning"], optional=match["optional"] is not None)
+    return field.with_unit(match["unit"] or "")

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+
+PhraseRecord = Annotated[dict[str, object], "phrase"]
+"""What a JSON file keeps of a phrase; `phrase` is its name among the documents of `dynbench.fields`."""
 
 
 class Phrase(str):
@@ -51,7 +54,7 @@ class Phrase(str):
         known = values if isinstance(values, dict) else {}
         return cls(str(record.get("text", "")), str(record.get("say", "")), **known)
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> PhraseRecord:
         """What a JSON file keeps of it."""
         return {"say": self.say, "text": str(self), "values": recorded(self.values)}
 

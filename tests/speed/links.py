@@ -25,7 +25,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from dynbench.analysis.links import faster_gbps, predicted_ms
+from dynbench.analysis.link_model import predicted_ms
+from dynbench.analysis.links import faster_gbps
 from dynbench.config.load import load_config
 from dynbench.engine.rank.precision import Precision
 from dynbench.engine.rank.wiring import build_strategy

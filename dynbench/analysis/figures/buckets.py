@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 
 from dynbench.analysis.buckets import EXPLAINS, bears_out, bucket_point, fit_buckets, size_of, sizes_differ
-from dynbench.analysis.communication import communication_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.analysis.measures import communication_of
 from dynbench.config.digest import flatten
 from dynbench.units import mib
 

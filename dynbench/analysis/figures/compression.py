@@ -11,13 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogFormatter
 
-from dynbench.analysis.communication import communication_of
+from dynbench.analysis.communication import timed_ms
 from dynbench.analysis.compression import compression_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.analysis.measures import communication_of
 from dynbench.analysis.merge import PARQUET, MergedRun
-from dynbench.analysis.timed import rows_of_side, timed_ms
-from dynbench.runs.columns import GRAD_REL_ERROR
 from dynbench.units import mb
 
 PARTS = (
@@ -49,7 +48,7 @@ def worker_rows(run: MergedRun, *columns: str) -> pl.DataFrame:
     """Rows of the workers with columns that they have, in order of step; empty where one is missing."""
     if not {*columns} <= {*pl.read_parquet_schema(run.run.path / PARQUET)}:
         return pl.DataFrame(schema=dict.fromkeys(("step", *columns), pl.Float64))
-    return rows_of_side(run, "workers").select("step", *columns).drop_nulls().sort("step").collect()
+    return run.worker_rows().select("step", *columns).drop_nulls().sort("step").collect()
 
 
 def compression(run: MergedRun) -> float | None:
@@ -65,7 +64,8 @@ def sent_mb(run: MergedRun) -> float | None:
 
 def gradient_error(run: MergedRun) -> float | None:
     """Mean relative error of the mean gradient, where it was measured."""
-    return (compression_of(run) or {}).get(GRAD_REL_ERROR.name)
+    found = compression_of(run)
+    return None if found is None else found["grad_rel_error"]
 
 
 def _number(value: object) -> float | None:

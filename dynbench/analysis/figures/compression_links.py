@@ -8,11 +8,12 @@ from statistics import fmean
 import numpy as np
 import polars as pl
 
-from dynbench.analysis.communication import communication_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.compression import compared, plain_ticks
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.links import SPEEDS_GBPS, faster_gbps, predicted_ms
+from dynbench.analysis.link_model import SPEEDS_GBPS, predicted_ms
+from dynbench.analysis.links import faster_gbps
+from dynbench.analysis.measures import communication_of
 from dynbench.analysis.merge import MergedRun
 
 SLOWEST_GBPS = 0.1

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from dynbench.analysis.communication import communication_of
 from dynbench.analysis.figures import style
 from dynbench.analysis.figures.over_steps import draw_lines, smoothing_note
 from dynbench.analysis.figures.views import ArmView, caption, drawable
-from dynbench.analysis.memory_parts import memory_parts
+from dynbench.analysis.measures import communication_of
+from dynbench.analysis.memory import memory_parts
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.speedup import seconds_per_unit, unit_of
@@ -93,7 +93,7 @@ def _facts(run: MergedRun) -> dict[str, object]:
         "units_per_s": 1 / seconds_per_unit(run),
         "training_s": run.time_ms / 1000,
         "exposed_comm_ms": {"mean": run.measured["exposed_comm_ms"].mean()},
-        "held": (memory_parts(run) or {}).get("after_step"),
+        "held": held["after_step"] if (held := memory_parts(run)) else None,
         **communication_of(run),
     }
 

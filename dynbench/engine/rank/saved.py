@@ -161,7 +161,7 @@ def find_saved(store: RunStore, source: str) -> Saved:
 
 
 def evaluate_saved(config: Config, batch: int | None = None) -> dict[str, object]:
-    """The `eval` object of results/FIELDS.md but its source: on the samples that training evaluates.
+    """What `eval --json` prints but its source: on the samples that training evaluates.
 
     Raises:
         DataError: there is nothing to evaluate on; or as loading the data does.

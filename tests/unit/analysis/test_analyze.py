@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 from probes import make_probe
 
-from dynbench.analysis import summary
+from dynbench.analysis import measures
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.proxy import proxy_error
 from dynbench.config.dump import dump_config
@@ -53,7 +53,7 @@ def test_a_single_run_has_one_name_in_its_analysis_and_its_report(make_run, stor
 @pytest.mark.slow
 def test_each_run_is_summarised_once_however_many_comparisons(make_run, store, monkeypatch):
     found = []
-    monkeypatch.setattr(summary, "proxy_error", lambda merged: found.append(merged.run.id) or proxy_error(merged))
+    monkeypatch.setattr(measures, "proxy_error", lambda merged: found.append(merged.run.id) or proxy_error(merged))
     runs = [make_run(policy) for policy in ("static", "partition", "prefix")]
 
     report = analyze_runs(runs, store, Analysis())

@@ -14,7 +14,8 @@ from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.compression import UNKNOWN
 from dynbench.analysis.figures.compression_links import _summary
 from dynbench.analysis.figures.views import ArmView
-from dynbench.analysis.links import faster_gbps, predicted_ms
+from dynbench.analysis.link_model import predicted_ms
+from dynbench.analysis.links import faster_gbps
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions.compress import QUESTION
 from dynbench.runs.run import Run

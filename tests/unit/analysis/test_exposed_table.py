@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from dynbench.analysis.exposed_table import exposed_table, two_ways_apart
-from dynbench.analysis.memory_parts import memory_parts, memory_table
+from dynbench.analysis.memory import memory_parts
+from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.merge import merge_run
 from dynbench.report import load_template
 from dynbench.runs.atomic import write_json

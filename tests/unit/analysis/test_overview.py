@@ -178,7 +178,7 @@ def test_a_value_that_one_arm_lacks_is_empty_there() -> None:
 
 
 def test_every_metric_has_a_heading_of_its_own() -> None:
-    """Without a line in `families.yaml` a column is as wide as the metric's title."""
+    """Without one a column is as wide as the metric's title."""
     assert [metric.key for metric in METRICS if metric.key not in HEADINGS] == []
 
 

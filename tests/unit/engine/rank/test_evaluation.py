@@ -11,7 +11,7 @@ import torch
 from batches import batch_of
 
 from dynbench.analysis.merge import _read_evaluations
-from dynbench.analysis.summary import _evaluation
+from dynbench.analysis.targets import evaluation_of
 from dynbench.config.load import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import EVAL_BATCH, EVAL_FILE, Evaluator, evaluated_together
@@ -112,10 +112,10 @@ def test_a_loss_beyond_all_numbers_has_no_perplexity(tmp_path: Path, workload: C
 def test_the_summary_puts_single_tokens_beside_it(tmp_path: Path, workload: CausalLanguageModel) -> None:
     evaluated(tmp_path, workload, 1)
     rows = _read_evaluations([Run(tmp_path)])
-    found = _evaluation(rows, workload.facts["unigram_perplexity"])
+    found = evaluation_of(rows, workload.facts["unigram_perplexity"])
     assert found is not None and "accuracy" not in found
     assert found["unigram_perplexity"] == workload.facts["unigram_perplexity"] > 10
-    assert _evaluation(rows.drop("perplexity", "tokens"), None) == {
+    assert evaluation_of(rows.drop("perplexity", "tokens"), None) == {
         "step": 3,
         "loss": found["loss"],
         "samples": SAMPLES,

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from dynbench.analysis.analyze import analyze_runs
-from dynbench.analysis.result_line import RESULTS_FILE
+from dynbench.analysis.results_csv import RESULTS_FILE
 from dynbench.analysis.summary import summarise
 from dynbench.config.schema import Analysis
 from dynbench.runs.run import Run

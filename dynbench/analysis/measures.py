@@ -1,0 +1,311 @@
+"""The measures of a run: what its summary holds, in the order of tables, each declared once (see `measure`).
+
+Adding one: a field in the class of its subject, and its title and heading in `report/labels.zh.yaml` where people meet
+it in tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import polars as pl
+
+from dynbench.analysis.communication import COMMUNICATION, Communication
+from dynbench.analysis.comparability import fact
+from dynbench.analysis.compression import Compression, compression_of
+from dynbench.analysis.crowding import oversubscribed
+from dynbench.analysis.epochs import Epochs, epochs_of
+from dynbench.analysis.link_model import Links
+from dynbench.analysis.measure import (
+    Measured,
+    Metric,
+    Spread,
+    computed,
+    measure,
+    measures_of,
+    number,
+    of_step,
+    ratio,
+    shown,
+    spread,
+)
+from dynbench.analysis.memory import Memory
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.null_run import BesideNull
+from dynbench.analysis.profile import Profile, profile_of
+from dynbench.analysis.proxy import Proxy, proxy_error
+from dynbench.analysis.slowest import SlowestRanks, slowest_ranks
+from dynbench.analysis.targets import QUALITY, Evaluation, Targets, evaluation_of, targets_of
+from dynbench.analysis.waste import Waste, waste_of
+from dynbench.runs.phrase import PhraseRecord
+
+TIME, WAITING = "step time", "waiting and padding"
+STEP = "step_time_max_ms"
+SPREAD_MEAN, SPREAD_P95 = "spread over ranks, mean", "spread over ranks, P95"
+
+
+def _said(at: Measured) -> PhraseRecord | None:
+    return at.facts.comm_model.record() if at.facts.comm_model is not None else None
+
+
+class Facts:
+    """What the run was, and how much of it there is."""
+
+    policy: str = measure(lambda at: at.facts.policy)
+    """Name of the policy."""
+    layout: str = measure(lambda at: at.config.workload.layout)
+    """Of its micro-batches, padded, packed or flattened."""
+    mode: str = measure(lambda at: at.config.schedule.mode)
+    """static or dynamic."""
+    launcher: str = measure(lambda at: at.config.launch.launcher)
+    """torchrun or virtual."""
+    comm_model: str | None = measure(lambda at: at.facts.comm_model)
+    """What communication was taken to cost; null for real ranks."""
+    comm_model_said: PhraseRecord | None = measure(_said)
+    """The same as a phrase."""
+    link_gbps: float | None = measure(lambda at: at.facts.link_gbps, unit="Gb/s")
+    """Speed of the emulated link over which it sent (`launch.link_gbps`), of which then all its times are; null where
+    there was none."""
+    world_size: int = measure(lambda at: at.run.world_size, unit="ranks")
+    """Ranks of the launch."""
+    workers: int = measure(lambda at: at.run.workers, unit="ranks")
+    """Ranks that train (G); the others serve them."""
+    oversubscribed: bool | None = measure(lambda at: oversubscribed(at.facts))
+    """Whether the computing threads of a node's ranks are more than its cores; null of devices, and where the cores are
+    not known."""
+    global_batch: int = measure(lambda at: at.config.train.global_batch, unit="samples")
+    """Samples of a step over all ranks, as configured (B)."""
+    steps: int = measure(lambda at: at.steps.height, unit="steps")
+    """Complete measured steps."""
+    warmup_steps: int = measure(lambda at: at.run.steps.height - at.steps.height - at.run.settling, unit="steps")
+    """Complete warm-up steps."""
+    rows: int = measure(lambda at: at.run.rows, unit="rows")
+    """Rows of all ranks, warm-up included."""
+    partial: bool = measure(lambda at: at.run.partial)
+    """Whether something of the run is missing."""
+    missing: list[str] = measure(lambda at: list(at.run.lacks))
+    """What is missing."""
+    samples: int = measure(lambda at: at.count("global_batch"), unit="samples")
+    """Of all measured steps."""
+    real_tokens: int = measure(lambda at: at.count("real_tokens"))
+    """Of all measured steps, without padding."""
+    skipped_steps: int = measure(lambda at: at.count("skipped"), unit="steps")
+    """Steps whose optimizer step the loss scaler skipped."""
+
+
+class StepTime:
+    """Over measured steps."""
+
+    mean: float | None = measure(lambda at: at.mean(STEP), of_step(TIME, "mean", "step time, mean"))
+    """Mean over steps."""
+    p50: float | None = measure(lambda at: at.percentile(STEP, 50), of_step(TIME, "P50", "step time, P50"))
+    """Median over steps."""
+    p90: float | None = measure(lambda at: at.percentile(STEP, 90))
+    """90th percentile over steps."""
+    p95: float | None = measure(lambda at: at.percentile(STEP, 95), of_step(TIME, "P95", "step time, P95"))
+    """95th percentile over steps."""
+    total: float | None = measure(lambda at: at.time_ms)
+    """The run's time, per contiguous block of steps the maximum over ranks."""
+
+
+class Phases:
+    """Means over ranks and steps."""
+
+    compute: float | None = measure(lambda at: at.mean("compute_ms_mean"))
+    """Forward and backward."""
+    wait: float | None = measure(lambda at: at.mean("wait_ms_mean"))
+    """Waiting for the slowest rank."""
+    exposed_comm: float | None = measure(lambda at: at.mean("exposed_comm_ms_mean"))
+    """Communication that no computing hides."""
+    plan: float | None = measure(lambda at: at.mean("plan_ms_mean"))
+    """Making plans."""
+    data: float | None = measure(lambda at: at.mean("data_ms_mean"))
+    """Making batches."""
+    optimizer: float | None = measure(lambda at: at.mean("optimizer_ms_mean"))
+    """The optimizer."""
+    other: float | None = measure(lambda at: at.mean("other_ms_mean"))
+    """What none of these accounts for."""
+
+
+class Rate(TypedDict):
+    """Amount over time."""
+
+    mean: float | None
+    """Ratio of totals."""
+    p95: float | None
+    """95th percentile of the steps' own."""
+
+
+def _rate(amount: str, per_step: str, family: str, unit: str) -> Rate:
+    def compute(at: Measured) -> Rate:
+        if amount == "real_tokens" and not at.has_lengths:
+            return Rate(mean=None, p95=None)
+        return Rate(mean=at.rate(amount), p95=at.percentile(per_step, 95))
+
+    mean = shown(family, "mean", "throughput", unit, ".mean", better="more")
+    p95 = shown(family, "P95 over steps", "throughput, P95 over steps", unit, ".p95", better="more")
+    return measure(compute, mean, p95)
+
+
+def _per_step(heading: str) -> tuple[Metric, Metric]:
+    return of_step(SPREAD_MEAN, heading, ""), of_step(SPREAD_P95, heading, "")
+
+
+class OverRanks:
+    """Of the measured steps."""
+
+    compute_ms: Spread = spread("compute_ms", "compute", "ms", *_per_step("compute"))
+    """Of `compute_ms` of the ranks' rows."""
+    step_time_ms: Spread = spread("step_time_ms", "step time", "ms", *_per_step("step time"))
+    """Of `step_time_ms`."""
+    padded_tokens: Spread = spread("padded_tokens", "padded tokens", "tokens", *_per_step("padded"))
+    """Of `padded_tokens`."""
+    local_batch: Spread = spread("local_batch", "samples", "samples", shown(SPREAD_MEAN, "batch", "", better=None))
+    """Of `local_batch`."""
+
+
+class PaddedTokens:
+    """Over measured steps."""
+
+    mean: float | None = measure(
+        lambda at: at.mean("padded_tokens_max") if at.has_lengths else None,
+        of_step(WAITING, "most padded", "padded tokens, maximum over ranks", "tokens"),
+    )
+    """Mean over steps."""
+    total: float | None = measure(lambda at: at.total("padded_tokens_max") if at.has_lengths else None, unit="tokens")
+    """Sum over steps."""
+
+
+def _lengths(at: Measured, statistic: str, **options: Any) -> float | None:
+    lengths = at.steps["real_tokens"] / at.steps["global_batch"]
+    return number(getattr(lengths, statistic)(**options)) if at.has_lengths else None
+
+
+class StepLength:
+    """Over measured steps."""
+
+    mean: float | None = measure(lambda at: _lengths(at, "mean"))
+    """Mean over steps."""
+    std: float | None = measure(
+        lambda at: _lengths(at, "std", ddof=0),
+        shown(WAITING, "length spread", "spread over steps of the mean length", "tokens", better=None),
+    )
+    """Standard deviation over steps; random batches differ a little."""
+
+
+class Exposed:
+    """Over measured steps."""
+
+    mean: float | None = measure(
+        lambda at: at.mean("exposed_comm_ms"), of_step(COMMUNICATION, "exposed comm.", "exposed communication")
+    )
+    """Mean over steps."""
+
+
+class Time:
+    """Where time goes, and what it is spent on."""
+
+    step_time_ms: StepTime
+    """Time of a step, the maximum over ranks."""
+    time_ms: Phases
+    """Where a step's time goes."""
+    throughput_samples_per_s: Rate = _rate(
+        "global_batch", "throughput_samples_per_s", "throughput in samples", "samples/s"
+    )
+    """Samples over time."""
+    throughput_tokens_per_s: Rate = _rate(
+        "real_tokens", "throughput_tokens_per_s", "throughput in real tokens", "real tokens/s"
+    )
+    """Real tokens over time."""
+    wait_fraction: float | None = measure(
+        lambda at: at.share("wait_ms_mean"), shown(WAITING, "waiting", "waiting for the slowest rank", "%")
+    )
+    """Waiting for the slowest rank over the run's time."""
+    waste: Waste = measure(lambda at: waste_of(at.run))
+    """Where the step time goes that is no needed work."""
+    padding_ratio: float | None = measure(
+        lambda at: ratio(at.total("padded_tokens"), at.total("real_tokens")) if at.has_lengths else None,
+        shown(WAITING, "padding", "padding, padded over real tokens"),
+    )
+    """Padded over real tokens."""
+    padded_tokens_max: PaddedTokens
+    """Padded tokens of the rank that has most of them in a step."""
+    exposed_comm_ms: Exposed
+    """Communication that no computing hides."""
+
+
+class Balance:
+    """How alike steps and ranks are."""
+
+    plan_fraction: float | None = measure(
+        lambda at: at.share("plan_ms_mean"), shown(COMMUNICATION, "planning", "planning", "%", better=None, place=1)
+    )
+    """Planning over the run's time."""
+    std_over_ranks: OverRanks
+    """Standard deviation over ranks within a step."""
+    step_length_tokens: StepLength
+    """Mean length of a step's samples."""
+    slowest_ranks: SlowestRanks | None = measure(lambda at: slowest_ranks(at.run))
+    """Who the steps wait for; null for a single worker."""
+    proxy: Proxy = measure(lambda at: proxy_error(at.run))
+    """How well a cost stood for measured time."""
+
+
+def _of_loss(at: Measured, index: int) -> float | None:
+    return number(at.steps["loss_global"][index]) if at.steps.height and at.facts.trains else None
+
+
+class Loss:
+    """Over all ranks' samples."""
+
+    first: float | None = measure(lambda at: _of_loss(at, 0))
+    """Of the first measured step."""
+    last: float | None = measure(
+        lambda at: _of_loss(at, -1),
+        shown(QUALITY, "training loss", "training loss, last step", better=None),  # arms may end on different samples
+    )
+    """Of the last measured step."""
+
+
+class Quality:
+    """What training came to, and what compression did to it."""
+
+    compression: Compression | None = measure(lambda at: compression_of(at.run))
+    """What compression did; null of runs that compress nothing."""
+    loss: Loss
+    """Training loss."""
+    eval: Evaluation | None = measure(
+        lambda at: evaluation_of(at.run.evaluations, fact(at.facts.env, "data.unigram_perplexity"))
+    )
+    """The last evaluation; null where there was none."""
+    epochs: Epochs | None = measure(lambda at: epochs_of(at.run))
+    """What came of each epoch; null where `train.epochs` is not set."""
+    targets: Targets | None = measure(lambda at: targets_of(at.run))
+    """What the run took to a perplexity, and how far it came in a time; null where neither is asked for."""
+    nan_steps: int = measure(
+        lambda at: at.steps.filter(~pl.col("finite") | pl.col("skipped")).height, unit="steps", column="nan_steps"
+    )
+    """Steps with a loss, or norm of the gradient, that is no finite number, or left out by the loss scaler."""
+    clipped_steps: int | None = measure(
+        lambda at: at.count("clipped") if "clipped" in at.steps.columns else None, unit="steps", column="clipped_steps"
+    )
+    """Steps whose gradient was scaled down to `train.max_grad_norm`; null without one."""
+
+
+class Explained:
+    """What follows from the others, and from profiles."""
+
+    links: Links
+    """Steps over links of other speeds."""
+    profile: Profile | None = measure(lambda at: profile_of(at.run))
+    """What the time of profiled steps went to; null without `train.profile_steps`."""
+
+
+SUBJECTS = (Facts, Time, BesideNull, Balance, Memory, Communication, Quality, Explained)
+MEASURES = tuple(each for subject in SUBJECTS for each in measures_of(subject))
+"""In the order of rows of tables."""
+
+
+def communication_of(merged: MergedRun) -> dict[str, object]:
+    """The part of a summary that is about communication."""
+    return computed((*measures_of(BesideNull), *measures_of(Communication)), Measured(merged))
