@@ -57,6 +57,7 @@ class CompareState:
     baseline: str
     launches: tuple[LaunchState, ...] = ()
     schema_version: int = SCHEMA_VERSION
+    """Version of the record's form."""
     mode: Mode = "apart"
     reason: str = ""
     groups: Groups = ()

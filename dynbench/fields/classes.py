@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
@@ -127,9 +128,9 @@ class Reader:
         named = next((fact for fact in facts if isinstance(fact, str)), self.documents.get(hint))
         arguments = get_args(hint)
         kind, inner, item = named or "object", "", hint
-        if get_origin(hint) is dict and not named:
+        if get_origin(hint) in (dict, Mapping) and not named:
             item, inner = arguments[1], f"{path}.<name>"
-        elif get_origin(hint) in (list, tuple):
+        elif get_origin(hint) in (list, tuple, Sequence):
             item, item_facts = _unwrapped(arguments[0])
             listed = next((fact for fact in item_facts if isinstance(fact, str)), self.documents.get(item))
             listed = listed or ("object" if _is_record(item) else _scalar(item))
@@ -146,17 +147,27 @@ class Reader:
 
 
 def _docstrings(cls: type) -> dict[str, str]:
-    """Name of every annotated field to the text below it, joined to a line; empty where there is none."""
+    """Name of every annotated field to the text below it, or to its line among the class's attributes; may be empty."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     bases = [base for base in cls.__bases__ if base.__module__.startswith("dynbench.")]
     found = {name: text for base in bases for name, text in _docstrings(base).items()}
+    listed = _attributes(inspect.cleandoc(ast.get_docstring(tree) or ""))
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = following.value if isinstance(following, ast.Expr) else None
             said = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
-            found[node.target.id] = " ".join(said.split())
+            said = " ".join(said.split()) or listed.get(node.target.id, "")
+            found[node.target.id] = re.sub(r"\bNone\b", "null", said)
     return found
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Name to text of the section `Attributes:`."""
+    _, _, section = docstring.partition("Attributes:\n")
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    texts = {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
+    return {name: text[:1].upper() + text[1:] for name, text in texts.items()}
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[object]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib import import_module
@@ -17,6 +17,11 @@ from dynbench.fields.classes import Field, Reader
 TYPES = ("string", "integer", "number", "boolean", "object", "array", "any")
 ORDER = ("records", "training", "comparison", "solve", "probe", "bench", "figures", "commands")
 """The tables, in the order of the page."""
+PRINTED = (
+    Field("schema_version", "integer", "Version of the object's form."),
+    Field("command", "string", "The command."),
+)
+"""Of every object that a command prints."""
 _LINE = re.compile(
     r"(?P<type>[a-z_. ]+?)(?:, (?P<unit>(?!optional)[^,]+?))?(?P<optional>, optional)? - (?P<meaning>.+)"
 )
@@ -66,7 +71,10 @@ def documents() -> Mapping[str, Document]:
 
 def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document], reader: Reader) -> Iterable[Field]:
     """The fields of `with` (documents) and `from` (declarations), less those of `without`, and those of `fields`."""
-    found = {field.path: field for name in entry.get("with", ()) for field in earlier[name].fields}
+    printed = PRINTED if where.endswith(" --json") and "same" not in entry else ()
+    named = [field for name in entry.get("with", ()) for field in earlier[name].fields]
+    found = {field.path: field for field in (*printed, *named)}
+    found |= {field.path: field for name in entry.get("flat", ()) for field in _flat(earlier[name], earlier)}
     places = entry.get("from", ())
     for place in [places] if isinstance(places, str) else places:
         module, _, names = place.partition(":")
@@ -81,6 +89,17 @@ def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document
         found = {path: field for path, field in found.items() if not f"{path}.".startswith((f"{name}.", f"{name}["))}
     found |= {path: _parsed(where, path, line) for path, line in entry.get("fields", {}).items()}
     return found.values()
+
+
+def _flat(document: Document, earlier: Mapping[str, Document]) -> Iterator[Field]:
+    """Columns of which nested names are joined by `_`; those of an object that may be null may be empty."""
+    null = [f"{field.path}." for field in document.fields if field.nullable]
+    for field in document.fields:
+        inner = _flat(earlier[field.kind], earlier) if field.kind in earlier else [replace(field, path="")]
+        empty = field.nullable or field.path.startswith(tuple(null))
+        for each in inner if field.kind != "object" else ():
+            path = "_".join(filter(None, (field.path.replace(".", "_"), each.path)))
+            yield replace(each, path=path, type=f"{each.kind} or null" if empty or each.nullable else each.type)
 
 
 def _like(field: Field, summary: Document) -> Field:

@@ -100,9 +100,13 @@ class Skipped:
     """A combination that could not run, and why."""
 
     trace: str
+    """Name of the trace."""
     world_size: int
+    """Ranks that train (G)."""
     policy: str | None
+    """The policy; None for all of them."""
     reason: str
+    """Why."""
 
 
 def cost_is_estimated(result: Mapping[str, object]) -> bool:

@@ -60,13 +60,21 @@ class LengthStatistics:
     """A trace in one line; lengths in tokens."""
 
     samples: int
+    """How many lengths."""
     mean: float
+    """Mean length."""
     sd: float
+    """Standard deviation of the lengths."""
     min: int
+    """Shortest."""
     p50: float
+    """Median."""
     p95: float
+    """95th percentile."""
     p99: float
+    """99th percentile."""
     max: int
+    """Longest."""
 
 
 def describe(lengths: IntArray) -> LengthStatistics:

@@ -27,8 +27,11 @@ class Checked:
     """One strategy after the steps of one optimizer, as `sync check --json` lists it."""
 
     strategy: str
+    """Its name."""
     optimizer: str
+    """sgd or adamw."""
     ranks: int
+    """Of the group, those that serve among them."""
     difference: float
     """Largest absolute difference of a weight."""
     tensor: str
