@@ -13,6 +13,7 @@ from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.verdict import Verdict
 from dynbench.runs.json_record import read_json
 from dynbench.runs.names import RunId
+from dynbench.runs.phrase import PhraseRecord
 from dynbench.runs.records import SCHEMA_VERSION
 
 COMPARISON_FILE = "comparison.json"
@@ -51,7 +52,7 @@ class ComparisonRecord(Record):
     """FASTER, SLOWER, SAME, AMBIGUOUS, ESTIMATE or INCOMPARABLE."""
     reason: str
     """The sentence with the numbers."""
-    reason_said: dict[str, object] | None = None
+    reason_said: PhraseRecord | None = None
     """The same as a phrase."""
     aa: bool = False
     """Whether both are configured alike, so that what differs is noise."""

@@ -163,9 +163,9 @@ def _docstrings(cls: type) -> dict[str, str]:
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    """Name to text of the section `Attributes:`."""
-    _, _, section = docstring.partition("Attributes:\n")
-    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    """Name to text of the section `Attributes:`, or `Args:` of a dataclass that others make."""
+    _, *sections = re.split(r"^(?:Attributes|Args):\n", docstring, flags=re.MULTILINE)
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", "".join(sections), re.MULTILINE)
     texts = {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
     return {name: text[:1].upper() + text[1:] for name, text in texts.items()}
 
