@@ -35,7 +35,6 @@ from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
-from dynbench.table_text import pipes
 
 LANGUAGES = ("en", "zh")
 COMMON = "template"
@@ -329,12 +328,6 @@ def _nested(values: Mapping[str, object]) -> dict[str, Any]:
             place = place[part]
         place[last] = value
     return found
-
-
-def table(headings: list[str], rows: list[list[str]], numeric_from: int = 1) -> str:
-    """A Markdown table; columns from `numeric_from` on are aligned to the right."""
-    rule = ["---" if column < numeric_from else "---:" for column in range(len(headings))]
-    return pipes([headings, rule, *rows])
 
 
 def _read_template(path: Path) -> Template:

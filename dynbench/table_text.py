@@ -15,7 +15,7 @@ MARKDOWN_WIDTH = 100
 """Characters of a line of Markdown that is read as it stands."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_NUMBER = r"(?:[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
+_NUMBER = r"(?:(?:< )?[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)? ?[%x]?|nan|-?inf)"
 _NUMBERS = re.compile(rf"-?|{_NUMBER}|\[{_NUMBER},\s{_NUMBER}\]")
 
 
@@ -31,6 +31,7 @@ class Table:
         width: characters that a line of Markdown has at most; columns beyond follow as a further table of the same
             rows. None keeps all in one.
         keys: how many of the first columns tell the rows apart; every further table has them.
+        texts: how many of the first columns are to the left; None for all that hold anything but numbers.
     """
 
     columns: Sequence[str]
@@ -39,6 +40,7 @@ class Table:
     beside: Collection[int] = ()
     width: int | None = None
     keys: int = 1
+    texts: int | None = None
 
     def markdown(self, *, whole: bool = False) -> str:
         """The table under its title, numbers to the right; a whole one is as wide as it is."""
@@ -52,6 +54,8 @@ class Table:
             return whole or self.width is None or max(map(len, lines(chosen).splitlines())) <= self.width
 
         numeric = numeric_columns(len(self.columns), self.rows)
+        if self.texts is not None:
+            numeric = [place >= self.texts for place in range(len(self.columns))]
         parts = split_columns(len(self.columns), self.keys, fits, self.beside)
         title = [f"**{self.title[0].upper()}{self.title[1:]}**"] if self.title else []
         return "\n\n".join([*title, *map(lines, parts)])

@@ -6,20 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from dynbench.analysis.link_model import SPEEDS_GBPS, gbps_of, mean_ms, ms_per_byte_of, predicted_ms, steps_of
-from dynbench.analysis.overview import Label, in_english
+from dynbench.analysis.metrics import Summaries
 from dynbench.analysis.record import LinksRecord, Span
-from dynbench.analysis.tables import format_value
-from dynbench.table_text import MARKDOWN_WIDTH, Table
+from dynbench.analysis.tables import Label, Launches, format_value, in_english
 
-TITLE = "steps over links of other speeds, predicted from means over launches, without intervals, ms"
 SLOWEST_GBPS = 0.001
 """No slower link is looked at: arms whose bytes are all but equal cross at speeds that no link has."""
 LEAST = 1e-9
 """Part of a step by which a shorter one is no rounding."""
-
-Summaries = Sequence[Mapping[str, object]]
-Launches = Mapping[str, Summaries]
-"""Name of the arm to the summaries of its launches."""
 
 
 def faster_gbps(arm: Summaries, baseline: Summaries) -> list[Span] | None:
@@ -68,36 +62,6 @@ def link_sentence(predicted: Mapping[str, float], gbps: float) -> str:
     return f"over {link}, predicted: " + ", ".join([f"a step of {quickest} takes {_cell(least)} ms", *steps])
 
 
-def links_table(launches: Launches, label: Label = in_english) -> Table | None:
-    """A row per arm and which is fastest over which link; None where no arm compresses, or nothing can be predicted.
-
-    Args:
-        launches: the arms, the baseline first.
-        label: texts of a language.
-    """
-    found = {name: arm_links(summaries, next(iter(launches.values()))) for name, summaries in launches.items()}
-    known = any(ms is not None for arm in found.values() for ms in arm.predicted_ms.values())
-    if not known or not any(each.get("compression") for summaries in launches.values() for each in summaries):
-        return None
-    baseline, several = next(iter(found)), len(found) > 1
-    rows = [
-        [
-            name,
-            *([spans_text(arm.faster_gbps, label) if name != baseline else ""] if several else []),
-            *(_cell(ms) for ms in arm.predicted_ms.values()),
-        ]
-        for name, arm in found.items()
-    ]
-    if several:
-        fastest = [
-            _fastest({name: arm.predicted_ms[f"{speed}"] for name, arm in found.items()}) for speed in SPEEDS_GBPS
-        ]
-        rows.append([label("links.fastest", "fastest"), "", *fastest])
-    faster = [f"{label('links.faster_than', 'faster than …').replace('…', baseline)}\n(Gb/s)"] if several else []
-    columns = [label("headings.arm", "arm"), *faster, *(f"{speed} Gb/s" for speed in SPEEDS_GBPS)]
-    return Table(columns, rows, label("links.title", TITLE), width=MARKDOWN_WIDTH)
-
-
 def arm_links(summaries: Summaries, baseline: Summaries) -> LinksRecord:
     """What is known of an arm, means over launches; None for what some launch does not know."""
     predicted = {f"{speed}": predicted_ms(summaries, speed) for speed in SPEEDS_GBPS}
@@ -131,9 +95,3 @@ def _crossings(ahead: Callable[[float], float], edges: Sequence[float]) -> list[
 
 def _cell(value: float | None) -> str:
     return format_value(value, "")
-
-
-def _fastest(times: Mapping[str, float | None]) -> str:
-    """The arm of the least time, of those that are known."""
-    known = {name: ms for name, ms in times.items() if ms is not None}
-    return min(known, key=known.__getitem__) if known else ""

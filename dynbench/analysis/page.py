@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynbench.analysis import ranking, tables
+from dynbench.analysis import tables
 from dynbench.analysis.comparison import Comparison
 from dynbench.analysis.crowding import load_of
-from dynbench.analysis.exposed_table import exposed_table
-from dynbench.analysis.links import links_table
-from dynbench.analysis.memory_parts import memory_table
-from dynbench.analysis.metrics import METRICS, Metric, chosen_metrics, means
-from dynbench.analysis.operations_table import operations_table
-from dynbench.analysis.over_launches import spread_table
-from dynbench.analysis.overview import SIDE_BY_SIDE, by_arm, overview
-from dynbench.analysis.profile_table import phases_table, profile_table
-from dynbench.analysis.scaling_table import scaling_table
-from dynbench.analysis.timed import timed_table
+from dynbench.analysis.metrics import chosen_metrics, means
+from dynbench.analysis.ranking import held_jointly
+from dynbench.analysis.table_specs import RANKING, SCALING, SIDE_BY_SIDE, metric_tables, overview, tables_of
 from dynbench.analysis.verdict import Verdict
-from dynbench.analysis.waste_table import waste_table
 from dynbench.table_text import Table
 
 if TYPE_CHECKING:
@@ -35,36 +27,22 @@ def overview_table(report: Report) -> Table | None:
     return overview(_values(report), found, report.question, stored=stored)
 
 
-def metric_tables(report: Report, fits: Callable[[Table], bool] = lambda _: True) -> list[Table]:
-    """The metrics, means over launches, with the improvements: a few arms are columns; many, or what is too wide, rows.
+def metrics(report: Report, fits: Callable[[Table], bool] = lambda _: True) -> list[Table]:
+    """The metrics that the question is about, means over launches, with the improvements.
 
     Args:
         report: the analysis.
         fits: whether a table can be shown as it is.
     """
-    columns = Table(*tables.readable(metric_rows(report, _shown(report)), len(report.comparisons)))
-    if len(report.arms) == 1 or (len(report.arms) <= SIDE_BY_SIDE and fits(columns)):
-        return [columns]
     gains = {item.candidate.label: item.improvement_percent for item in report.comparisons}
-    return by_arm(_values(report), gains, _shown(report))
+    shown = chosen_metrics(report.question.metrics if report.question else ())
+    return metric_tables(_values(report), gains, shown, fits=fits)
 
 
 def further_tables(report: Report) -> list[Table]:
     """How the arms scale, where step time goes beyond its ideal, what communication is, and the profiles."""
-    launches = report.launches
-    shown = (
-        scaling_table(report.scaling),
-        waste_table(launches),
-        timed_table(launches),
-        exposed_table(launches),
-        operations_table(launches),
-        links_table(launches),
-        spread_table(launches) if len(report.arms) > 1 else None,
-        memory_table(launches),
-        phases_table(launches),
-        profile_table(launches),
-    )
-    return [table for table in shown if table]
+    scaling = SCALING.table(report.scaling)
+    return [*([scaling] if scaling else []), *tables_of(report.launches).values()]
 
 
 def arm_records(report: Report) -> list[dict[str, object]]:
@@ -76,10 +54,10 @@ def arm_records(report: Report) -> list[dict[str, object]]:
     ]
 
 
-def metric_rows(report: Report, metrics: Sequence[Metric] = METRICS) -> tables.Rows:
+def metric_rows(report: Report) -> tables.Rows:
     """The same as a data frame."""
     gains = {f"{item.candidate.label} gains": item.improvement_percent for item in report.comparisons}
-    return tables.summary_rows(_values(report), gains, metrics)
+    return tables.summary_rows(_values(report), gains)
 
 
 def rank_notes(report: Report) -> list[str]:
@@ -119,7 +97,8 @@ def verdict_legend(report: Report) -> list[str]:
 def summary_markdown(report: Report) -> str:
     """The page of the analysis: verdicts in sentences, tables, and what the checks found."""
     first = overview_table(report)
-    ranked = ranking.readable([pair.record() for pair in report.pairs])
+    pairs = [pair.record() for pair in report.pairs]
+    ranked = RANKING.table(pairs)
     verdicts = [f"**{item.verdict}** ({item.level}): {item.reason}.{_recovered(item)}" for item in report.comparisons]
     gains = "; gains of times and rates are geometric means over pairs" if report.comparisons else ""
     return "\n\n".join(
@@ -127,10 +106,10 @@ def summary_markdown(report: Report) -> str:
             f"# {' against '.join(arm.label for arm in report.arms)}",
             *([first.markdown()] if first else []),
             *verdicts,
-            *(table.markdown() for table in (*metric_tables(report), *further_tables(report))),
+            *(table.markdown() for table in (*metrics(report), *further_tables(report))),
             f"Means over launches{gains}. {tables.LEGEND}",
             *rank_notes(report),
-            *([ranked[0].markdown(), f"{ranked[1]}."] if ranked else []),
+            *([ranked.markdown(), f"{held_jointly(pairs)}."] if ranked else []),
             "## Checks",
             tables.findings_markdown(report.findings) + "\n",
         ]
@@ -139,10 +118,6 @@ def summary_markdown(report: Report) -> str:
 
 def _values(report: Report) -> Mapping[str, Mapping[str, object]]:
     return {arm.label: means([report.summaries[run.run.id] for run in arm.whole]) for arm in report.arms}
-
-
-def _shown(report: Report) -> Sequence[Metric]:
-    return chosen_metrics(report.question.metrics if report.question else ())
 
 
 def _facts(item: Comparison) -> list[str]:

@@ -6,10 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynbench.analysis.record import PairRecord
-from dynbench.analysis.tables import format_interval, format_ratio
-from dynbench.table_text import Table
-
-HEADER = ("arm", "against", "told apart", "times as fast", "interval", "p, Holm")
 
 
 @dataclass(frozen=True)
@@ -31,12 +27,6 @@ class Rank:
     interval: tuple[float, float] | None
     p: float
 
-    @property
-    def numbers(self) -> list[str]:
-        """Ratio, interval and p for reading."""
-        p = f"{self.p:.3f}" if self.p >= 0.001 else "< 0.001"
-        return [format_ratio(self.ratio), format_interval(self.interval), p]
-
 
 def ranking(pairs: Sequence[PairRecord]) -> list[Rank]:
     """The pairs that have a p value, those told apart first and by their ratio; none of a single pair.
@@ -50,16 +40,12 @@ def ranking(pairs: Sequence[PairRecord]) -> list[Rank]:
     return ranks if len(ranks) > 1 else []
 
 
-def readable(pairs: Sequence[PairRecord]) -> tuple[Table, str] | None:
-    """The table for people, and what its intervals and p values mean, in a line; None without a ranking."""
-    rows = [[rank.arm, rank.other, "yes" if rank.told_apart else "no", *rank.numbers] for rank in ranking(pairs)]
-    if not rows:
-        return None
+def held_jointly(pairs: Sequence[PairRecord]) -> str:
+    """What the intervals and p values of a ranking mean, in a line."""
     spread = "of each arm" if "arms" in {pair.spread for pair in pairs} else "of each pair's own launches"
     first, others = families(pairs)
     families_said = f"the {first} with {pairs[0].baseline}" + (f", and the {others} others" if others else "")
-    joint = f"intervals and p hold jointly (Holm) for {families_said}; spread {spread}; as in the verdicts"
-    return Table(HEADER, rows, "who beats whom"), joint
+    return f"intervals and p hold jointly (Holm) for {families_said}; spread {spread}; as in the verdicts"
 
 
 def families(pairs: Sequence[PairRecord]) -> tuple[int, int]:

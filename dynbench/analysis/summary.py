@@ -15,18 +15,13 @@ from pathlib import Path
 from dynbench.analysis import tables
 from dynbench.analysis.crowding import Load, load_of
 from dynbench.analysis.data_facts import read_data
-from dynbench.analysis.exposed_table import exposed_table
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.links import links_table
 from dynbench.analysis.measure import Measured, computed
 from dynbench.analysis.measures import MEASURES
-from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.operations_table import operations_table
-from dynbench.analysis.profile_table import phases_table, profile_rows, profile_table
+from dynbench.analysis.profile import profile_rows
 from dynbench.analysis.results_csv import RESULTS_FILE, record_of, results_csv
-from dynbench.analysis.timed import timed_table
-from dynbench.analysis.waste_table import waste_table
+from dynbench.analysis.table_specs import metric_tables, tables_of
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
@@ -78,23 +73,11 @@ def write_profile(folder: Path, launches: Mapping[str, Sequence[Mapping[str, obj
 def write_page(merged: MergedRun, summary: Mapping[str, object]) -> None:
     """Writes summary.md: the table, and what the checks found when the run was analyzed by itself."""
     folder = merged.run.path
-    table = tables.markdown(tables.summary_rows({merged.label: summary}))
-    launches = {merged.label: [summary]}
-    shown = (
-        waste_table(launches),
-        timed_table(launches),
-        memory_table(launches),
-        exposed_table(launches),
-        operations_table(launches),
-        links_table(launches),
-        phases_table(launches),
-        profile_table(launches),
-    )
     data = read_data(merged.facts.env, merged.facts.config.workload.max_length).lines()
     parts = [
         f"# {merged.label}",
-        table,
-        *(each.markdown() for each in shown if each),
+        *(each.markdown() for each in metric_tables({merged.label: summary}, {})),
+        *(each.markdown() for each in tables_of({merged.label: [summary]}).values()),
         _footnote(summary, load_of(merged.facts)),
         *(f"**{word.capitalize()}:** {text}." for word, text in data),
     ]

@@ -1,16 +1,29 @@
-"""Summaries as tables: CSV for programs, Markdown for people."""
+"""The one engine of tables for people: columns over rows, in a language; and how numbers read in their cells.
+
+A table is data: a `Spec` of rows and columns. An analysis has its own in `table_specs`, reports have theirs in
+`experiment.report_tables`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import polars as pl
 
 from dynbench.analysis.crowding import MARK, Load
 from dynbench.analysis.finding import Finding
-from dynbench.analysis.metrics import METRICS, Metric, lookup
-from dynbench.table_text import Table, pipes
+from dynbench.analysis.metrics import METRICS, Metric, Summaries, lookup, mean
+from dynbench.table_text import MARKDOWN_WIDTH, Table, pipes
 
+Launches = Mapping[str, Summaries]
+"""Name of the arm to the summaries of its launches."""
+Label = Callable[[str, str], str]
+"""Key of a text and the text in English, to the text in a language."""
+
+Row = Mapping[str, object]
+"""Key of a column to a number, text, an interval, or None."""
 Rows = pl.DataFrame
 
 _TEXT_COLUMNS = ("metric", "title", "unit")
@@ -20,6 +33,106 @@ LEGEND = (
     "maximum over ranks for its steps together; spread is the standard deviation over ranks within a step; MB is 1e6 "
     "bytes."
 )
+
+
+def in_english(_key: str, text: str) -> str:
+    """The `Label` of what is not translated."""
+    return text
+
+
+def mean_over(rows: Summaries, key: str, *, of_known: bool = False) -> float | None:
+    """Mean of a number over launches; None where one of them lacks it, or with `of_known` where all do."""
+    known = [value for row in rows if (value := lookup(row, key)) is not None]
+    return mean(key, known) if known and (of_known or len(known) == len(rows)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        key: of its value in a row, and of its heading among the texts of the table.
+        heading: in English.
+        unit: of numbers; stands under the heading, but for `%`.
+        text: key of the heading, where it is not among the table's own.
+        of: a name, in place of `…` in the heading.
+        form: format of numbers, instead of three or four digits.
+        words: where the translations of its texts are.
+        beside: never in another table than the column before it.
+    """
+
+    key: str
+    heading: str
+    unit: str = ""
+    _: KW_ONLY
+    text: str = ""
+    of: str = ""
+    form: str = ""
+    words: str = ""
+    beside: bool = False
+
+    def title(self, section: str, label: Label) -> str:
+        """The heading in a language, the unit on a line of its own."""
+        said = label(self.text or f"{section}.{self.key}", self.heading)
+        named = said.replace("…", self.of) if self.of else said
+        return f"{named}\n({label(f'units.{self.unit}', self.unit)})" if self.unit not in ("", "%") else named
+
+    def cell(self, row: Row, label: Label) -> str:
+        """Its cell in a row: a number, text, an interval, or nothing."""
+        match row.get(self.key):
+            case str() as text:
+                return label(f"{self.words}.{text.replace(' ', '_')}", text) if self.words else text
+            case (float() as low, float() as high):
+                return format_interval((low, high))
+            case float() | int() as number:
+                return format(number, self.form) if self.form else format_value(number, self.unit)
+        return ""
+
+
+def columns(unit: str = "", **headings: str) -> list[Column]:
+    """Columns of one unit: key to heading."""
+    return [Column(key, heading, unit) for key, heading in headings.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A table.
+
+    Attributes:
+        section: where its texts are.
+        title: in English; empty for none.
+        rows: of what it is of, in a language.
+        columns: all, or which of the rows.
+        keys: how many of the first columns tell the rows apart.
+        compact: columns that are empty in every row are left out.
+    """
+
+    section: str
+    title: str
+    rows: Callable[[Any, Label], Sequence[Row]]
+    columns: Sequence[Column] | Callable[[Sequence[Row]], Sequence[Column]]
+    keys: int = 1
+    compact: bool = False
+
+    def table(self, source: Any, label: Label = in_english) -> Table | None:
+        """The table in a language; None where no row has a cell beside its keys."""
+        rows = self.rows(source, label)
+        if not rows:
+            return None
+        every = self.columns(rows) if callable(self.columns) else self.columns
+        if self.compact:
+            every = [column for column in every if any(column.cell(row, label) for row in rows)]
+        cells = [[column.cell(row, label) for column in every] for row in rows]
+        if not any(any(line[self.keys :]) for line in cells):
+            return None
+        return Table(
+            [column.title(self.section, label) for column in every],
+            cells,
+            label(f"{self.section}.title", self.title) if self.title else "",
+            [place for place, column in enumerate(every) if column.beside],
+            MARKDOWN_WIDTH,
+            self.keys,
+        )
 
 
 def summary_rows(
@@ -84,26 +197,6 @@ def format_interval(ends: tuple[float, float] | None) -> str:
 
 def _end(value: float) -> str:
     return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 1e4 else f"{value:.0e}"
-
-
-def readable(rows: Rows, improvements: int = 0) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of `summary_rows` for people; the last `improvements` columns are percentages."""
-    titles = rows.columns[3:]
-    values, gains = titles[: len(titles) - improvements], titles[len(titles) - improvements :]
-    cells = [
-        [
-            f"{row['title']}, {row['unit']}" if row["unit"] not in ("", "%") else row["title"],
-            *(format_value(row[title], row["unit"]) for title in values),
-            *(format_gain(row[title]) for title in gains),
-        ]
-        for row in rows.iter_rows(named=True)
-    ]
-    return ["", *titles], cells
-
-
-def markdown(rows: Rows, improvements: int = 0) -> str:
-    """`summary_rows` as a Markdown table, numbers to the right."""
-    return Table(*readable(rows, improvements)).markdown()
 
 
 def virtual_note(comm_model: object) -> str:

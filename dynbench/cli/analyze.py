@@ -162,17 +162,12 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         report: the analysis.
         documents: reports already written from it.
     """
-    from dynbench.analysis import ranking
-    from dynbench.analysis.page import (
-        arm_records,
-        further_tables,
-        metric_tables,
-        overview_table,
-        rank_notes,
-    )
+    from dynbench.analysis.page import arm_records, further_tables, metrics, overview_table, rank_notes
+    from dynbench.analysis.ranking import held_jointly
+    from dynbench.analysis.table_specs import RANKING
 
     first = overview_table(report)
-    tables = [*([first] if first else []), *metric_tables(report, fits), *further_tables(report)]
+    tables = [*([first] if first else []), *metrics(report, fits), *further_tables(report)]
     print_results(tables, arm_records(report))
     for note in rank_notes(report):
         print_line(f"\n{note}")
@@ -183,11 +178,11 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
         _show_comparisons(report, report.question)
     if len(report.runs) > 1 and not report.comparisons:
         print_line(f"\nno comparison: all runs are launches of one arm, {report.arms[0].label}.")
-    if ranked := ranking.readable([pair.record() for pair in report.pairs]):
-        table, joint = ranked
+    pairs = [pair.record() for pair in report.pairs]
+    if ranked := RANKING.table(pairs):
         print_line("")
-        print_table(table.columns, table.rows, table.title, keys=2)
-        print_line(joint)
+        print_table(ranked.columns, ranked.rows, ranked.title, keys=ranked.keys)
+        print_line(held_jointly(pairs))
     print_line("")
     show_findings(report)
     print_line(f"\nfigures  {report.folder.figures_dir}")
@@ -202,8 +197,8 @@ def show_report(report: Report, documents: Sequence[Path] = ()) -> None:
 
 def _show_comparisons(report: Report, question: Question) -> None:
     """A line per verdict, with what no table says of it below; then what the numbers mean."""
-    from dynbench.analysis.overview import SIDE_BY_SIDE
     from dynbench.analysis.page import verdict_legend, verdict_lines
+    from dynbench.analysis.table_specs import SIDE_BY_SIDE
 
     print_line(f"\nquestion: {question.name}, {question.description}\n")
     for line, comparison in zip(verdict_lines(report.comparisons), report.comparisons, strict=True):

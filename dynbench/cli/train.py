@@ -106,7 +106,8 @@ SHARED = " Oversubscribed: there are more computing threads than cores, so that 
 
 def _show_result(result: TrainingResult, store: RunStore, settings: Settings) -> None:
     from dynbench.analysis.data_facts import read_data
-    from dynbench.analysis.tables import LEGEND, readable, summary_rows
+    from dynbench.analysis.table_specs import metric_tables
+    from dynbench.analysis.tables import LEGEND
 
     run, summary = result.run, result.summary
     record, figures = run.record(), [path for path in result.figures if path.suffix == ".png"]
@@ -119,8 +120,8 @@ def _show_result(result: TrainingResult, store: RunStore, settings: Settings) ->
         return
     if summary is not None:
         beside = {} if silent is None or silent.summary is None else {silent.run.label: silent.summary}
-        header, cells = readable(summary_rows({run.label: summary, **beside}))
-        print_table(header, cells)
+        for table in metric_tables({run.label: summary, **beside}, {}):
+            print_table(table.columns, table.rows)
         print_line(f"\n{LEGEND}{_origin_note(run)}{SHARED if summary['oversubscribed'] else ''}\n")
         for word, sentence in read_data(run.env(), run.config().workload.max_length).lines():
             print_line(f"{word:<9}{sentence}")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from dynbench.analysis.metrics import METRICS, equal_batches
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.formats import interval, number, percent, ratio
+from dynbench.experiment.formats import interval, loss_difference, loss_drift, number, percent, ratio
 from dynbench.experiment.offline_plans import Solved, planned_speedup
-from dynbench.experiment.report_tables import loss_difference, loss_drift
 from dynbench.experiment.subject import Subject, mean_of, whole
 from dynbench.report import Template, substitute
 

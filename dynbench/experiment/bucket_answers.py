@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from dynbench.analysis.buckets import (
     EXPLAINS,
-    ONE,
-    PARAMETER,
     BucketFit,
     BucketPoint,
     bears_out,
@@ -21,9 +19,8 @@ from dynbench.analysis.buckets import (
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import interval, number, ratio
-from dynbench.experiment.subject import Subject, mean_of, whole
-from dynbench.report import Template, table
+from dynbench.experiment.formats import number
+from dynbench.experiment.subject import Subject, whole
 from dynbench.units import mib
 
 OWN = tuple(
@@ -49,30 +46,6 @@ def points_of(subject: Subject) -> list[BucketPoint]:
 def buckets_told(subject: Subject) -> bool:
     """Whether arms differ enough in buckets that a chapter is about them."""
     return subject.question.name == "sync" and sizes_differ(points_of(subject)) and _fit(subject) is not None
-
-
-def buckets_table(subject: Subject, template: Template) -> str:
-    """One line per arm; empty where arms do not differ in buckets."""
-    if not buckets_told(subject):
-        return ""
-    against = {item.candidate: item for item in subject.comparisons}
-    rows = []
-    for point in points_of(subject):
-        item = against.get(point.arm)
-        rows.append(
-            [
-                point.arm,
-                _size(point, template),
-                number(round(point.calls)) or "",
-                number(point.step_ms) or "",
-                number(point.overhead_ms) or "",
-                number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")) or "",
-                (ratio(item.speedup) if item else None) or template.label("words.none"),
-                (interval(item) if item else None) or template.label("words.none"),
-            ]
-        )
-    columns = ("arm", "bucket_size", "buckets", "step_ms", "overhead_ms", "exposed_ms", "speedup", "interval")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=2)
 
 
 def bucket_sentences(speaker: Speaker) -> str:
@@ -134,12 +107,6 @@ def _untold(subject: Subject, least: BucketPoint, points: Sequence[BucketPoint])
 
 def _fit(subject: Subject) -> BucketFit | None:
     return fit_buckets(points_of(subject))
-
-
-def _size(point: BucketPoint, template: Template) -> str:
-    if point.size in (ONE, PARAMETER):
-        return template.label(f"words.bucket_{point.size}")
-    return f"{float(point.size):g}"
 
 
 def _speed(subject: Subject, arm: str) -> str | None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from dynbench.analysis.exposed_table import exposed_table
-from dynbench.analysis.links import links_table
-from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.metrics import lookup, workers_of
-from dynbench.analysis.operations_table import Launches, operations_table
+from dynbench.analysis.tables import Launches
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import number
 from dynbench.experiment.subject import Subject, whole
-from dynbench.report import Template
 
 OWN = tuple(f"exposed.{what}" for what in ("name", "sync", "null", "more", "compute", "optimizer", "other"))
 """Placeholders that only the sentences of this module use."""
@@ -26,30 +22,6 @@ _KEYS = {
     "sync": "exposed_comm_ms.mean",
 }
 """Placeholder to its key in a summary."""
-
-
-def exposed(subject: Subject, template: Template) -> str:
-    """Exposed communication told two ways, of all arms; empty where none took turns with one that sends nothing."""
-    found = exposed_table(launches_of(subject), template.label)
-    return found.markdown(whole=True) if found else ""
-
-
-def links(subject: Subject, template: Template) -> str:
-    """Steps over links of other speeds; empty where no arm compresses."""
-    found = links_table(launches_of(subject), template.label)
-    return found.markdown(whole=True) if found else ""
-
-
-def held_memory(subject: Subject, template: Template) -> str:
-    """What the ranks of all arms held in their first step; empty where it was not counted."""
-    found = memory_table(launches_of(subject), template.label)
-    return found.markdown(whole=True) if found else ""
-
-
-def operations(subject: Subject, template: Template) -> str:
-    """The table of all arms; empty where nothing is known of any."""
-    found = operations_table(launches_of(subject), template.label)
-    return found.markdown(whole=True) if found else ""
 
 
 def launches_of(subject: Subject) -> Launches:

@@ -10,7 +10,6 @@ from dynbench.experiment.formats import number, percent
 from dynbench.experiment.offline_plans import Solved, float_of
 from dynbench.experiment.report_settings import cost_of, fills_with_padding
 from dynbench.experiment.subject import Json, mean_of
-from dynbench.report import Template, table
 
 OWN = ("row.cost",)
 """Placeholders that only the sentences of this module use."""
@@ -28,28 +27,6 @@ def row_costs(speaker: Speaker) -> str:
     return speaker.bullets(lines)
 
 
-def proxies(speaker: Speaker) -> str:
-    """How well padded tokens and the planner's cost stood for compute, arm by arm, as a table; empty without any."""
-    template, subject = speaker.template, speaker.subject
-    keys = [f"proxy.{name}.{fact}" for name in ("padded_tokens", "cost") for fact in ("correlation", "mape")]
-    rows = []
-    for name, members in subject.arms.items():
-        values = [mean_of(members, key) for key in keys]
-        if all(value is None for value in values):
-            continue
-        known = next((cost for member in members if (cost := cost_of(member, subject))), None)
-        missing = template.label("words.not_measured")
-        cells = [
-            missing if value is None else f"{value:.3f}" if key.endswith("correlation") else str(percent(value))
-            for key, value in zip(keys, values, strict=True)
-        ]
-        rows.append([name, known or missing, *cells])
-    if not rows:
-        return ""
-    columns = ("arm", "cost", "tokens_correlation", "tokens_mape", "cost_correlation", "cost_mape")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=2)
-
-
 def proxy_sentence(speaker: Speaker) -> str:
     """The baseline's proxy error in words."""
     baseline = speaker.subject.arms[speaker.subject.baseline]
@@ -64,24 +41,6 @@ def cost_types(speaker: Speaker, solved: Solved | None) -> str:
     """Which cost helps the tail: from arms that differ in it, else from plans on the same lengths."""
     said = [*_measured_costs(speaker), *(_planned_costs(speaker, solved.cost_types) if solved else ())]
     return speaker.bullets(said) if said else speaker.say("costs.none")
-
-
-def cost_types_table(lines: Sequence[Json], template: Template) -> str:
-    """Every policy and cost type, judged by padded tokens and, where known, by measured time; empty without lines."""
-    if not lines:
-        return ""
-    rows = [
-        [
-            str(line.get("policy")),
-            f"`{line.get('cost_type')}`",
-            template.label(f"costs.judge_{line.get('judge')}", str(line.get("judge"))),
-            number(float_of(line.get("mean"))) or "",
-            number(float_of(line.get("p95"))) or "",
-        ]
-        for line in lines
-    ]
-    columns = ("policy", "cost", "judge", "judged_mean", "judged_p95")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=3)
 
 
 def _measured_costs(speaker: Speaker) -> list[str]:

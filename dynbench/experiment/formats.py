@@ -8,7 +8,17 @@ from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.subject import Subject
 from dynbench.report import NBSP, number, percent
 
-__all__ = ["NBSP", "interval", "number", "percent", "ratio", "saved_hours", "saved_interval"]
+__all__ = [
+    "NBSP",
+    "interval",
+    "loss_difference",
+    "loss_drift",
+    "number",
+    "percent",
+    "ratio",
+    "saved_hours",
+    "saved_interval",
+]
 
 HOURS = 1000
 """GPU-hours of the baseline that savings are counted in."""
@@ -40,6 +50,16 @@ def saved_interval(comparison: ComparisonRecord, subject: Subject) -> str | None
         return None
     low, high = comparison.interval
     return f"[{_saved(low):.0f},{NBSP}{_saved(high):.0f}]"
+
+
+def loss_difference(item: ComparisonRecord) -> str | None:
+    """Largest relative difference of the loss between paired steps; None where it was not compared."""
+    return None if item.loss_max_rel_diff is None else f"{item.loss_max_rel_diff:.1e}"
+
+
+def loss_drift(item: ComparisonRecord) -> str | None:
+    """How far the mean training loss is above the baseline's; None where it is not finite."""
+    return None if item.loss_drift is None else f"{100 * item.loss_drift:+.2f}{NBSP}%"
 
 
 def _saves(comparison: ComparisonRecord, subject: Subject) -> bool:

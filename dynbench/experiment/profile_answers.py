@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dynbench.analysis.profile_table import Bottleneck, bottlenecks, phases_table, profile_table
+from dynbench.analysis.profile import Bottleneck, bottlenecks
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.communication_answers import launches_of
 from dynbench.experiment.formats import number, percent
 from dynbench.experiment.report_texts import marked
-from dynbench.experiment.subject import Subject
-from dynbench.report import Template
 
 OWN = tuple(
     f"profiled.{what}"
@@ -20,23 +18,6 @@ OWN = tuple(
     )
 )
 """Placeholders that only the sentences of this module use."""
-
-
-def tables(subject: Subject, template: Template) -> dict[str, str]:
-    """Placeholders of the tables."""
-    return {"table.phases": phases(subject, template), "table.profile": profiles(subject, template)}
-
-
-def profiles(subject: Subject, template: Template) -> str:
-    """By phase and operation, all arms; empty where no step was profiled."""
-    found = profile_table(launches_of(subject), template.label)
-    return found.markdown(whole=True) if found else ""
-
-
-def phases(subject: Subject, template: Template) -> str:
-    """How much of a step and of its phases is communication, an arm a row; empty where no step was profiled."""
-    found = phases_table(launches_of(subject), template.label)
-    return found.markdown(whole=True) if found else ""
 
 
 def bottleneck_sentences(speaker: Speaker) -> str:

@@ -13,7 +13,6 @@ from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import NBSP, number, percent
 from dynbench.experiment.steps_answers import Launch, by_launch
 from dynbench.experiment.subject import Member, Subject, whole
-from dynbench.report import Template, table
 
 WITHIN = 0.01
 """Of the baseline's, by how much the upper end of an arm's interval may be above it."""
@@ -47,31 +46,6 @@ class Quality:
             return None
         _, low, high = self.change
         return "within" if high <= WITHIN else "beyond" if low > WITHIN else "open"
-
-
-def quality_table(subject: Subject, template: Template) -> str:
-    """An arm a row, the baseline first; empty where the arms were not evaluated."""
-    measure, arms = qualities(subject)
-    if measure is None:
-        return ""
-    none = template.label("words.none")
-    rows = [
-        [
-            name,
-            number(arm.compression) or none,
-            str(len(arm.values)),
-            f"{fmean(arm.values.values()):.4f}",
-            change_of(arm) or none,
-            template.label(f"quality.{word}") if (word := _word(subject, name, arm)) else none,
-        ]
-        for name, arm in arms.items()
-    ]
-    columns = ("arm", "compression", "seeds", measure.replace(".", "_"), "quality_change", "quality_within")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=1)
-
-
-def _word(subject: Subject, name: str, arm: Quality) -> str | None:
-    return "never" if never_compressed(subject.arms[name]) else arm.judgement
 
 
 def quality_sentence(speaker: Speaker) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dynbench.analysis.comparability import fact
@@ -14,7 +14,7 @@ from dynbench.config.digest import NOT_IDENTITY
 from dynbench.experiment.formats import number, percent
 from dynbench.experiment.subject import Json, Member, Subject
 from dynbench.plugins.workloads import OF_MODEL, WORKLOADS
-from dynbench.report import Template, table
+from dynbench.report import Template
 
 Texts = dict[str, str | None]
 
@@ -22,35 +22,30 @@ COST_ROW = "cost"
 """Line of the planner's cost with its coefficients, among the keys of the configuration."""
 
 
-def arms_table(subject: Subject, template: Template) -> str:
-    """One line per setting in which the arms differ, each with its reason where the program chose; empty without."""
-    arms = list(subject.arms.values())
-    rows = []
+def arms_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
+    """The settings in which the arms differ, each with its reason where the program chose."""
     for key in (COST_ROW, *_keys(subject)):
         if key in NOT_IDENTITY:
             continue
-        cells = [_arm_value(members, key, subject, template) for members in arms]
-        if len({value for value, _ in cells}) > 1:
-            shown = [value if reason is None else f"{value} ({reason})" for value, reason in cells]
-            rows.append([_key_title(key, template), *shown])
-    if not rows:
-        return ""
-    return table([template.label("headings.setting"), *subject.arms], rows, numeric_from=len(arms) + 1)
+        cells = {name: _arm_value(members, key, subject, template) for name, members in subject.arms.items()}
+        if len({value for value, _ in cells.values()}) > 1:
+            shown = {
+                f"={name}": value if reason is None else f"{value} ({reason})"
+                for name, (value, reason) in cells.items()
+            }
+            yield {"setting": _key_title(key, template), **shown}
 
 
-def common_table(subject: Subject, template: Template) -> str:
-    """Every setting that all arms share, defaults included, with the reason where the program chose."""
-    arms = list(subject.arms.values())
+def common_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
+    """The settings that all arms share, defaults included, each with its reason where the program chose."""
     if all(member.config is None for member in subject.members):
-        return ""
-    rows = []
+        return
     for key in (COST_ROW, *_keys(subject), *_decided_elsewhere(subject)):
-        cells = [_arm_value(members, key, subject, template) for members in arms]
+        cells = [_arm_value(members, key, subject, template) for members in subject.arms.values()]
         if len({value for value, _ in cells}) == 1 or key in NOT_IDENTITY:
             reasons = dict.fromkeys(reason for _, reason in cells if reason is not None)
-            values = [value for value, _ in cells] if key not in NOT_IDENTITY else [_seeds(subject, key)]
-            rows.append([_key_title(key, template), values[0], "; ".join(reasons)])
-    return table([template.label(f"headings.{name}") for name in ("setting", "value", "reason")], rows, numeric_from=3)
+            value = cells[0][0] if key not in NOT_IDENTITY else _seeds(subject, key)
+            yield {"setting": _key_title(key, template), "value": value, "reason": "; ".join(reasons)}
 
 
 def data_texts(subject: Subject) -> Texts:

@@ -1,24 +1,111 @@
-"""The Markdown tables of a report, in the template's language."""
+"""The tables of a report, in the template's language: those of the analysis, and those that only reports have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from statistics import fmean, stdev
 
+from dynbench.analysis.buckets import ONE, PARAMETER
 from dynbench.analysis.comparability import fact
-from dynbench.analysis.finding import Finding
-from dynbench.analysis.metrics import lookup, workers_of
-from dynbench.analysis.ranking import ranking
-from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.scaling_table import ranks_text, scaling_table
-from dynbench.analysis.tables import format_value
+from dynbench.analysis.metrics import METRICS, chosen_metrics, lookup, workers_of
+from dynbench.analysis.record import ScalingRecord
+from dynbench.analysis.table_specs import (
+    RANKING,
+    SCALING,
+    SIDE_BY_SIDE,
+    TABLES,
+    metric_tables,
+    overview,
+    ranks_text,
+)
+from dynbench.analysis.tables import Label, format_value
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.formats import NBSP, interval, percent, ratio, saved_hours
-from dynbench.experiment.offline_plans import Solved, static_over
-from dynbench.experiment.report_settings import cost_of, distinct, dropout, shown
-from dynbench.experiment.subject import Json, Member, Subject
-from dynbench.report import Template, table
+from dynbench.experiment.bucket_answers import buckets_told, points_of
+from dynbench.experiment.communication_answers import launches_of
+from dynbench.experiment.formats import (
+    NBSP,
+    interval,
+    loss_difference,
+    loss_drift,
+    number,
+    percent,
+    ratio,
+    saved_hours,
+)
+from dynbench.experiment.offline_plans import Solved, float_of, static_over
+from dynbench.experiment.quality_answers import change_of, never_compressed, qualities
+from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
+from dynbench.experiment.server_answers import STEPS, served_arms
+from dynbench.experiment.steps_answers import trained
+from dynbench.experiment.subject import Json, Member, Subject, mean_of
+from dynbench.report import Template
 from dynbench.schedule.solve import cost_is_estimated
+from dynbench.table_text import Table
 from dynbench.units import format_count, format_ms
+
+NOT_MEASURED = "words.not_measured"
+NONE = "words.none"
+SIZE = ("world_size", "global_batch")
+ABOUT = ("", f"≈{NBSP}")
+"""Before a number that is none, or is an estimate."""
+
+
+Rows = Iterable[Mapping[str, str | None]]
+"""Key of a heading in the template, or after `=` the heading itself, to the cell; None is empty."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything a report is filled from.
+
+    Attributes:
+        subject: the comparison or run.
+        solved: what was planned offline for it, None where nothing was.
+        template: its texts.
+        folder: figures are linked relative to it.
+    """
+
+    subject: Subject
+    solved: Solved | None
+    template: Template
+    folder: Path
+
+
+def report_tables(sources: Sources) -> dict[str, str]:
+    """Placeholder of every table to its Markdown; empty where it has nothing to say."""
+    subject, label = sources.subject, sources.template.label
+    values = {
+        name: {metric.key: mean_of(members, metric.key) for metric in METRICS} for name, members in subject.arms.items()
+    }
+    gains = {item.candidate: item.improvement_percent for item in subject.comparisons}
+    many = len(subject.arms) > SIDE_BY_SIDE
+    found = {
+        **{name: spec.table(launches_of(subject), label) for name, spec in TABLES.items()},
+        "scaling": SCALING.table(subject.scaling, label),
+        "pairs": replace(RANKING, title="").table(subject.pairs, label),
+        "overview": overview(values, subject.comparisons, subject.question, label, details=False) if many else None,
+    }
+    metrics = metric_tables(values, gains, chosen_metrics(subject.question.metrics), label)
+    return {
+        **{f"table.{name}": table.markdown(whole=True) if table else "" for name, table in found.items()},
+        "table.metrics": "\n\n".join(table.markdown(whole=True) for table in metrics),
+        **{f"table.{name}": _markdown(rows(sources), texts, label) for name, (rows, texts) in OF_REPORTS.items()},
+    }
+
+
+def _markdown(rows: Rows, texts: int, label: Label) -> str:
+    """A table whose headings the template has; empty without rows."""
+    lines = list(rows)
+    headings = [
+        key[1:] if key[0] == "=" else label(f"headings.{key}", label(f"server.{key}", key))
+        for key in (lines[0] if lines else ())
+    ]
+    cells = [[cell or "" for cell in line.values()] for line in lines]
+    return Table(headings, cells, texts=texts).markdown() if lines else ""
+
 
 SETTINGS: Mapping[str, str] = {
     "workload": "workload.name",
@@ -36,8 +123,9 @@ SETTINGS: Mapping[str, str] = {
 """Label of the template to the configuration key that it shows."""
 
 
-def settings_table(subject: Subject, template: Template) -> str:
+def _settings(sources: Sources) -> Rows:
     """What was run, on what; a key whose value differs between runs shows all its values."""
+    subject, template = sources.subject, sources.template
     members = subject.members
     configs = [member.config for member in members if member.config is not None]
     keys = {label: key for label, key in SETTINGS.items() if label != "max_length" or subject.has_lengths}
@@ -56,8 +144,10 @@ def settings_table(subject: Subject, template: Template) -> str:
         **_machine(members, template),
     }
     missing = template.label("words.not_measured" if configs else "words.missing")
-    rows = [[template.label(f"settings.{label}"), missing if text is None else text] for label, text in facts.items()]
-    return table([template.label("headings.item"), template.label("headings.value")], rows, numeric_from=2)
+    return [
+        {"item": template.label(f"settings.{label}"), "value": missing if text is None else text}
+        for label, text in facts.items()
+    ]
 
 
 def ranks_kind(subject: Subject, template: Template) -> str | None:
@@ -66,157 +156,6 @@ def ranks_kind(subject: Subject, template: Template) -> str | None:
     if launcher is None:
         return None
     return template.label("words.virtual" if launcher == "virtual" else "words.real")
-
-
-COLUMNS: Mapping[str, Callable[[ComparisonRecord, Subject], str | None]] = {
-    "recovered": lambda item, _: percent(item.recovered_share),
-    "saved": lambda item, subject: saved_hours(item, subject) or "",
-    "efficiency": lambda item, _: percent(item.efficiency),
-}
-"""Columns of the table of comparisons that a question chooses from."""
-
-
-def comparisons_table(subject: Subject, template: Template) -> str:
-    """One line per candidate arm: verdict, speed-up with its interval, and what the question wants to know of it."""
-    chosen, told = subject.question.columns, subject.question.loss_drift is not None
-    columns = ("comparison", "verdict", "level", "speedup", "interval", *chosen, "launches")
-    missing = template.label("words.not_measured")
-    return table(
-        [template.label(f"headings.{column}") for column in (*columns, "loss_drift" if told else "loss_parity")],
-        [
-            [
-                f"{item.candidate} / {item.baseline}",
-                template.label(f"verdicts.{item.verdict}"),
-                template.label(f"levels.{item.level}"),
-                ratio(item.speedup) or missing,
-                interval(item) or template.label("words.none"),
-                *(missing if (text := COLUMNS[column](item, subject)) is None else text for column in chosen),
-                str(item.launches),
-                (loss_drift(item) if told else loss_difference(item)) or template.label("words.not_compared"),
-            ]
-            for item in subject.comparisons
-        ],
-        numeric_from=3,
-    )
-
-
-def loss_difference(item: ComparisonRecord) -> str | None:
-    """Largest relative difference of the loss between paired steps; None where it was not compared."""
-    return None if item.loss_max_rel_diff is None else f"{item.loss_max_rel_diff:.1e}"
-
-
-def loss_drift(item: ComparisonRecord) -> str | None:
-    """How far the mean training loss is above the baseline's; None where it is not finite."""
-    return None if item.loss_drift is None else f"{100 * item.loss_drift:+.2f}{NBSP}%"
-
-
-def pairs_table(subject: Subject, template: Template) -> str:
-    """Who beats whom, the pairs that are told apart first; empty where there is but one pair."""
-    rows = [
-        [rank.arm, rank.other, template.label(f"words.{'yes' if rank.told_apart else 'no'}"), *rank.numbers]
-        for rank in ranking(subject.pairs)
-    ]
-    columns = ("arm", "against", "told_apart", "times_as_fast", "interval", "p_holm")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=3) if rows else ""
-
-
-def scaled(subject: Subject, template: Template) -> str:
-    """How the arms scale, strategy by strategy; empty where all have as many workers."""
-    found = scaling_table(subject.scaling, template.label)
-    return found.markdown(whole=True) if found else ""
-
-
-def checks_table(checks: Sequence[Finding], template: Template) -> str:
-    """What the checks found; empty when they found nothing."""
-    if not checks:
-        return ""
-    columns = ("severity", "check", "seen", "limit", "hint")
-    rows = [texts.finding_texts(template, check) for check in checks]
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=5)
-
-
-ABOUT = ("", f"≈{NBSP}")
-"""Before a number that is none, or is an estimate."""
-
-
-def solve_table(solved: Solved | None, baseline: str, template: Template) -> str:
-    """The lines that were planned offline for a comparison; empty when there are none."""
-    if solved is None or not solved.results:
-        return ""
-    columns = (
-        "arm",
-        "cost",
-        "policy",
-        "exact",
-        "world_size",
-        "global_batch",
-        "mean_max_cost",
-        "gap_to_bound",
-        "speedup_vs_static",
-        "plan_ms",
-    )
-    rows = [_solve_row(result, static_over(solved, result, baseline), template) for result in solved.results]
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
-
-
-def greedy_table(results: Sequence[Json], template: Template) -> str:
-    """Greedy and equal counts against the exact ones, for the lines of `prefix`; empty when there are none."""
-    columns = ("arm", "world_size", "global_batch", "naive_max", "greedy_max", "greedy_variance")
-    rows = [
-        [
-            _arm(result, template),
-            str(result.get("world_size")),
-            str(result.get("global_batch")),
-            _gap(result, "naive_max_cost.equal_counts", template),
-            _gap(result, "max_cost", template),
-            _gap(result, "variance", template),
-        ]
-        for result in results
-        if result.get("greedy_gap")
-    ]
-    return table([template.label(f"headings.{column}") for column in columns], rows) if rows else ""
-
-
-def runs_table(subject: Subject, template: Template) -> str:
-    """Every run that went into the report."""
-    rows = []
-    for name, members in subject.arms.items():
-        for member in members:
-            missing = template.label("words.missing")
-            seed = missing if member.config is None else str(member.config.get("train.seed"))
-            status = missing if member.status is None else texts.status(template, member.status)
-            rows.append([name, f"`{member.id}`", seed, status])
-    columns = ("arm", "run", "seed", "status")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=4)
-
-
-def _arm(result: Json, template: Template) -> str:
-    """The arm that a line stands for; none for a policy planned beside the arms."""
-    return str(result["arm"]) if result.get("arm") else template.label("words.none")
-
-
-def _solve_row(result: Json, over: tuple[float | None, bool], template: Template) -> list[str]:
-    exact, median_ms = str(result.get("exact") or "none"), lookup(result, "plan_ms.p50")
-    gap, (speed, estimated) = lookup(result, "gap_to_bound"), over
-    return [
-        _arm(result, template),
-        str(result.get("cost_type")),
-        str(result.get("policy")),
-        template.label(f"exactness.{exact}", exact),
-        str(result.get("world_size")),
-        str(result.get("global_batch")),
-        ABOUT[cost_is_estimated(result)] + format_value(lookup(result, "mean_max_cost"), ""),
-        percent(gap) or "",
-        "" if speed is None else f"{ABOUT[estimated]}{speed:.2f}",
-        "" if median_ms is None else format_ms(median_ms).replace(" ", NBSP),
-    ]
-
-
-def _gap(result: Json, objective: str, template: Template) -> str:
-    mean, worst = (lookup(result, f"greedy_gap.{objective}.{key}") for key in ("mean", "max"))
-    if mean is None or worst is None:
-        return template.label("words.not_measured")
-    return f"{100 * mean:.2f} / {100 * worst:.2f} %".replace(" ", NBSP)
 
 
 def _machine(members: Sequence[Member], template: Template) -> dict[str, str | None]:
@@ -259,3 +198,227 @@ def _ranks(member: Member, template: Template) -> str | None:
 def _serves(summary: Json) -> bool:
     """Whether some of the ranks train nothing."""
     return workers_of(summary) != lookup(summary, "world_size")
+
+
+def _comparisons(sources: Sources) -> Rows:
+    """One line per candidate arm: verdict, speed-up with its interval, and what the question wants to know of it."""
+    subject, label = sources.subject, sources.template.label
+    told, of_loss = (
+        ("loss_drift", loss_drift) if subject.question.loss_drift is not None else ("loss_parity", loss_difference)
+    )
+    for item in subject.comparisons:
+        chosen = {
+            "recovered": percent(item.recovered_share),
+            "saved": saved_hours(item, subject) or "",
+            "efficiency": percent(item.efficiency),
+        }
+        yield {
+            "comparison": f"{item.candidate} / {item.baseline}",
+            "verdict": label(f"verdicts.{item.verdict}"),
+            "level": label(f"levels.{item.level}"),
+            "speedup": ratio(item.speedup) or label(NOT_MEASURED),
+            "interval": interval(item) or label(NONE),
+            **{key: label(NOT_MEASURED) if chosen[key] is None else chosen[key] for key in subject.question.columns},
+            "launches": f"{item.launches}",
+            told: of_loss(item) or label("words.not_compared"),
+        }
+
+
+def _checks(sources: Sources) -> Rows:
+    for check in sources.subject.checks or ():
+        told = texts.finding_texts(sources.template, check)
+        yield dict(zip(("severity", "check", "seen", "limit", "hint"), told, strict=True))
+
+
+def _runs(sources: Sources) -> Rows:
+    missing = sources.template.label("words.missing")
+    for name, members in sources.subject.arms.items():
+        for member in members:
+            yield {
+                "arm": name,
+                "run": f"`{member.id}`",
+                "seed": missing if member.config is None else str(member.config.get("train.seed")),
+                "status": missing if member.status is None else texts.status(sources.template, member.status),
+            }
+
+
+def _planned(line: Json, template: Template) -> dict[str, str | None]:
+    """The arm that a line stands for, none for a policy planned beside the arms, and its size."""
+    return {"arm": str(line.get("arm") or template.label(NONE)), **{key: str(line.get(key)) for key in SIZE}}
+
+
+def _solve(sources: Sources) -> Rows:
+    """The lines that were planned offline for a comparison."""
+    solved, label = sources.solved or Solved(None), sources.template.label
+    for line in solved.results:
+        speed, estimated = static_over(solved, line, sources.subject.baseline)
+        median_ms, exact, planned = (
+            lookup(line, "plan_ms.p50"),
+            str(line.get("exact") or "none"),
+            _planned(line, sources.template),
+        )
+        yield {
+            "arm": planned.pop("arm"),
+            "cost": str(line.get("cost_type")),
+            "policy": str(line.get("policy")),
+            "exact": label(f"exactness.{exact}", exact),
+            **planned,
+            "mean_max_cost": ABOUT[cost_is_estimated(line)] + format_value(lookup(line, "mean_max_cost"), ""),
+            "gap_to_bound": percent(lookup(line, "gap_to_bound")),
+            "speedup_vs_static": None if speed is None else f"{ABOUT[estimated]}{speed:.2f}",
+            "plan_ms": None if median_ms is None else format_ms(median_ms).replace(" ", NBSP),
+        }
+
+
+def _greedy(sources: Sources) -> Rows:
+    """Greedy and equal counts against the exact ones, for the lines of `prefix`."""
+    label = sources.template.label
+
+    def gap(line: Json, objective: str) -> str:
+        mean, worst = (lookup(line, f"greedy_gap.{objective}.{key}") for key in ("mean", "max"))
+        if mean is None or worst is None:
+            return label(NOT_MEASURED)
+        return f"{100 * mean:.2f} / {100 * worst:.2f} %".replace(" ", NBSP)
+
+    for line in sources.solved.results if sources.solved else ():
+        if line.get("greedy_gap"):
+            yield {
+                **_planned(line, sources.template),
+                "naive_max": gap(line, "naive_max_cost.equal_counts"),
+                "greedy_max": gap(line, "max_cost"),
+                "greedy_variance": gap(line, "variance"),
+            }
+
+
+def _buckets(sources: Sources) -> Rows:
+    """The arms, where they differ in buckets."""
+    subject, label = sources.subject, sources.template.label
+    against = {item.candidate: item for item in subject.comparisons}
+    for point in points_of(subject) if buckets_told(subject) else ():
+        item, named = against.get(point.arm), point.size in (ONE, PARAMETER)
+        yield {
+            "arm": point.arm,
+            "bucket_size": label(f"words.bucket_{point.size}") if named else f"{float(point.size):g}",
+            "buckets": number(round(point.calls)),
+            "step_ms": number(point.step_ms),
+            "overhead_ms": number(point.overhead_ms),
+            "exposed_ms": number(mean_of(subject.arms[point.arm], "exposed_comm_ms.mean")),
+            "speedup": (ratio(item.speedup) if item else None) or label(NONE),
+            "interval": (interval(item) if item else None) or label(NONE),
+        }
+
+
+def _quality(sources: Sources) -> Rows:
+    """Each arm's perplexity or loss beside the baseline's, where the arms were evaluated."""
+    subject, label = sources.subject, sources.template.label
+    measure, arms = qualities(subject)
+    for name, arm in arms.items():
+        word = "never" if never_compressed(subject.arms[name]) else arm.judgement
+        yield {
+            "arm": name,
+            "compression": number(arm.compression) or label(NONE),
+            "seeds": f"{len(arm.values)}",
+            f"{measure}".replace(".", "_"): f"{fmean(arm.values.values()):.4f}",
+            "quality_change": change_of(arm) or label(NONE),
+            "quality_within": label(f"quality.{word}") if word else label(NONE),
+        }
+
+
+def _steps(sources: Sources) -> Rows:
+    """Steps and evaluation losses, where all arms were evaluated."""
+    label = sources.template.label
+    for name, arm in (trained(sources.subject) or {}).items():
+        losses = list(arm.losses.values())
+        yield {
+            "arm": name,
+            "layout": label(f"layouts.{'padded' if arm.padded else 'rows'}"),
+            "global_batch": f"{arm.batch:,}",
+            "optimizer_steps": f"{arm.steps:,}",
+            "seeds": f"{len(losses)}",
+            "eval_loss": f"{fmean(losses):.4f}",
+            "eval_loss_spread": f"{stdev(losses):.4f}" if len(losses) > 1 else label(NONE),
+        }
+
+
+def _proxy(sources: Sources) -> Rows:
+    """How well padded tokens and the planner's cost stood for compute, of the arms that know."""
+    missing = sources.template.label(NOT_MEASURED)
+    for name, members in sources.subject.arms.items():
+        cells: dict[str, str | None] = {}
+        for short, proxy in (("tokens", "padded_tokens"), ("cost", "cost")):
+            related, error = (mean_of(members, f"proxy.{proxy}.{key}") for key in ("correlation", "mape"))
+            cells[f"{short}_correlation"] = None if related is None else f"{related:.3f}"
+            cells[f"{short}_mape"] = percent(error)
+        if any(cells.values()):
+            known = next((cost for member in members if (cost := cost_of(member, sources.subject))), None)
+            yield {"arm": name, "cost": known or missing, **{key: cell or missing for key, cell in cells.items()}}
+
+
+def _cost_types(sources: Sources) -> Rows:
+    """Every policy and cost type, judged by padded tokens and, where known, by measured time."""
+    for line in sources.solved.cost_types if sources.solved else ():
+        yield {
+            "policy": str(line.get("policy")),
+            "cost": f"`{line.get('cost_type')}`",
+            "judge": sources.template.label(f"costs.judge_{line.get('judge')}", str(line.get("judge"))),
+            "judged_mean": number(float_of(line.get("mean"))),
+            "judged_p95": number(float_of(line.get("p95"))),
+        }
+
+
+def _server_steps(sources: Sources) -> Rows:
+    """The six steps of a server's batch with their code and times, where an arm has a server."""
+    label = sources.template.label
+    arms = {name: sources.subject.arms[name] for name in served_arms(sources.subject)}
+    for index, (step, (code, keys)) in enumerate(STEPS.items() if arms else (), start=1):
+        yield {
+            "number": f"{index}",
+            "happens": label(f"server.{step}"),
+            "side": label(f"server.side_of.{step}"),
+            "code": f"`{code}`",
+            **{
+                f"={name} (ms)": " / ".join(number(mean_of(arm, key)) or "" for key in keys)
+                for name, arm in arms.items()
+            },
+        }
+
+
+def _growth(sources: Sources) -> Rows:
+    """Arms with a server beside those without, at as many workers and at as many processes."""
+    scaled = [one for one in sources.subject.scaling if one.kind != "weak"]
+
+    def cell(one: ScalingRecord) -> str:
+        name = texts.marked(sources.subject, sources.template, one.arm)
+        return f"{name}: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
+
+    for basis, counted in (("workers", "workers"), ("processes", "world_size")):
+        for server in sorted((one for one in scaled if one.world_size != one.workers), key=attrgetter(counted)):
+            for other in (one for one in scaled if one.world_size == one.workers):
+                if getattr(other, counted) == getattr(server, counted):
+                    yield {
+                        "equal": sources.template.label(f"server.{basis}"),
+                        "count": f"{getattr(server, counted)}",
+                        "without": cell(other),
+                        "with": cell(server),
+                        "times": ratio(server.step_ms / other.step_ms) if server.step_ms and other.step_ms else None,
+                    }
+
+
+OF_REPORTS: Mapping[str, tuple[Callable[[Sources], Rows], int]] = {
+    "setting": (_settings, 2),
+    "comparisons": (_comparisons, 3),
+    "checks": (_checks, 5),
+    "runs": (_runs, 4),
+    "solve": (_solve, 4),
+    "greedy": (_greedy, 1),
+    "buckets": (_buckets, 2),
+    "quality": (_quality, 1),
+    "steps": (_steps, 2),
+    "proxy": (_proxy, 2),
+    "cost_types": (_cost_types, 3),
+    "server_steps": (_server_steps, 4),
+    "growth": (_growth, 1),
+    "arms": (lambda of: arms_rows(of.subject, of.template), 99),
+    "common": (lambda of: common_rows(of.subject, of.template), 3),
+}
+"""Placeholder of a table that only reports have to its rows, and how many of its columns are to the left."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from dynbench import __version__
@@ -30,18 +28,17 @@ from dynbench.experiment import (
     strategy_answers,
     waste_answers,
 )
-from dynbench.experiment import report_tables as tables
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.conclusions import best_of, claim_of, conclusion, notes, placeholders
 from dynbench.experiment.enumeration import plan_counts
 from dynbench.experiment.figure_numbers import number_figures
-from dynbench.experiment.formats import interval, percent, ratio, saved_hours, saved_interval
+from dynbench.experiment.formats import interval, loss_difference, percent, ratio, saved_hours, saved_interval
 from dynbench.experiment.layout_answers import packed_pairs
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.quoted import quoted
-from dynbench.experiment.report_metrics import communication_table, metrics_table, overview_table
-from dynbench.experiment.report_settings import arms_table, common_table, data_keys, data_texts
+from dynbench.experiment.report_settings import data_keys, data_texts
+from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
 from dynbench.runs.store import results_option
@@ -49,23 +46,6 @@ from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
 
 Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Everything a report is filled from.
-
-    Attributes:
-        subject: the comparison or run.
-        solved: what was planned offline for it, None where nothing was.
-        template: its texts.
-        folder: figures are linked relative to it.
-    """
-
-    subject: Subject
-    solved: Solved | None
-    template: Template
-    folder: Path
 
 
 def report_values(sources: Sources) -> Values:
@@ -136,43 +116,21 @@ def _arms(subject: Subject, template: Template) -> Values:
         "best.launches": str(best.launches) if best else None,
         "best.reason": texts.reason(template, best) if best else None,
         "best.recovered": texts.recovered(template, best) if best else None,
-        "best.loss_difference": (tables.loss_difference(best) or template.label("words.not_compared"))
-        if best
-        else None,
+        "best.loss_difference": (loss_difference(best) or template.label("words.not_compared")) if best else None,
     }
 
 
 def _tables(sources: Sources) -> Values:
     subject, template, solved = sources.subject, sources.template, sources.solved
+    tables = report_tables(sources)
     return {
-        "setting.launcher": tables.ranks_kind(subject, template),
+        "setting.launcher": ranks_kind(subject, template),
         "setting.comm_model": texts.comm_model(template, subject),
         "setting.link_gbps": ", ".join(f"{speed:g}" for speed in subject.links_gbps) or None,
-        "table.setting": tables.settings_table(subject, template),
-        "table.comparisons": tables.comparisons_table(subject, template) if subject.comparisons else None,
-        "table.overview": overview_table(subject, template),
-        "table.metrics": metrics_table(subject, template),
-        "table.waste": waste_answers.wasted(subject.arms, template),
-        "table.timed": communication_table(subject, template),
-        "table.buckets": bucket_answers.buckets_table(subject, template),
-        "table.exposed": communication_answers.exposed(subject, template),
-        "table.memory_parts": communication_answers.held_memory(subject, template),
-        "table.operations": communication_answers.operations(subject, template),
-        "table.links": communication_answers.links(subject, template),
-        "table.checks": tables.checks_table(subject.checks or (), template),
-        "table.arms": arms_table(subject, template),
-        "table.common": common_table(subject, template),
-        "table.solve": tables.solve_table(solved, subject.baseline, template),
-        "table.greedy": tables.greedy_table(solved.results if solved else (), template),
-        "table.runs": tables.runs_table(subject, template),
-        "table.pairs": tables.pairs_table(subject, template),
-        "table.scaling": tables.scaled(subject, template),
-        **profile_answers.tables(subject, template),
-        **server_answers.tables(subject, template),
+        **tables,
+        "table.comparisons": tables["table.comparisons"] or None,
+        "code.server": server_answers.server_code(subject),
         "checks.count": str(len(subject.checks or ())),
-        "table.quality": quality_answers.quality_table(subject, template),
-        "table.steps": steps_answers.steps_table(subject, template),
-        "table.cost_types": cost_answers.cost_types_table(solved.cost_types if solved else (), template),
         "solve.run": f"`{solved.run}`" if solved and solved.run else None,
         "solve.reason": solved.reason if solved else None,
         "solve.steps": _most(solved, "steps"),
@@ -214,7 +172,6 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
         "say.planning": answers.planning(speaker),
         "say.row_costs": cost_answers.row_costs(speaker),
         "say.proxy": cost_answers.proxy_sentence(speaker),
-        "table.proxy": cost_answers.proxies(speaker),
         "say.prediction": answers.predictions(speaker, solved),
         "say.cost_types": cost_answers.cost_types(speaker, solved),
         "say.unplanned": answers.unplanned(speaker, solved),

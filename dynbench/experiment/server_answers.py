@@ -9,13 +9,12 @@ from itertools import combinations
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup, workers_of
-from dynbench.analysis.record import ComparisonRecord, ScalingRecord
+from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import NBSP, number, percent, ratio
 from dynbench.experiment.report_texts import marked
 from dynbench.experiment.subject import Subject, mean_of, whole
-from dynbench.report import Template, table
 from dynbench.units import mb
 
 SOURCE, METHODS = "sync/parameter_server.py", ("finish", "serve", "step")
@@ -48,27 +47,6 @@ def served_arms(subject: Subject) -> list[str]:
         for name, members in subject.arms.items()
         if any(workers_of(one.summary) != lookup(one.summary, "world_size") for one in members)
     ]
-
-
-def steps_of_a_batch(subject: Subject, template: Template) -> str:
-    """The six steps with their code and times, an arm a column; empty where no arm has a server."""
-    arms = served_arms(subject)
-    if not arms:
-        return ""
-    rows = []
-    for index, (step, (code, keys)) in enumerate(STEPS.items(), start=1):
-        times = [" / ".join(number(mean_of(subject.arms[name], key)) or "" for key in keys) for name in arms]
-        rows.append(
-            [
-                str(index),
-                template.label(f"server.{step}"),
-                template.label(f"server.side_of.{step}"),
-                f"`{code}`",
-                *times,
-            ]
-        )
-    headings = [template.label(f"server.{name}") for name in ("number", "happens", "side", "code")]
-    return table([*headings, *(f"{name} (ms)" for name in arms)], rows, numeric_from=4)
 
 
 def server_code(subject: Subject) -> str:
@@ -217,49 +195,11 @@ def _list(launch: Told) -> Sequence[Mapping[str, float]]:
     return each if isinstance(each, list) else []
 
 
-def growth_table(subject: Subject, template: Template) -> str:
-    """Arms with a server beside those without, at as many workers and at as many processes; empty without both."""
-    scaled = [one for one in subject.scaling if one.kind != "weak"]
-    served = [one for one in scaled if one.world_size != one.workers]
-    alone = [one for one in scaled if one.world_size == one.workers]
-    rows = [
-        [
-            template.label(f"server.{basis}"),
-            str(count),
-            *(_cell(subject, template, one) for one in (other, server)),
-            _times(other, server),
-        ]
-        for basis, counted in (("workers", _workers), ("processes", _processes))
-        for server in sorted(served, key=counted)
-        for other in alone
-        for count in [counted(server)]
-        if counted(other) == count
-    ]
-    headings = [template.label(f"server.{name}") for name in ("equal", "count", "without", "with", "times")]
-    return table(headings, rows, numeric_from=1) if rows else ""
-
-
-def _workers(one: ScalingRecord) -> int:
-    return one.workers
-
-
-def _processes(one: ScalingRecord) -> int:
-    return one.world_size
-
-
-def _cell(subject: Subject, template: Template, one: ScalingRecord) -> str:
-    return f"{marked(subject, template, one.arm)}: {number(one.step_ms) or ''} ({number(one.comm_ms) or ''})"
-
-
-def _times(other: ScalingRecord, server: ScalingRecord) -> str:
-    return ratio(server.step_ms / other.step_ms) or "" if server.step_ms and other.step_ms else ""
-
-
 def growth_sentences(speaker: Speaker) -> Iterator[str]:
     """How much longer a step is with the most workers than with the fewest, of every strategy that has both."""
     for strategy in dict.fromkeys(one.strategy for one in speaker.subject.scaling):
         arms = [one for one in speaker.subject.scaling if one.strategy == strategy and one.comm_ms is not None]
-        arms.sort(key=_workers)
+        arms.sort(key=lambda one: one.workers)
         if len(arms) > 1 and arms[0].workers != arms[-1].workers:
             first, last = arms[0], arms[-1]
             yield speaker.say(
@@ -269,15 +209,6 @@ def growth_sentences(speaker: Speaker) -> Iterator[str]:
                 server_fewest=marked(speaker.subject, speaker.template, first.arm),
                 server_most=marked(speaker.subject, speaker.template, last.arm),
             )
-
-
-def tables(subject: Subject, template: Template) -> dict[str, str]:
-    """Placeholders of the tables, and of the code."""
-    return {
-        "table.server_steps": steps_of_a_batch(subject, template),
-        "table.growth": growth_table(subject, template),
-        "code.server": server_code(subject),
-    }
 
 
 def sentences(speaker: Speaker) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
 from dynbench.analysis.metrics import lookup
@@ -14,7 +14,6 @@ from dynbench.analysis.stats import mean_interval
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.formats import NBSP
 from dynbench.experiment.subject import Member, Subject, whole
-from dynbench.report import Template, table
 
 LEAST = 1e-3
 """Part of the baseline's loss that counts as none."""
@@ -72,27 +71,6 @@ class Effect:
         return "gains" if self.high < 0 else "open"
 
 
-def steps_table(subject: Subject, template: Template) -> str:
-    """Steps and evaluation losses, an arm a row; empty where not all arms were evaluated."""
-    arms = _trained(subject)
-    if arms is None:
-        return ""
-    rows = [
-        [
-            name,
-            template.label(f"layouts.{'padded' if arm.padded else 'rows'}"),
-            f"{arm.batch:,}",
-            f"{arm.steps:,}",
-            str(len(arm.losses)),
-            f"{fmean(arm.losses.values()):.4f}",
-            f"{stdev(arm.losses.values()):.4f}" if len(arm.losses) > 1 else template.label("words.none"),
-        ]
-        for name, arm in arms.items()
-    ]
-    columns = ("arm", "layout", "global_batch", "optimizer_steps", "seeds", "eval_loss", "eval_loss_spread")
-    return table([template.label(f"headings.{column}") for column in columns], rows, numeric_from=2)
-
-
 def steps_sentence(speaker: Speaker) -> str:
     """What each of the two does to the loss, as far as the launches tell; or why there is no telling."""
     return " ".join(_sentences(speaker))
@@ -106,7 +84,7 @@ def judged_sentences(speaker: Speaker) -> str:
 
 def _sentences(speaker: Speaker) -> list[str]:
     """The numbers, and what they come to of either effect; or one sentence, why there is no telling."""
-    arms = _trained(speaker.subject)
+    arms = trained(speaker.subject)
     if arms is None:
         return [speaker.say("answers.steps.unknown").strip()]
     known = list(arms.values())
@@ -140,7 +118,7 @@ def _sentences(speaker: Speaker) -> list[str]:
     return [speaker.say("answers.steps.effects", **own).strip(), *told]
 
 
-def _trained(subject: Subject) -> dict[str, Trained] | None:
+def trained(subject: Subject) -> dict[str, Trained] | None:
     """The arms; None where a launch was not evaluated or says not what it ran."""
     found = {name: _of_arm(whole(members)) for name, members in subject.arms.items()}
     known = {name: arm for name, arm in found.items() if arm is not None}

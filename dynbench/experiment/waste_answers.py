@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup
+from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken
-from dynbench.analysis.waste_table import heading, mean_waste, waste_table
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.conclusions import best_of
@@ -21,12 +21,6 @@ OWN = (
     *(f"fall.{what}" for what in ("name", "before", "after", "part", "change", "left", "beside", "grew", "more")),
 )
 """Placeholders that only the sentences of this module use."""
-
-
-def wasted(arms: Mapping[str, Sequence[Member]], template: Template) -> str:
-    """The table of all arms; empty where nothing is known of any."""
-    found = waste_table({name: _summaries(members) for name, members in arms.items()}, template.label)
-    return found.markdown(whole=True) if found else ""
 
 
 def waste_sentences(speaker: Speaker) -> str:
@@ -45,7 +39,7 @@ def waste_sentences(speaker: Speaker) -> str:
             "arm_name": f"`{name}`",
             "waste_s": f"{found['s']:.2f}",
             "waste_total": percent(sum(found[part] for part in PARTS)),
-            "waste_largest": heading(largest, speaker.template.label),
+            "waste_largest": _part(largest, speaker),
             "waste_share": percent(found[largest]),
         }
         lines.append(speaker.say("answers.waste.line", **own))
@@ -77,16 +71,20 @@ def waterfall_sentence(speaker: Speaker) -> str:
         "fall_name": f"`{best.candidate}`",
         "fall_before": number(sum(before.values())),
         "fall_after": number(sum(after.values())),
-        "fall_part": heading(part, speaker.template.label),
+        "fall_part": _part(part, speaker),
         "fall_change": number(gains[part]),
         "fall_left": number(sum(after.values()) - after["ideal"]),
         "fall_beside": "",
     }
     grew = min(PARTS, key=gains.__getitem__)
     if case == "gains" and gains[part] > gained and gains[grew] < 0:
-        more = {"fall_grew": heading(grew, speaker.template.label), "fall_more": number(-gains[grew])}
+        more = {"fall_grew": _part(grew, speaker), "fall_more": number(-gains[grew])}
         own["fall_beside"] = speaker.say("answers.waterfall.beside", **more)
     return speaker.say(f"answers.waterfall.{case}", **own)
+
+
+def _part(part: str, speaker: Speaker) -> str:
+    return speaker.template.label(f"waste.{part}", WASTE[part])
 
 
 def _summaries(members: Sequence[Member]) -> list[Json]:

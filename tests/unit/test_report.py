@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, record_labels, table, unwrapped
+from dynbench.report import LANGUAGES, Template, TemplateError, fill, load_template, record_labels, unwrapped
+from dynbench.table_text import Table
 
 FRONT = "---\nwords:\n  not_measured: not measured\n  greeting: hello {{ who }}\n---\n"
 
@@ -66,7 +67,7 @@ def test_mistakes_in_the_front_matter_name_the_line_of_the_file(tmp_path: Path) 
 
 
 def test_table_cells_cannot_break_the_table() -> None:
-    lines = table(["a", "b"], [["x|y", "two\nlines"]]).splitlines()
+    lines = Table(["a", "b"], [["x|y", "two\nlines"]], texts=1).markdown().splitlines()
 
     assert lines == ["| a | b |", "| --- | ---: |", "| x\\|y | two lines |"]
 

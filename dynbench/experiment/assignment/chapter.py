@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Literal
 
-from dynbench import __version__
+from dynbench import __version__, table_text
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment.evidence import Grid, Said, Table, place
 from dynbench.experiment.assignment.questions import QUESTIONS, Question
 from dynbench.experiment.quoted import all_quoted, quoted
 from dynbench.experiment.report_texts import say
-from dynbench.report import Template, TemplateError, fill, load_template, table
+from dynbench.report import Template, TemplateError, fill, load_template
 
 TEMPLATE = "assignment"
 MOST_CASES = 3
@@ -143,7 +143,8 @@ def _overview(found: Sequence[Answer], template: Template) -> str:
         [each.question.number, template.label(f"asked.{each.question.number}"), template.label(f"states.{each.state}")]
         for each in found
     ]
-    return table([template.label(f"headings.{name}") for name in ("number", "asked", "state")], cells, numeric_from=3)
+    headings = [template.label(f"headings.{name}") for name in ("number", "asked", "state")]
+    return table_text.Table(headings, cells, texts=3).markdown()
 
 
 def _section(answer: Answer, template: Template, pictures: Pictures) -> str:
@@ -168,7 +169,7 @@ def _picture(path: str, name: str, template: Template) -> str:
 def _grid(grid: Grid, template: Template) -> str:
     headings = [template.label(f"headings.{name}", name) for name in grid.headings]
     cells = [[template.label(f"cells.{cell}", cell) for cell in row] for row in grid.cells]
-    return table(headings, cells, numeric_from=grid.keys)
+    return table_text.Table(headings, cells, texts=grid.keys).markdown()
 
 
 def _source(answer: Answer, template: Template) -> str:

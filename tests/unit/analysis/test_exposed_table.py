@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from dynbench.analysis.exposed_table import exposed_table, two_ways_apart
 from dynbench.analysis.memory import memory_parts
-from dynbench.analysis.memory_parts import memory_table
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.table_specs import TABLES, two_ways_apart
 from dynbench.report import load_template
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 
 Summary = dict[str, object]
+exposed_table, memory_table = TABLES["exposed"].table, TABLES["memory_parts"].table
 
 
 def summary(own: float, beyond: float | None) -> Summary:

@@ -13,12 +13,12 @@ from dynbench.analysis.link_model import SPEEDS_GBPS, predicted_ms
 from dynbench.analysis.links import (
     faster_gbps,
     link_sentence,
-    links_table,
     over_link,
     spans_text,
 )
 from dynbench.analysis.record import Span
 from dynbench.analysis.summary import summarise
+from dynbench.analysis.table_specs import TABLES
 from dynbench.report import load_template
 from dynbench.runs.run import Run
 from dynbench.wire.link import Arrivals
@@ -131,12 +131,12 @@ def test_of_a_run_that_times_no_transfer_nothing_is_predicted(make_run: Make) ->
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_table_says_who_is_fastest_over_which_link(language: str) -> None:
     label = load_template(language).label
-    table = links_table({"none": [PLAIN, PLAIN], "int8": [CODED]}, label)
+    table = TABLES["links"].table({"none": [PLAIN, PLAIN], "int8": [CODED]}, label)
     assert table is not None
     *arms, fastest = table.rows
     assert [row[0] for row in arms] == ["none", "int8"] and "15.000" in arms[1][1] and arms[0][1] == ""
     assert list(fastest[2:]) == ["int8", "int8", "none", "none", "none"]
-    assert links_table({"none": [PLAIN]}, label) is None
+    assert TABLES["links"].table({"none": [PLAIN]}, label) is None
 
 
 COMPUTE_S, BUCKETS = 0.08, 4

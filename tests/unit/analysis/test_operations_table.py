@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.analysis.operations_table import operations_table
+from dynbench.analysis.table_specs import TABLES
 from dynbench.report import LANGUAGES
 from dynbench.runs.calls import Call, CallWriter
 
@@ -12,7 +12,7 @@ from dynbench.runs.calls import Call, CallWriter
 def test_a_further_table_says_of_which_operation_its_numbers_are() -> None:
     measured = {"calls": 12.0, "ms": 23.4, "wait_ms": 11.7, "transfer_ms": 11.7, "bytes": 1234567.0, "gb_per_s": 0.1}
     told = [{"side": "worker", "operation": name, **measured} for name in ("all_gather", "reduce_scatter")]
-    table = operations_table({"fsdp": [{"by_operation": told}]})
+    table = TABLES["operations"].table({"fsdp": [{"by_operation": told}]})
     assert table is not None
     _, *parts = table.markdown().split("\n\n")
     assert len(parts) > 1

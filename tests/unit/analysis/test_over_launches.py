@@ -11,10 +11,11 @@ import pytest
 
 from dynbench.analysis.analyze import Report, analyze_runs
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.over_launches import BY_ARM_FILE, by_arm_csv, over_launches, spread_table
+from dynbench.analysis.over_launches import BY_ARM_FILE, by_arm_csv, over_launches
 from dynbench.analysis.page import rank_notes, verdict_lines
 from dynbench.analysis.record import MeanRecord
 from dynbench.analysis.summary import summarise
+from dynbench.analysis.table_specs import TABLES
 from dynbench.config.schema import Analysis
 from dynbench.report import load_template
 from dynbench.runs.run import Run
@@ -46,11 +47,13 @@ def test_what_a_launch_does_not_have_is_left_out_and_counted() -> None:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_table_has_the_spread_of_every_arm(language: str) -> None:
     label = load_template(language).label
-    table = spread_table(ARMS, label)
+    table = TABLES["spread"].table(ARMS, label)
     assert table is not None
     assert table.rows == [["none", "12.000 ± 2.000", "4.000 ± 1.414 (2/3)"], ["topk", "11.000 ± 0.000 (2/3)", ""]]
-    assert spread_table({name: launches[:2] for name, launches in ARMS.items()}, label) is None, "too few launches"
-    assert spread_table({"none": ARMS["none"]}, label) is None, "nothing is compressed, no target asked for"
+    assert TABLES["spread"].table({name: launches[:2] for name, launches in ARMS.items()}, label) is None, (
+        "too few launches"
+    )
+    assert TABLES["spread"].table({"none": ARMS["none"]}, label) is None, "nothing is compressed, no target asked for"
 
 
 def test_the_file_has_a_row_per_arm_and_column() -> None:

@@ -12,11 +12,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from dynbench.analysis.metrics import FAMILIES, HEADINGS, METRICS, Metric, by_family
-from dynbench.analysis.overview import by_arm, heading_of, overview
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.analysis.tables import format_gain, format_interval, format_value
+from dynbench.analysis.table_specs import by_arm, of_metric, overview
+from dynbench.analysis.tables import format_gain, format_interval, format_value, in_english
 from dynbench.analysis.verdict import Verdict
 from dynbench.cli import console, output
 from dynbench.table_text import MARKDOWN_WIDTH, Table
@@ -27,6 +27,10 @@ LONGEST = 32
 latin = st.from_regex(rf"[a-z][a-z059_-]{{0,{LONGEST - 1}}}", fullmatch=True)
 names = latin | st.text("批长度", min_size=1, max_size=LONGEST // 2)
 arms = st.lists(names, min_size=2, max_size=9, unique=True)
+
+
+def heading_of(metric: Metric) -> str:
+    return of_metric(metric).title("overview", in_english)
 
 
 def measured(names: list[str]) -> dict[str, dict[str, object]]:
@@ -167,8 +171,8 @@ def test_columns_that_nothing_fills_are_left_out() -> None:
     values = {name: {"padding_ratio": 1.5} for name in names}
     table = overview(values, found_of(names, ci95=None, verdict="ESTIMATE"), DEFAULT)
 
-    assert table.columns == ("arm", "verdict", "level", "speed-up", "padding")
-    assert [family.columns for family in by_arm(values, {}, METRICS)] == [("arm", "padding")]
+    assert table.columns == ["arm", "verdict", "level", "speed-up", "padding"]
+    assert [family.columns for family in by_arm(values, {}, METRICS)] == [["arm", "padding"]]
 
 
 def test_a_value_that_one_arm_lacks_is_empty_there() -> None:

@@ -12,6 +12,7 @@ from dynbench.analysis.joint import arm_variances, holm, launch_table, of_two, p
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.pairwise import compare_pairs
 from dynbench.analysis.questions.base import TOKENS
+from dynbench.analysis.table_specs import RANKING
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 
@@ -166,7 +167,7 @@ def test_one_launch_has_no_p_value_and_no_ranking(launch):
     pairs = pairs_of(named_arms(three(launch, launches=1)))
     assert {(pair.comparison.joint, pair.faster) for pair in pairs} == {(None, None)}
     records = [pair.record() for pair in pairs]
-    assert ranking.readable(records) is None
+    assert RANKING.table(records) is None
 
 
 @pytest.mark.slow
@@ -194,6 +195,6 @@ def test_the_table_has_the_faster_arm_first_and_what_is_told_apart_on_top(launch
     for rank in ranks:
         low, high = rank.interval
         assert low < rank.ratio < high
-    table, joint_p = ranking.readable(records)
-    assert (len(table.rows), "the 2 with slow, and the 1 others" in joint_p) == (3, True)
+    assert len(RANKING.table(records).rows) == 3
+    assert "the 2 with slow, and the 1 others" in ranking.held_jointly(records)
     assert ranking.ranking(records[:1]) == []

@@ -14,8 +14,9 @@ from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.profile_table import bottlenecks, phases_table, profile_table
+from dynbench.analysis.profile import bottlenecks
 from dynbench.analysis.summary import summarise
+from dynbench.analysis.table_specs import TABLES
 from dynbench.config.schema import Analysis
 from dynbench.plugins import STRATEGIES
 from dynbench.report import record_labels
@@ -83,7 +84,7 @@ def test_tables_by_phase_and_operation(make_run: Make) -> None:
     profile = summarise(profiled(make_run("static"), 30.0))["profile"]
     assert isinstance(profile, dict)
     launches = {"one": [{"profile": {**profile, "phase_ms": {"backward": 60.0}}}], "none": [{"profile": None}]}
-    table, phases = profile_table(launches), phases_table(launches)
+    table, phases = TABLES["profile"].table(launches), TABLES["phases"].table(launches)
     assert table is not None and phases is not None
     assert [row[:3] for row in table.rows] == [
         ["one", "forward", "compute"],
@@ -93,7 +94,11 @@ def test_tables_by_phase_and_operation(make_run: Make) -> None:
     ]
     (bottleneck,) = bottlenecks(launches)
     assert (bottleneck.share, bottleneck.of_phase, bottleneck.largest) == (0.3, {"backward": 0.5}, ("all_reduce", 0.3))
-    assert profile_table({"none": [{"profile": None}]}) is None is phases_table({"none": [{"profile": None}]})
+    assert (
+        TABLES["profile"].table({"none": [{"profile": None}]})
+        is None
+        is TABLES["phases"].table({"none": [{"profile": None}]})
+    )
 
 
 def test_profiled_steps_are_kept_as_csv_in_full_precision(make_run: Make) -> None:

@@ -14,7 +14,7 @@ from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.page import summary_markdown
 from dynbench.analysis.record import ScalingRecord
-from dynbench.analysis.scaling_table import ranks_text, scaling_table
+from dynbench.analysis.table_specs import SCALING, ranks_text
 from dynbench.config.schema import Analysis
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -75,7 +75,7 @@ def test_ranks_that_share_cores_are_marked_wherever_they_stand(arms: dict[str, l
     """Four ranks on two cores: in the record, the tables, the page, the summary, and the figure with its numbers."""
     report = analyze_runs((), store, Analysis(), arms=arms, question="topology")
     assert [one.arm for one in report.scaling if one.oversubscribed] == ["naive_4"]
-    table = scaling_table(report.scaling)
+    table = SCALING.table(report.scaling)
     assert table is not None and [row[1] for row in table.rows if row[0] == "naive_4"] == ["4 (oversubscribed)"]
     page = summary_markdown(report)
     assert "Oversubscribed: naive_4 has 4 ranks of 1 thread each on 2 cores" in page
@@ -96,17 +96,17 @@ def test_ranks_that_serve_are_counted_beside_those_that_train() -> None:
 def test_arms_of_as_many_workers_have_no_scaling(make_run: Make, store: RunStore) -> None:
     arms = {name: [make_run("static", overrides=how)] for name, how in (("naive", NAIVE), ("flat", FLAT))}
     report = analyze_runs((), store, Analysis(), arms=arms)
-    assert report.scaling == () and scaling_table(report.scaling) is None
+    assert report.scaling == () and SCALING.table(report.scaling) is None
     views = [ArmView(name, tuple(merge_run(run) for run in runs)) for name, runs in arms.items()]
     assert draw_figure("train", "scaling", views) is None
 
 
 def test_a_batch_that_neither_stays_nor_grows_with_the_ranks_has_no_place_in_the_table() -> None:
     """Of forced comparisons; the record of what is left out is that of `forced_comparison`."""
-    assert scaling_table([]) is None
+    assert SCALING.table([]) is None
     record = ScalingRecord(
         arm="a", strategy="ddp", kind="reference", against="a", workers=1, world_size=1, global_batch=8,
         units_per_s=1.0, speedup=1.0, efficiency=1.0, efficiency_of_ranks=1.0,
     )  # fmt: skip
-    table = scaling_table([record])
+    table = SCALING.table([record])
     assert table is not None and table.rows[0][:4] == ["a", "1", "ddp", "reference"]

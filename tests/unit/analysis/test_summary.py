@@ -7,7 +7,8 @@ import pytest
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS, improvement_percent, improvements, lookup, means
 from dynbench.analysis.summary import summarise, summary_of
-from dynbench.analysis.tables import format_gain, format_value, markdown, readable, summary_rows
+from dynbench.analysis.table_specs import metric_tables
+from dynbench.analysis.tables import format_gain, format_value, summary_rows
 
 NUMBERS = """
     world_size global_batch steps warmup_steps rows skipped_steps padding_ratio wait_fraction plan_fraction samples
@@ -143,16 +144,17 @@ def test_a_gain_that_rounds_to_nothing_has_no_sign():
 
 
 def test_markdown_escapes_what_would_break_a_table():
-    assert "a\\|b" in markdown(summary_rows({"a|b": {"wait_fraction": 0.5}}))
+    (table,) = metric_tables({"a|b": {"wait_fraction": 0.5}}, {})
+    assert "a\\|b" in table.markdown()
 
 
 def test_summaries_named_like_a_column_of_the_table_are_kept(make_run):
     named = {name: {"wait_fraction": 0.1 * index} for index, name in enumerate(("metric", "title", "unit", "plain"), 1)}
     rows = summary_rows(named, {"unit gains": {"wait_fraction": 5.0}})
-    assert readable(rows, 1) == (
-        ["", "run metric", "run title", "run unit", "plain", "unit gains"],
-        [["waiting for the slowest rank", "10.0 %", "20.0 %", "30.0 %", "40.0 %", "+5.0 %"]],
-    )
+    assert rows.columns[3:] == ["run metric", "run title", "run unit", "plain", "unit gains"]
+    (table,) = metric_tables({name: named[name] for name in ("metric", "unit")}, {"unit": {"wait_fraction": 5.0}})
+    assert table.columns == ["", "metric", "unit", "unit gains"]
+    assert table.rows == [["waiting for the slowest rank", "10.0 %", "30.0 %", "+5.0 %"]]
     run = make_run("static", name="unit")
     summarise(run)
     assert (run.path / "summary.csv").read_text().startswith("metric,title,unit,run unit\nstep_time_ms.mean,")

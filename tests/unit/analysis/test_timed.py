@@ -8,13 +8,14 @@ from unit.analysis.conftest import Fake, build_run
 
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summarise, summary_of
-from dynbench.analysis.timed import timed_table
+from dynbench.analysis.table_specs import TABLES
 from dynbench.plugins import STRATEGIES
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.columns import COMM_COLUMNS, Column, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 
+timed_table = TABLES["timed"].table
 COMM, *_ = COMM_COLUMNS
 PUSH, SEND = Column("push_ms", "number", "ms", "Of workers."), Column("send_ms", "number", "ms", "Of servers.")
 COUNT = Column("messages", "integer", "", "No time.")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dynbench.analysis.table_specs import TABLES, mean_waste
 from dynbench.analysis.waste import PARTS
-from dynbench.analysis.waste_table import HEADINGS, mean_waste, waste_table
+
+COLUMNS = [column for column in TABLES["waste"].columns if column.key != "arm"]  # type: ignore[union-attr]  # a list
+waste_table = TABLES["waste"].table
 
 
 def summary(
@@ -21,8 +24,8 @@ def test_a_row_is_the_mean_over_the_launches() -> None:
     launches = [summary(1.5, 0.0833), summary(2.5, 0.35, (0.25, 0.75))]
     table = waste_table({"static": launches})
 
-    assert table.columns == ["arm", *HEADINGS.values()]
-    cells = dict(zip(HEADINGS, table.rows[0][1:], strict=True))
+    assert table.columns == ["arm", *(column.heading for column in COLUMNS)]
+    cells = dict(zip((column.key for column in COLUMNS), table.rows[0][1:], strict=True))
     assert (cells["s"], cells["waiting"], cells["padding"]) == ("1.88", "21.7 %", "5.0 %")
     assert 1 / mean_waste(launches)["s"] == pytest.approx((1 / 1.5 + 1 / 2.5) / 2), "as the parts have means"
     assert (cells["distinct"], cells["most"], cells["equal"]) == ("2 / 2", "rank 1: 50.0 %", "50.0 %")

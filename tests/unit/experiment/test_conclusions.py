@@ -9,7 +9,7 @@ import pytest
 from dynbench.analysis.checks.finding import Seen, worded
 from dynbench.experiment.conclusions import best_of, doubts_of, faster_otherwise, recommended, training_of
 from dynbench.experiment.formats import saved_hours
-from dynbench.experiment.report_tables import comparisons_table
+from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES, load_template, substitute
@@ -274,7 +274,8 @@ def test_hours_are_saved_only_by_what_is_faster(
     text, subject = conclusion(store, language).partition("- ")[0], find_subject(store, None)
     assert "1,000" not in text
     assert f"{speedup:.3f}" in text and (ci95 is None or f"{ci95[0]:.3f}" in text)
-    (row,) = [line for line in comparisons_table(subject, load_template(language)).splitlines() if "partition" in line]
+    tables = report_tables(Sources(subject, None, load_template(language), subject.run.path))
+    (row,) = [line for line in tables["table.comparisons"].splitlines() if "partition" in line]
     assert "|  |" in row and saved_hours(subject.comparisons[0], subject) is None
 
 

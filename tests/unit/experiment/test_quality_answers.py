@@ -10,9 +10,10 @@ import pytest
 from languages import english_words, numbers
 
 from dynbench.experiment.answers import Speaker
-from dynbench.experiment.quality_answers import qualities, quality_sentence, quality_table
+from dynbench.experiment.quality_answers import qualities, quality_sentence
+from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.subject import Member, Subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, Template, load_template
 from dynbench.runs.run import Run
 
 SEEDS = range(4)
@@ -27,6 +28,10 @@ ARMS = {
     "int8": (3.9, 0.01, 1.0),
 }
 """By arm: compression, by which part its perplexity is higher, and how far seeds differ in that."""
+
+
+def quality_table(found: Subject, template: Template) -> str:
+    return report_tables(Sources(found, None, template, found.run.path))["table.quality"]
 
 
 def members(name: str, seeds: Sequence[int] = SEEDS, evaluated: bool = True) -> list[Member]:

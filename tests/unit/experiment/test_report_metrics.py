@@ -9,7 +9,7 @@ from languages import english_words
 
 from dynbench.analysis.questions import QUESTIONS
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.report_metrics import metrics_table, overview_table
+from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import FORMATS, render_report
 from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES, Template, load_template
@@ -26,6 +26,11 @@ def read(store: RunStore, language: str) -> tuple[Subject, Template]:
     return subject, load_template(language, name=subject.question.template)
 
 
+def metrics_and_overview(subject: Subject, template: Template) -> tuple[str, str]:
+    found = report_tables(Sources(subject, None, template, subject.run.path))
+    return found["table.metrics"], found["table.overview"]
+
+
 def of_each(**facts: object) -> list[dict[str, object]]:
     return [{"candidate": name, **facts} for name in MANY]
 
@@ -39,7 +44,7 @@ def test_many_arms_have_an_overview_and_a_row_in_every_family(
     make_comparison(*of_each(), summary=MEASURED, question=question)
     subject, template = read(store, language)
 
-    overview, metrics = overview_table(subject, template), metrics_table(subject, template)
+    metrics, overview = metrics_and_overview(subject, template)
     for table in (overview, *metrics.split("\n\n")):
         if not table.startswith("**"):
             assert [line.split(" | ")[0].lstrip("| ") for line in table.splitlines()[2:]] == ["static", *MANY]
@@ -60,8 +65,8 @@ def test_a_few_arms_have_one_table(store: RunStore, make_comparison: MakeCompari
     make_comparison(*of_each()[:2], summary={**MEASURED, "throughput_samples_per_s": {"mean": 9.0}})
     subject, template = read(store, language)
 
-    assert overview_table(subject, template) == ""
-    assert metrics_table(subject, template).splitlines()[0].count("static") == 1
+    metrics, overview = metrics_and_overview(subject, template)
+    assert overview == "" and metrics.splitlines()[0].count("static") == 1
     text = render_report(subject, language, form, subject.run.path)  # type: ignore[arg-type]  # a language and a form
     family = template.label("families.throughput in samples", "Throughput in samples")
     assert family not in text
@@ -79,7 +84,7 @@ def test_the_overview_tells_verdicts_and_noise(
     make_comparison(*given)
     subject, template = read(store, language)
 
-    _, _, baseline, *others = overview_table(subject, template).splitlines()
+    _, _, baseline, *others = metrics_and_overview(subject, template)[1].splitlines()
     assert f"| static | {template.label('overview.baseline', 'baseline')} |" in baseline
     word = template.label(f"verdicts.{verdict}")
     assert all(f"| {word} | 1.250 |" in line for line in others[:-1])

@@ -14,6 +14,7 @@ from dynbench.analysis.record import PairRecord, ScalingRecord
 from dynbench.experiment import profile_answers, server_answers
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.communication_answers import exposures
+from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
@@ -71,13 +72,17 @@ def subject(tmp_path: Path, arms: Sequence[str] = tuple(RATES), **more: dict[str
     return Subject(Run(tmp_path), members, scaling=scaling)
 
 
+def table(found: Subject, name: str) -> str:
+    return report_tables(Sources(found, None, load_template("en"), found.run.path))[f"table.{name}"]
+
+
 def speaker(found: Subject, language: str = "en") -> Speaker:
     return Speaker(found, load_template(language), {"baseline.name": f"`{found.baseline}`"})
 
 
 def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> None:
     found = subject(tmp_path)
-    lines = server_answers.steps_of_a_batch(found, load_template("en")).splitlines()
+    lines = table(found, "server_steps").splitlines()
     assert len(lines) == 8 and "ps (ms)" in lines[0] and "ps_1w (ms)" in lines[0] and "ddp" not in lines[0]
     times = [[cell.strip() for cell in line.split("|")][5] for line in lines[2:]]
     assert times == ["30", "10", "11", "3", "4", "12 / 20"]
@@ -87,13 +92,13 @@ def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> N
 
 def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "by_hand"))
-    assert server_answers.steps_of_a_batch(found, load_template("en")) == server_answers.server_code(found) == ""
+    assert table(found, "server_steps") == server_answers.server_code(found) == ""
     assert server_answers.server_sentence(speaker(found)) == "No arm has a server."
-    assert server_answers.growth_table(found, load_template("en")) == ""
+    assert table(found, "growth") == ""
 
 
 def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path: Path) -> None:
-    rows = server_answers.growth_table(subject(tmp_path), load_template("en")).splitlines()[2:]
+    rows = table(subject(tmp_path), "growth").splitlines()[2:]
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     assert [(row[0], row[1], row[2].split(":")[0], row[3].split(":")[0]) for row in cells] == [
         ("workers", "2", "`ddp`", "`ps`"),
@@ -166,7 +171,7 @@ def test_a_bottleneck_is_what_takes_more_of_the_step(tmp_path: Path, comm: float
 def test_without_a_profile_the_report_says_how_to_have_one(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp",), ddp={"profile": None})
     assert "`train.profile_steps`" in profile_answers.bottleneck_sentences(speaker(found))
-    assert profile_answers.profiles(found, load_template("en")) == ""
+    assert table(found, "profile") == ""
 
 
 @pytest.mark.parametrize(

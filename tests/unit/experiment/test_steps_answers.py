@@ -10,7 +10,8 @@ import pytest
 from languages import english_words
 
 from dynbench.experiment.answers import Speaker
-from dynbench.experiment.steps_answers import Effect, steps_sentence, steps_table
+from dynbench.experiment.report_tables import Sources, report_tables
+from dynbench.experiment.steps_answers import Effect, steps_sentence
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run
@@ -117,5 +118,6 @@ def test_losses_are_paired_by_seed_whatever_their_order(tmp_path) -> None:
 
 
 def test_the_table_has_every_arm_with_its_spread(tmp_path) -> None:
-    text = steps_table(Subject(Run(tmp_path), arms(0.05, 0.0)), load_template("en"))
+    sources = Sources(Subject(Run(tmp_path), arms(0.05, 0.0)), None, load_template("en"), tmp_path)
+    text = report_tables(sources)["table.steps"]
     assert [name in text for name in NAMES] == [True] * 4 and "| 0.6500 | 0.1291 |" in text.replace("  ", " ")

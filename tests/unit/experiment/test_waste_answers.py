@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 from languages import english_words
 
+from dynbench.analysis.table_specs import WASTE
+from dynbench.analysis.tables import Label
 from dynbench.analysis.waste import PARTS
-from dynbench.analysis.waste_table import heading
 from dynbench.experiment.answers import Speaker
+from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
-from dynbench.experiment.waste_answers import waste_sentences, wasted, waterfall_sentence
+from dynbench.experiment.waste_answers import waste_sentences, waterfall_sentence
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run
@@ -37,6 +39,14 @@ WHY = Phrase.of("waste.no_fit")
 UNKNOWN = {"waste": {**dict.fromkeys(("s", *PARTS)), "reason": str(WHY), "reason_said": WHY.record()}}
 
 
+def heading(part: str, label: Label) -> str:
+    return label(f"waste.{part}", WASTE[part])
+
+
+def wasted(told: Speaker) -> str:
+    return report_tables(Sources(told.subject, None, told.template, told.subject.run.path))["table.waste"]
+
+
 def speaker(store: RunStore, language: str, candidate: dict[str, object] | None = None) -> Speaker:
     subject = find_subject(store, None)
     if candidate is not None:
@@ -51,7 +61,7 @@ def test_the_table_and_its_sentences_stand_in_the_report(
 ) -> None:
     make_comparison({"candidate": "partition"}, summary=KNOWN)
     told = speaker(store, language)
-    table, lines = wasted(told.subject.arms, told.template), waste_sentences(told)
+    table, lines = wasted(told), waste_sentences(told)
 
     assert all(part in table for part in ("2.00", "25.0 %", "5.0 %", "rank 0: 75.0 %"))
     assert lines.count("2.00") == 2 and "50.0" in lines and "25.0" in lines
@@ -120,7 +130,7 @@ def test_where_no_ideal_can_be_stated_the_reason_is_given(
     make_comparison({"candidate": "partition"}, summary=UNKNOWN)
     told = speaker(store, language)
 
-    assert waterfall_sentence(told) == "" and wasted(told.subject.arms, told.template) == ""
+    assert waterfall_sentence(told) == "" and wasted(told) == ""
     assert (str(WHY) in waste_sentences(told)) == (language == "en")
     if language != "en":
         assert english_words(waste_sentences(told), ("static", "partition", "token", "rank")) == []
