@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynbench.analysis import tables
+from dynbench.analysis.bottlenecks import profile_rows
 from dynbench.analysis.crowding import Load, load_of
 from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.measure import Measured, computed
 from dynbench.analysis.measures import MEASURES
 from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.profile import profile_rows
 from dynbench.analysis.results_csv import RESULTS_FILE, record_of, results_csv
 from dynbench.analysis.table_specs import metric_tables, tables_of
 from dynbench.errors import RecordError

@@ -10,14 +10,15 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
+from dynbench.analysis.bottlenecks import PHASES, bottlenecks, profile_rows
 from dynbench.analysis.communication import OF_EVERY_RUN
 from dynbench.analysis.crowding import MARK
-from dynbench.analysis.links import SPEEDS_GBPS, arm_links, spans_text
+from dynbench.analysis.link_model import SPEEDS_GBPS
+from dynbench.analysis.links import arm_links, spans_text
 from dynbench.analysis.memory import MOMENTS
 from dynbench.analysis.merge import SIDES
 from dynbench.analysis.metrics import HEADINGS, METRICS, Metric, Summaries, by_family, lookup
 from dynbench.analysis.over_launches import LEAST, over_launches
-from dynbench.analysis.profile import PHASES, bottlenecks, profile_rows
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.ranking import ranking
 from dynbench.analysis.record import ComparisonRecord, MeanRecord, PairRecord, ScalingRecord

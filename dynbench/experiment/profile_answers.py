@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dynbench.analysis.profile import Bottleneck, bottlenecks
+from dynbench.analysis.bottlenecks import Bottleneck, bottlenecks
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.communication_answers import launches_of
 from dynbench.experiment.formats import number, percent
