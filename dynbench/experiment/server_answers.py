@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
 from itertools import combinations
 from statistics import fmean
 
@@ -17,8 +15,6 @@ from dynbench.experiment.report_texts import marked
 from dynbench.experiment.subject import Subject, mean_of, whole
 from dynbench.units import mb
 
-SOURCE, METHODS = "sync/parameter_server.py", ("finish", "serve", "step")
-"""Where a server's batch is written, and what of it."""
 STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "compute": ("Replica", ("time_ms.compute",)),
     "push": ("ParameterServer.finish", ("timed_ms.workers.push_ms",)),
@@ -49,16 +45,6 @@ def served_arms(subject: Subject) -> list[str]:
     ]
 
 
-def server_code(subject: Subject) -> str:
-    """The code of these steps, as it ran; empty where no arm has a server."""
-    if not served_arms(subject):
-        return ""
-    text = resources.files("dynbench").joinpath(SOURCE).read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-    methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name in METHODS]
-    lines = text.splitlines()
-    parts = ["\n".join(line[4:] for line in lines[node.lineno - 1 : node.end_lineno]) for node in methods]
-    return "```python\n" + "\n\n".join(parts) + "\n```"
 
 
 def server_sentence(speaker: Speaker) -> str:

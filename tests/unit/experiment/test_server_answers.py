@@ -86,13 +86,11 @@ def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> N
     assert len(lines) == 8 and "ps (ms)" in lines[0] and "ps_1w (ms)" in lines[0] and "ddp" not in lines[0]
     times = [[cell.strip() for cell in line.split("|")][5] for line in lines[2:]]
     assert times == ["30", "10", "11", "3", "4", "12 / 20"]
-    code = server_answers.server_code(found)
-    assert code.startswith("```python\ndef finish(self)") and "def serve(self)" in code and "def step(self" in code
 
 
 def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "by_hand"))
-    assert table(found, "server_steps") == server_answers.server_code(found) == ""
+    assert table(found, "server_steps") == ""
     assert server_answers.server_sentence(speaker(found)) == "No arm has a server."
     assert table(found, "growth") == ""
 
