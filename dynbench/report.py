@@ -35,6 +35,7 @@ from dynbench.analysis.tables import format_interval, format_ratio, format_value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.config.yaml_strict import parse_yaml
 from dynbench.errors import UsageError, did_you_mean
+from dynbench.units import mb, mib
 
 LANGUAGES = ("en", "zh")
 COMMON = "template"
@@ -66,13 +67,42 @@ def percent(fraction: float | None) -> str | None:
     return None if fraction is None else f"{100 * fraction:z.1f}{NBSP}%"
 
 
+def count(value: int | None) -> str | None:
+    """`1,234,567`, or `1.2·10^34` beyond a million million."""
+    if value is None or value < 10**12:
+        return None if value is None else f"{value:,}"
+    digits = str(value)
+    return f"*{digits[0]}.{digits[1]}·10^{len(digits) - 1}*"
+
+
+def each(values: Mapping[str, Any], names: Mapping[str, str], said: str = "number", beside: str = "ratio") -> str:
+    """`a` 3.4, `b` 1.2 (1.100): every arm with its value, or with a pair of values, of which the second may be None.
+
+    Args:
+        values: by arm.
+        names: of the arms, as they are written.
+        said: filter of the value.
+        beside: filter of the second one.
+    """
+
+    def text(value: Any) -> object:
+        first, second = value if isinstance(value, tuple) else (value, None)
+        return FILTERS[said](first) if second is None else f"{FILTERS[said](first)} ({FILTERS[beside](second)})"
+
+    return ", ".join(f"{names[arm]}{NBSP}{text(value)}" for arm, value in values.items())
+
+
 FILTERS: Mapping[str, Callable[..., object]] = {
     "number": number,
+    "count": count,
     "percent": percent,
     "ratio": lambda value: format_ratio(value) or None,
     "interval": lambda ends: format_interval(ends).replace(" ", NBSP) or None,
     "fixed": lambda value, digits, sign="": None if value is None else f"{value:{sign}.{digits}f}",
-    "code": lambda name: f"`{name}`",
+    "code": lambda name: None if name is None else f"`{name}`",
+    "each": each,
+    "mb": lambda size: None if size is None else mb(size),
+    "mib": lambda size: None if size is None else mib(size),
     "codes": lambda names, between=", ": between.join(f"`{name}`" for name in names),
 }
 """By name in templates; None stays None, which is said in words."""

@@ -57,6 +57,16 @@ class Bottleneck:
     largest: tuple[str, float] | None
     compute_share: float
 
+    @property
+    def of_backward(self) -> float | None:
+        """Of the backward pass; None where the times of phases are not known."""
+        return self.of_phase.get("backward", 0.0) if self.of_phase or not self.share else None
+
+    @property
+    def is_communication(self) -> bool:
+        """Whether communication is under way in more of the step than computing is."""
+        return self.share > self.compute_share
+
 
 def bottlenecks(launches: Launches) -> list[Bottleneck]:
     """Of every arm with a profile."""

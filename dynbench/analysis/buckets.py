@@ -58,6 +58,11 @@ class BucketPoint:
     """What its all-reduces take while they transfer."""
 
     @property
+    def size_bytes(self) -> float:
+        """Of a bucket, on average."""
+        return self.total / self.calls
+
+    @property
     def assumption(self) -> Assumption:
         """Whether computing takes as long as sending, or which of them longer; `assumed` where that is not known."""
         compute, transfer = self.compute_ms, self.transfer_ms
@@ -173,7 +178,7 @@ def bears_out(points: Sequence[BucketPoint], fit: BucketFit) -> bool:
 
 def nearest(points: Sequence[BucketPoint], size_bytes: float) -> BucketPoint:
     """The arm whose buckets, on average, are nearest a size, by ratio."""
-    return min(points, key=lambda point: abs(math.log(point.total / point.calls / size_bytes)))
+    return min(points, key=lambda point: abs(math.log(point.size_bytes / size_bytes)))
 
 
 def size_of(point: BucketPoint) -> str:

@@ -34,7 +34,6 @@ UNEQUAL = ("std_over_ranks.compute_ms.mean", "std_over_ranks.padded_tokens.mean"
 OWN = (
     *("arm.name", "change.percent", "groups.names", "answers.groups", "bound.speedup", "bound.said"),
     *(f"{which}.{what}" for which in ("first", "second") for what in ("before", "after", "change")),
-    *("proxy.correlation", "proxy.mape", "costs.policy", "costs.list", "costs.best"),
     *("predicted.speedup", "predicted.reached", "achieved.speedup", "achieved.interval"),
     *("skipped.name", "skipped.reason"),
     *(f"planning.{what}" for what in ("arm", "share", "least_arm", "least_share")),

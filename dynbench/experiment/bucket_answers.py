@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
 from dynbench.analysis.buckets import (
     EXPLAINS,
@@ -18,19 +20,36 @@ from dynbench.analysis.buckets import (
 )
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import number
 from dynbench.experiment.subject import Subject, whole
-from dynbench.units import mib
 
-OWN = tuple(
-    f"bucket.{what}"
-    for what in (
-        *("least", "least_ms", "most", "most_ms", "s", "o", "w", "r2", "best", "near", "near_size", "near_ms"),
-        *("near_fit", "near_step", "limit", "compute", "transfer", "speed", "counts", "fewest", "fewest_ms", "untold"),
-    )
-)
-"""Placeholders that only the sentences of this module use."""
+
+@dataclass(frozen=True)
+class Buckets:
+    """What there is to say of the size of buckets.
+
+    Attributes:
+        fit: the model.
+        least, most, fewest: the arms whose step takes least and most, and the one with the fewest buckets.
+        near: the arm nearest to the best size; None where the model has none.
+        untold: the other arms that launches do not tell from the one whose step takes least.
+        counts: different numbers of buckets.
+        gb_per_s: of the all-reduces of `fewest` while they transfer.
+        case: whether a best size is named (`best`), the model has none (`no_bandwidth`, `no_call`), or why it does not
+            hold: it explains too little (`poor`), nothing as overheads are alike (`alike_overheads`), the arms
+            contradict it, or computing and sending are not as long (`computing`, `sending`, `assumed`).
+        limit: R² below which the model explains too little.
+    """
+
+    fit: BucketFit
+    least: BucketPoint
+    most: BucketPoint
+    fewest: BucketPoint
+    near: BucketPoint | None
+    untold: Sequence[str]
+    counts: int
+    gb_per_s: float | None
+    case: str
+    limit: float = EXPLAINS
 
 
 def points_of(subject: Subject) -> list[BucketPoint]:
@@ -48,53 +67,24 @@ def buckets_told(subject: Subject) -> bool:
     return subject.question.name == "sync" and sizes_differ(points_of(subject)) and _fit(subject) is not None
 
 
-def bucket_sentences(speaker: Speaker) -> str:
-    """Least and most, the model with where its numbers are from, the best size, and whether this was expected."""
-    subject = speaker.subject
+def buckets_of(subject: Subject) -> Buckets | None:
+    """None where arms do not differ enough in buckets."""
     fit, points = _fit(subject), points_of(subject)
     if not buckets_told(subject) or fit is None:
-        return ""
+        return None
     least, most, one = fastest(points), max(points, key=lambda point: point.step_ms), fewest(points)
-    untold = _untold(subject, least, points)
-    own: dict[str, str | None] = {
-        "bucket_least": f"`{least.arm}`",
-        "bucket_least_ms": number(least.step_ms),
-        "bucket_most": f"`{most.arm}`",
-        "bucket_most_ms": number(most.step_ms),
-        "bucket_s": number(fit.total / 1e6),
-        "bucket_o": number(fit.call_ms),
-        "bucket_w": None if fit.bytes_per_ms is None else number(fit.bytes_per_ms / 1e6),
-        "bucket_r2": None if fit.r_squared is None else f"{fit.r_squared:.2f}",
-        "bucket_counts": str(len({round(point.calls) for point in points})),
-        "bucket_speed": _speed(subject, one.arm),
-        "bucket_fewest": f"`{one.arm}`",
-        "bucket_fewest_ms": number(one.overhead_ms),
-        "bucket_compute": number(least.compute_ms),
-        "bucket_transfer": number(least.transfer_ms),
-        "bucket_untold": ", ".join(f"`{name}`" for name in untold),
-    }
-    ends = ["ends", *(["untold"] if untold else []), "launched"]
-    lines = [" ".join(speaker.say(f"answers.buckets.{key}", **own).strip() for key in ends)]
+    near = None if fit.best_bytes is None else nearest(points, fit.best_bytes)
+    counts, speed = len({round(point.calls) for point in points}), _speed(subject, one.arm)
+    return Buckets(fit, least, most, one, near, _untold(subject, least, points), counts, speed, _case(points, fit))
+
+
+def _case(points: Sequence[BucketPoint], fit: BucketFit) -> str:
     if not fit.explains:
-        varies = "poor" if fit.r_squared is not None else "alike_overheads"
-        return "\n\n".join([*lines, speaker.say(f"answers.buckets.{varies}", bucket_limit=f"{EXPLAINS:g}", **own)])
-    lines.append(speaker.say("answers.buckets.from", **own))
-    if fit.best_bytes is not None:
-        near = nearest(points, fit.best_bytes)
-        own |= {
-            "bucket_best": number(mib(fit.best_bytes)),
-            "bucket_near": f"`{near.arm}`",
-            "bucket_near_size": number(mib(near.total / near.calls)),
-            "bucket_near_ms": number(near.overhead_ms),
-            "bucket_near_fit": number(fit.overhead_ms(near.calls)),
-            "bucket_near_step": number(near.step_ms),
-        }
-    keys: list[str]
+        return "poor" if fit.r_squared is not None else "alike_overheads"
     if not bears_out(points, fit):
-        keys = ["contradicted" if least.assumption == "alike" else least.assumption]
-    else:
-        keys = ["best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call", "alike"]
-    return "\n\n".join([*lines, *(speaker.say(f"answers.buckets.{key}", **own) for key in keys)])
+        assumption = fastest(points).assumption
+        return "contradicted" if assumption == "alike" else assumption
+    return "best" if fit.best_bytes else "no_bandwidth" if fit.call_ms else "no_call"
 
 
 def _untold(subject: Subject, least: BucketPoint, points: Sequence[BucketPoint]) -> list[str]:
@@ -109,7 +99,7 @@ def _fit(subject: Subject) -> BucketFit | None:
     return fit_buckets(points_of(subject))
 
 
-def _speed(subject: Subject, arm: str) -> str | None:
+def _speed(subject: Subject, arm: str) -> float | None:
     """Bytes per second of an arm's all-reduces while they transfer, GB/s."""
     told = (member.summary.get("by_operation") for member in whole(subject.arms[arm]))
     found = [
@@ -119,4 +109,4 @@ def _speed(subject: Subject, arm: str) -> str | None:
         for row in rows
         if row["operation"] == "all_reduce" and (value := lookup(row, "gb_per_s")) is not None
     ]
-    return number(sum(found) / len(found)) if found else None
+    return fmean(found) if found else None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import fmean
+from typing import Literal
 
 from dynbench.analysis.metrics import lookup, workers_of
 from dynbench.analysis.tables import Launches
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import number
 from dynbench.experiment.subject import Subject, whole
-
-OWN = tuple(f"exposed.{what}" for what in ("name", "sync", "null", "more", "compute", "optimizer", "other"))
-"""Placeholders that only the sentences of this module use."""
 
 _KEYS = {
     "null": "against_null.exposed_ms",
@@ -21,7 +18,7 @@ _KEYS = {
     "other": "against_null.other_ms",
     "sync": "exposed_comm_ms.mean",
 }
-"""Placeholder to its key in a summary."""
+"""Number of an arm that took turns with a step without communication to its key in a summary."""
 
 
 def launches_of(subject: Subject) -> Launches:
@@ -29,24 +26,17 @@ def launches_of(subject: Subject) -> Launches:
     return {name: [member.summary for member in whole(members)] for name, members in subject.arms.items()}
 
 
-def exposures(speaker: Speaker) -> str:
-    """A line per arm that took turns with a step without communication; else how to learn it."""
-    lines = []
-    for name, members in speaker.subject.arms.items():
-        summaries = [member.summary for member in whole(members)]
-        told = [[lookup(summary, key) for key in _KEYS.values()] for summary in summaries]
-        known = [launch for launch in told if None not in launch]
+def exposures(subject: Subject) -> Iterator[dict[str, object]]:
+    """Of every arm that took turns with a step without communication: its name and the means of `_KEYS`, ms."""
+    for name, summaries in launches_of(subject).items():
+        told = ([value for key in _KEYS.values() if (value := lookup(one, key)) is not None] for one in summaries)
+        known = [launch for launch in told if len(launch) == len(_KEYS)]
         if known:
-            own = {
-                f"exposed_{what}": number(fmean(value for launch in known if (value := launch[place]) is not None))
-                for place, what in enumerate(_KEYS)
-            }
-            lines.append(speaker.say("answers.exposed.line", exposed_name=f"`{name}`", **own))
-    return speaker.bullets(lines) if lines else speaker.say(f"answers.exposed.{_why_unknown(speaker.subject)}")
+            yield {"arm": name, **dict(zip(_KEYS, map(fmean, zip(*known, strict=True)), strict=True))}
 
 
-def _why_unknown(subject: Subject) -> str:
-    """Which text says why no step without communication was measured: nobody asked, or none of the arms can."""
+def why_not_exposed(subject: Subject) -> Literal["virtual", "served", "unknown"]:
+    """Why no step without communication was measured: none of the arms can, or nobody asked."""
     summaries = [member.summary for member in subject.members]
     if all(summary.get("launcher") == "virtual" for summary in summaries):
         return "virtual"

@@ -1,85 +1,80 @@
-"""How well the costs of a plan stand for time, and which of them helps: sentences and tables on schedules."""
+"""How well the costs of a plan stand for time, and which of them helps the tail of the step time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import SAME, Speaker
-from dynbench.experiment.formats import number, percent
+from dynbench.experiment.answers import SAME
 from dynbench.experiment.offline_plans import Solved, float_of
 from dynbench.experiment.report_settings import cost_of, fills_with_padding
-from dynbench.experiment.subject import Json, mean_of
-
-OWN = ("row.cost",)
-"""Placeholders that only the sentences of this module use."""
+from dynbench.experiment.subject import Json, Subject, mean_of
 
 
-def row_costs(speaker: Speaker) -> str:
-    """What the arms without padding were planned with, a line each; empty without any."""
-    template, subject, lines = speaker.template, speaker.subject, []
+@dataclass(frozen=True)
+class CostTypes:
+    """Plans of one policy by different costs, by the 95th percentile of what judges them.
+
+    Attributes:
+        policy: its name.
+        judge: `step_ms`, measured step time; offline a step's largest share, in padded `tokens` or in ms as `measured`.
+        p95: by arm, offline by cost.
+        costs: arm to its cost; none offline.
+    """
+
+    policy: str
+    judge: str
+    p95: Mapping[str, float]
+    costs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> list[str]:
+        """Of the least value, and of those that equal it after rounding."""
+        least = min(self.p95.values())
+        return [name for name, value in self.p95.items() if value <= least * (1 + SAME)]
+
+
+def facts(subject: Subject, solved: Solved | None) -> dict[str, object]:
+    """What sentences are about."""
+    baseline = subject.arms[subject.baseline]
+    return {
+        "row_costs": list(row_costs(subject)),
+        "proxy": {key: mean_of(baseline, f"proxy.padded_tokens.{key}") for key in ("correlation", "mape")},
+        "cost_types": [*_measured_costs(subject), *(_planned_costs(solved.cost_types) if solved else ())],
+    }
+
+
+def row_costs(subject: Subject) -> Iterator[tuple[str, str | None]]:
+    """The arms without padding, each with the cost that it was planned with; None where that is not known."""
     for name, members in subject.arms.items():
         rows = [member for member in members if not fills_with_padding(member)]
         if rows:
-            known = next((cost for member in rows if (cost := cost_of(member, subject))), None)
-            own = {"arm_name": f"`{name}`", "row_cost": known or template.label("words.not_measured")}
-            lines.append(speaker.say("costs.row", **own))
-    return speaker.bullets(lines)
+            yield name, next((cost for member in rows if (cost := cost_of(member, subject))), None)
 
 
-def proxy_sentence(speaker: Speaker) -> str:
-    """The baseline's proxy error in words."""
-    baseline = speaker.subject.arms[speaker.subject.baseline]
-    correlation, mape = (mean_of(baseline, f"proxy.padded_tokens.{key}") for key in ("correlation", "mape"))
-    if mape is None:
-        return speaker.say("proxy.none")
-    related = None if correlation is None else f"{correlation:.3f}"
-    return speaker.say("proxy.found", proxy_correlation=related, proxy_mape=percent(mape))
-
-
-def cost_types(speaker: Speaker, solved: Solved | None) -> str:
-    """Which cost helps the tail: from arms that differ in it, else from plans on the same lengths."""
-    said = [*_measured_costs(speaker), *(_planned_costs(speaker, solved.cost_types) if solved else ())]
-    return speaker.bullets(said) if said else speaker.say("costs.none")
-
-
-def _measured_costs(speaker: Speaker) -> list[str]:
-    """Per policy with arms of several costs: the 95th percentile of the step time of each."""
-    subject = speaker.subject
-    by_policy: dict[str, list[tuple[str, str, float]]] = {}
+def _measured_costs(subject: Subject) -> Iterator[CostTypes]:
+    """Of every policy with arms of several costs."""
+    by_policy: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
     refused = {item.candidate for item in subject.comparisons if item.verdict is Verdict.INCOMPARABLE}
     for name, members in subject.arms.items():
         config, p95 = members[0].config or {}, mean_of(members, "step_time_ms.p95")
-        policy, cost = config.get("schedule.policy"), config.get("schedule.cost_type")
+        policy = config.get("schedule.policy")
         if p95 is not None and policy not in (None, "static") and name not in refused:
-            by_policy.setdefault(str(policy), []).append((name, str(cost), p95))
-    said = []
-    for policy, found in by_policy.items():
-        if len({cost for _, cost, _ in found}) < 2:
-            continue
-        listed = ", ".join(f"`{name}` ({cost}) {number(p95)} ms" for name, cost, p95 in found)
-        best = _least({f"`{name}`": p95 for name, _, p95 in found})
-        said.append(speaker.say("costs.measured", costs_policy=f"`{policy}`", costs_list=listed, costs_best=best))
-    return said
+            values, costs = by_policy.setdefault(str(policy), ({}, {}))
+            values[name], costs[name] = p95, str(config.get("schedule.cost_type"))
+    for policy, (values, costs) in by_policy.items():
+        if len({*costs.values()}) > 1:
+            yield CostTypes(policy, "step_ms", values, costs)
 
 
-def _planned_costs(speaker: Speaker, lines: Sequence[Json]) -> list[str]:
-    judges = [str(line.get("judge")) for line in lines]
-    judge = "measured" if "measured" in judges else "tokens"
+def _planned_costs(lines: Sequence[Json]) -> Iterator[CostTypes]:
+    """Of every policy."""
+    judge = "measured" if any(line.get("judge") == "measured" for line in lines) else "tokens"
     by_policy: dict[str, dict[str, float]] = {}
     for line in lines:
         p95 = float_of(line.get("p95"))
         if line.get("judge") == judge and p95 is not None:
-            by_policy.setdefault(str(line.get("policy")), {})[f"`{line.get('cost_type')}`"] = p95
-    said = []
+            by_policy.setdefault(str(line.get("policy")), {})[str(line.get("cost_type"))] = p95
     for policy, found in by_policy.items():
-        listed = ", ".join(f"{cost} {number(p95)}" for cost, p95 in found.items())
-        own = {"costs_policy": f"`{policy}`", "costs_list": listed, "costs_best": _least(found)}
-        said.append(speaker.say(f"costs.planned_{judge}", **own))
-    return said
-
-
-def _least(values: Mapping[str, float]) -> str:
-    """The names of the least value, and of those that equal it after rounding."""
-    least = min(values.values())
-    return ", ".join(name for name, value in values.items() if value <= least * (1 + SAME))
+        yield CostTypes(policy, judge, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import comb, isfinite
 
 import numpy as np
@@ -12,34 +13,43 @@ from dynbench.schedule.prefix_variance import ENUMERATION_LIMIT
 COUNTED = 10**8
 """Largest ranks * samples * buffer for which plans within the buffer are counted."""
 
-Texts = dict[str, str | None]
+
+@dataclass(frozen=True)
+class Plans:
+    """Numbers of plans; None where a size is unknown.
+
+    Attributes:
+        ranks, batch, buffer: G ranks, B samples and K samples per buffer.
+        count: all plans.
+        within_buffer: those that keep to the buffers; None also where there are too many to count.
+        most_ranks: how many ranks the solver `enumerate` tries with that batch and no buffers.
+        fits: whether it tries this size.
+        limit, inline: how many plans it tries at most, and the solver of the variance.
+    """
+
+    ranks: int | None
+    batch: int | None
+    buffer: int | None
+    count: int | None = None
+    within_buffer: int | None = None
+    most_ranks: int | None = None
+    fits: bool = False
+    limit: int = REFERENCE_LIMIT
+    inline: int = ENUMERATION_LIMIT
 
 
-def plan_counts(workers: int | None, global_batch: int | None, buffer: int | None) -> Texts:
-    """Texts of the numbers of plans for G ranks, B samples and K samples per buffer; None where a size is unknown."""
-    texts: Texts = {
-        "plans.limit": f"{REFERENCE_LIMIT:,}",
-        "plans.inline": f"{ENUMERATION_LIMIT:,}",
-        "plans.buffer": None if buffer is None else f"{buffer:,}",
-        "plans.count": None,
-        "plans.within_buffer": None,
-        "plans.most_ranks": None,
-        "plans.fits": None,
-        "plans.ranks": None if workers is None else f"{workers:,}",
-        "plans.batch": None if global_batch is None else f"{global_batch:,}",
-    }
+def plan_counts(workers: int | None, global_batch: int | None, buffer: int | None) -> Plans:
+    """Of G ranks, B samples and K samples per buffer."""
     if workers is None or global_batch is None or global_batch < workers:
-        return texts
-    texts["plans.count"] = large(comb(global_batch - 1, workers - 1))
-    if buffer is not None:
-        texts["plans.within_buffer"] = _within(workers, global_batch, buffer)
-    texts["plans.fits"] = "yes" if fits_enumeration(workers, global_batch, buffer) else None
+        return Plans(workers, global_batch, buffer)
+    # The count falls again beyond half the batch; a batch small enough has no limit at all.
     most = 1
     while most < global_batch and comb(global_batch - 1, most) <= REFERENCE_LIMIT:
         most += 1
-    # The count falls again beyond half the batch; a batch small enough has no limit at all.
-    texts["plans.most_ranks"] = f"{most:,}"
-    return texts
+    count = comb(global_batch - 1, workers - 1)
+    within = None if buffer is None else _within(workers, global_batch, buffer)
+    fits = fits_enumeration(workers, global_batch, buffer)
+    return Plans(workers, global_batch, buffer, count, within, most, fits)
 
 
 def fits_enumeration(workers: int, global_batch: int, buffer: int | None) -> bool:
@@ -50,21 +60,13 @@ def fits_enumeration(workers: int, global_batch: int, buffer: int | None) -> boo
     return _counted(workers, global_batch, buffer or 0) <= REFERENCE_LIMIT
 
 
-def large(count: int) -> str:
-    """`1,234,567`, or `1.2·10^34` beyond a million million."""
-    if count < 10**12:
-        return f"{count:,}"
-    digits = str(count)
-    return f"*{digits[0]}.{digits[1]}·10^{len(digits) - 1}*"
-
-
-def _within(workers: int, global_batch: int, buffer: int) -> str | None:
+def _within(workers: int, global_batch: int, buffer: int) -> int | None:
     if buffer > global_batch - workers:
-        return large(comb(global_batch - 1, workers - 1))
+        return comb(global_batch - 1, workers - 1)
     if workers * global_batch * buffer > COUNTED:
         return None
     counted = _counted(workers, global_batch, buffer)
-    return large(int(counted)) if isfinite(counted) else None
+    return int(counted) if isfinite(counted) else None
 
 
 def _counted(workers: int, global_batch: int, buffer: int) -> float:

@@ -2,64 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from dynbench.analysis.metrics import lookup
-from dynbench.experiment.answers import Speaker, Texts
-from dynbench.experiment.formats import number, percent
-from dynbench.experiment.subject import Json, Member
-
-OWN = tuple(
-    f"memory.{key}"
-    for key in (
-        *("arms", "capacity", "margin", "limit", "steps", "shrunk", "found", "tested"),
-        *("shortest", "longest", "most", "least", "peak", "there"),
-    )
-)
-"""Placeholders that only these sentences use."""
+from dynbench.experiment.subject import Json, Member, Subject
 
 
-def memory_sentences(speaker: Speaker) -> str:
-    """One line per capacity in use, with the arms that have it, and one for the peaks."""
-    arms: dict[str, list[str]] = {}
-    for name, members in speaker.subject.arms.items():
+@dataclass(frozen=True)
+class Ends:
+    """Samples that fit, or were tested, at the shortest length and at the longest, tokens; least over the ranks."""
+
+    shortest: int
+    most: int
+    longest: int
+    least: int
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What capacity limited the plans of some arms.
+
+    Attributes:
+        arms: their names.
+        kind: of the capacity: `none`; `unread`, none though some was probed; `missing` from the records; `given` by
+            hand; from a `probe`; or `lost` with the probe's record.
+        capacity: as configured.
+        found: what the probe found as a limit; None where nothing failed.
+        tested: what it tested where nothing failed; None where all lengths have a limit.
+        margin: part of what passed that stays unused.
+        limit_mb: of the probe's memory.
+        soak: record of the soak at these capacities; None where there was none.
+    """
+
+    arms: Sequence[str]
+    kind: Literal["none", "unread", "missing", "given", "lost", "probe"]
+    capacity: str = ""
+    found: Ends | None = None
+    tested: Ends | None = None
+    margin: float | None = None
+    limit_mb: float | None = None
+    soak: Json | None = None
+
+
+def facts(subject: Subject) -> dict[str, object]:
+    """What sentences are about."""
+    peaks = [value for member in subject.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
+    return {
+        "guards": list(guards(subject)),
+        "peak_memory_mb": max(peaks, default=None),
+        "available_memory_mb": _available(subject.first),
+    }
+
+
+def guards(subject: Subject) -> Iterator[Guard]:
+    """One per capacity in use."""
+    arms: dict[object, list[str]] = {}
+    for name, members in subject.arms.items():
         config = members[0].config
-        capacity = "missing" if config is None else _name(config.get("schedule.capacity"))
-        arms.setdefault(capacity, []).append(f"`{name}`")
-    lines = [_sentence(speaker, capacity, ", ".join(names)) for capacity, names in arms.items()]
-    return speaker.bullets([*lines, _peaks(speaker)])
+        capacity = "missing" if config is None else config.get("schedule.capacity")
+        arms.setdefault(tuple(capacity) if isinstance(capacity, list) else capacity, []).append(name)
+    for value, names in arms.items():
+        yield _guard(subject, value, names)
 
 
-def _name(capacity: object) -> str:
-    match capacity:
-        case None:
-            return "none"
-        case list():
-            return ", ".join(map(str, capacity))
-    return str(capacity)
-
-
-def _sentence(speaker: Speaker, capacity: str, names: str) -> str:
-    own: Texts = {"memory_arms": names, "memory_capacity": capacity}
-    if capacity in ("none", "missing"):
-        unread = capacity == "none" and speaker.subject.probes
-        return speaker.say(f"memory.{'unread' if unread else capacity}", **own)
-    probe = speaker.subject.probes.get(capacity)
+def _guard(subject: Subject, value: object, names: Sequence[str]) -> Guard:
+    if value is None:
+        return Guard(names, "unread" if subject.probes else "none")
+    if value == "missing":
+        return Guard(names, "missing")
+    capacity = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    probe = subject.probes.get(capacity)
     if probe is None:
         given = all(part.strip().isdecimal() for part in capacity.split(","))
-        return speaker.say("memory.given" if given else "memory.lost", **own)
-    record, config = _mapping(probe.get("record")), _mapping(probe.get("config"))
-    limited, free = _tables(record)
-    own |= {"memory_found": _ends(speaker, limited), "memory_tested": _ends(speaker, free)}
-    margin, limit = config.get("probe.margin"), lookup(record, "memory_limit_mb")
-    own["memory_margin"] = percent(float(margin)) if isinstance(margin, int | float) else None
-    own["memory_limit"] = number(limit)
-    soak = record.get("soak")
-    own["memory_steps"] = number(lookup(record, "soak.steps"))
-    own["memory_shrunk"] = number(lookup(record, "soak.shrunk"))
-    kind = "none" if not isinstance(soak, Mapping) else "passed" if soak.get("ok") else "failed"
-    said = ["probe", "probe_partly"] if limited and free else ["probe_free"] if free else ["probe"]
-    return " ".join(speaker.say(f"memory.{key}", **own) for key in (*said, f"soak_{kind}"))
+        return Guard(names, "given" if given else "lost", capacity)
+    record, margin = _mapping(probe.get("record")), _mapping(probe.get("config")).get("probe.margin")
+    margin = margin if isinstance(margin, int | float) else None
+    limit, soak, (found, tested) = lookup(record, "memory_limit_mb"), record.get("soak"), _tables(record)
+    told = {"ok": False, "steps": None, "shrunk": None, **soak} if isinstance(soak, Mapping) else None
+    return Guard(names, "probe", capacity, _ends(found), _ends(tested), margin, limit, told)
 
 
 def _tables(record: Json) -> tuple[dict[int, int], dict[int, int]]:
@@ -75,25 +97,11 @@ def _tables(record: Json) -> tuple[dict[int, int], dict[int, int]]:
     return limited, {length: samples for length, samples in free.items() if length not in limited}
 
 
-def _ends(speaker: Speaker, found: Mapping[int, int]) -> str | None:
-    """How many samples of the shortest length and of the longest, once where they are the same; None without any."""
+def _ends(found: Mapping[int, int]) -> Ends | None:
     if not found:
         return None
     shortest, longest = min(found), max(found)
-    return speaker.say(
-        f"memory.{'one' if shortest == longest else 'two'}",
-        memory_shortest=number(shortest),
-        memory_longest=number(longest),
-        memory_most=number(found[shortest]),
-        memory_least=number(found[longest]),
-    ).strip()
-
-
-def _peaks(speaker: Speaker) -> str:
-    peaks = [value for member in speaker.subject.members if (value := lookup(member.summary, "peak_mem_mb.max"))]
-    there = _available(speaker.subject.first)
-    own = {"memory_peak": number(max(peaks, default=None)), "memory_there": number(there)}
-    return speaker.say("memory.peak" if peaks else "memory.no_peak", **own)
+    return Ends(shortest, found[shortest], longest, found[longest])
 
 
 def _available(member: Member) -> float | None:

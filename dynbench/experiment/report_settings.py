@@ -11,104 +11,49 @@ from dynbench.analysis.data_facts import read_data
 from dynbench.analysis.metrics import lookup
 from dynbench.config.describe import all_keys
 from dynbench.config.digest import NOT_IDENTITY
-from dynbench.experiment.formats import number, percent
-from dynbench.experiment.subject import Json, Member, Subject
-from dynbench.plugins.workloads import OF_MODEL, WORKLOADS
+from dynbench.experiment.subject import Member, Subject
+from dynbench.plugins.workloads import WORKLOADS
 from dynbench.report import Template
-
-Texts = dict[str, str | None]
 
 COST_ROW = "cost"
 """Line of the planner's cost with its coefficients, among the keys of the configuration."""
 
 
-def arms_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
-    """The settings in which the arms differ, each with its reason where the program chose."""
-    for key in (COST_ROW, *_keys(subject)):
-        if key in NOT_IDENTITY:
-            continue
-        cells = {name: _arm_value(members, key, subject, template) for name, members in subject.arms.items()}
-        if len({value for value, _ in cells.values()}) > 1:
-            shown = {
-                f"={name}": value if reason is None else f"{value} ({reason})"
-                for name, (value, reason) in cells.items()
-            }
-            yield {"setting": _key_title(key, template), **shown}
-
-
-def common_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
-    """The settings that all arms share, defaults included, each with its reason where the program chose."""
-    if all(member.config is None for member in subject.members):
-        return
-    for key in (COST_ROW, *_keys(subject), *_decided_elsewhere(subject)):
-        cells = [_arm_value(members, key, subject, template) for members in subject.arms.values()]
-        if len({value for value, _ in cells}) == 1 or key in NOT_IDENTITY:
-            reasons = dict.fromkeys(reason for _, reason in cells if reason is not None)
-            value = cells[0][0] if key not in NOT_IDENTITY else _seeds(subject, key)
-            yield {"setting": _key_title(key, template), "value": value, "reason": "; ".join(reasons)}
-
-
-def data_texts(subject: Subject) -> Texts:
-    """What the sentences about data and model name."""
+def data_facts(subject: Subject) -> dict[str, dict[str, object]]:
+    """What sentences say of data and model; None for what was not recorded."""
     config, env = subject.first.config or {}, subject.first.env
-    path = config.get("workload.data_path")
-    texts: Texts = {f"data.{key}": number(_of(env, f"data.lengths.{key}")) for key in ("mean", "p50", "p95", "max")}
+    name, path, size = str(config.get("workload.name")), config.get("workload.data_path"), config.get("workload.size")
     found = read_data(env, config.get("workload.max_length"))
+    entry = WORKLOADS.get(name)
+    data: dict[str, object] = {key: lookup(env, f"data.lengths.{key}") for key in ("mean", "p50", "p95", "max")}
     cut_samples, cut_tokens = found.train_cut or (None, None)
-    return {
-        **texts,
-        "data.evaluation": number(found.evaluation),
-        "data.cut_samples": number(cut_samples),
-        "data.cut_tokens": number(cut_tokens),
-        "data.cut_percent": percent(found.cut_share),
-        "data.labels": found.named_labels or None,
-        "data.name": _text(config.get("workload.dataset")),
-        "data.file": None if path is None else f"`{Path(str(path)).name}`",
-        "data.samples": number(_of(env, "data.train.samples")),
-        "data.max_length": _text(found.limit),
-        "data.subset": _text(config.get("workload.subset")),
-        "workload.name": _text(config.get("workload.name")),
-        "workload.digest": _text(config.get("workload.code_digest")),
-        "model.name": f"`{config['workload.model']}`" if "workload.model" in config else None,
-        "model.architecture": _text(fact(env, "data.model.architecture")),
-        "model.size": _text(config.get("workload.size")),
-        "model.layers": number(_of(env, "data.model.layers")),
-        "model.dim": number(_of(env, "data.model.dim")),
+    data |= {
+        "known": subject.first.config is not None,
+        "own": ":" in name,
+        "has_lengths": data["mean"] is not None and (entry is None or entry.lengths is not None),
+        "evaluation": found.evaluation,
+        "held_out": found.held_out,
+        "cut_samples": cut_samples,
+        "cut_tokens": cut_tokens,
+        "cut_share": found.cut_share,
+        "labels": found.named_labels or None,
+        "name": config.get("workload.dataset"),
+        "file": None if path is None else Path(str(path)).name,
+        "samples": lookup(env, "data.train.samples"),
+        "max_length": found.limit,
+        "subset": config.get("workload.subset"),
     }
-
-
-def data_keys(subject: Subject, template: Template) -> list[str]:
-    """Which texts say what was trained, on what."""
-    config = subject.first.config
-    if config is None:
-        return ["data.missing"]
-    if ":" in str(config.get("workload.name")):
-        noted = _of(subject.first.env, "data.lengths.mean") is not None
-        return ["data.own", *(["data.own_lengths_note"] if noted else []), "model.own"]
-    name, dataset = config.get("workload.name"), f"data.{config.get('workload.dataset')}"
-    known = (key for key in (f"{dataset}_{name}", dataset) if key in template.labels)
-    keys = [next(known, "data.other")]
-    if config.get("workload.subset") is not None:
-        keys.append("data.subset_note")
-    entry = WORKLOADS.get(str(name))
-    lengths = entry is None or entry.lengths is not None
-    if lengths and _of(subject.first.env, "data.lengths.mean") is not None:
-        keys.append("data.lengths_note")
-    found = read_data(subject.first.env)
-    if found.train_cut is not None and found.train_cut[0]:
-        keys.append("data.cut_note")
-    if found.evaluation is not None:
-        keys.append(
-            f"data.{'held_out' if found.held_out else 'evaluation' if found.evaluation else 'unevaluated'}_note"
-        )
-    if found.labels:
-        keys.append("data.labels_note")
-    size = str(config.get("workload.size")).replace("auto", "small")
-    pretrained = config.get("workload.weights") != "random"
-    kind = "pretrained" if pretrained else f"random_{size}"
-    of_shape = [f"model.{name}"] if not pretrained and size != OF_MODEL else []
-    known = (key for key in (*of_shape, f"model.{kind}_{name}") if key in template.labels)
-    return [*keys, next(known, f"model.{kind}")]
+    model = {
+        "name": config.get("workload.model"),
+        "pretrained": config.get("workload.weights") != "random",
+        "architecture": fact(env, "data.model.architecture"),
+        "size": size,
+        "shape": str(size).replace("auto", "small"),
+        "layers": lookup(env, "data.model.layers"),
+        "dim": lookup(env, "data.model.dim"),
+    }
+    workload = {"name": config.get("workload.name"), "digest": config.get("workload.code_digest")}
+    return {"data": data, "model": model, "workload": workload}
 
 
 def cost_of(member: Member, subject: Subject) -> str | None:
@@ -233,10 +178,6 @@ def dropout(subject: Subject, template: Template) -> str | None:
     return distinct(shown(rate, template) for rate in found if rate is not None)
 
 
-def _of(values: Json, key: str) -> float | None:
-    return lookup(values, key)
-
-
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
@@ -245,3 +186,29 @@ def distinct(values: Iterable[object]) -> str | None:
     """The different values in order, None left out; None where there is no other."""
     found = dict.fromkeys(str(value) for value in values if value is not None)
     return ", ".join(found) if found else None
+
+
+def arms_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
+    """The settings in which the arms differ, each with its reason where the program chose."""
+    for key in (COST_ROW, *_keys(subject)):
+        if key in NOT_IDENTITY:
+            continue
+        cells = {name: _arm_value(members, key, subject, template) for name, members in subject.arms.items()}
+        if len({value for value, _ in cells.values()}) > 1:
+            shown = {
+                f"={name}": value if reason is None else f"{value} ({reason})"
+                for name, (value, reason) in cells.items()
+            }
+            yield {"setting": _key_title(key, template), **shown}
+
+
+def common_rows(subject: Subject, template: Template) -> Iterator[dict[str, str]]:
+    """The settings that all arms share, defaults included, each with its reason where the program chose."""
+    if all(member.config is None for member in subject.members):
+        return
+    for key in (COST_ROW, *_keys(subject), *_decided_elsewhere(subject)):
+        cells = [_arm_value(members, key, subject, template) for members in subject.arms.values()]
+        if len({value for value, _ in cells}) == 1 or key in NOT_IDENTITY:
+            reasons = dict.fromkeys(reason for _, reason in cells if reason is not None)
+            value = cells[0][0] if key not in NOT_IDENTITY else _seeds(subject, key)
+            yield {"setting": _key_title(key, template), "value": value, "reason": "; ".join(reasons)}

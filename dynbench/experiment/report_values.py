@@ -31,13 +31,13 @@ from dynbench.experiment import (
 from dynbench.experiment import report_texts as texts
 from dynbench.experiment.answers import Speaker
 from dynbench.experiment.conclusions import best_of, claim_of, conclusion, notes, placeholders
-from dynbench.experiment.enumeration import plan_counts
+from dynbench.experiment.enumeration import Plans, plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, loss_difference, percent, ratio, saved_hours, saved_interval
 from dynbench.experiment.layout_answers import packed_pairs
 from dynbench.experiment.offline_plans import Solved, static_over
 from dynbench.experiment.quoted import quoted
-from dynbench.experiment.report_settings import data_keys, data_texts
+from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
 from dynbench.experiment.subject import Subject, mean_of
 from dynbench.report import Template, substitute
@@ -53,8 +53,6 @@ def report_values(sources: Sources) -> Values:
     values = {
         **_identity(sources),
         **_arms(sources.subject, sources.template),
-        **data_texts(sources.subject),
-        **_plans(sources.subject),
         **_tables(sources),
         **number_figures(sources.subject, sources.template, sources.folder),
     }
@@ -63,20 +61,12 @@ def report_values(sources: Sources) -> Values:
             *answers.OWN,
             *conclusions.OWN,
             *compress_answers.OWN,
-            *cost_answers.OWN,
-            *memory_safety.OWN,
-            *profile_answers.OWN,
-            *server_answers.OWN,
             *quality_answers.OWN,
             *steps_answers.OWN,
-            *waste_answers.OWN,
-            *communication_answers.OWN,
-            *bucket_answers.OWN,
-            *strategy_answers.OWN,
             "figure.number",
         )
     )
-    values |= _facts(sources.subject)
+    values |= _facts(sources)
     speaker = Speaker(sources.subject, sources.template, values)
     values |= placeholders(speaker)
     values |= {**_sentences(sources, values), **_answers(speaker, sources.solved), **_beside_time(speaker)}
@@ -129,7 +119,6 @@ def _tables(sources: Sources) -> Values:
         "setting.link_gbps": ", ".join(f"{speed:g}" for speed in subject.links_gbps) or None,
         **tables,
         "table.comparisons": tables["table.comparisons"] or None,
-        "code.server": server_answers.server_code(subject),
         "checks.count": str(len(subject.checks or ())),
         "solve.run": f"`{solved.run}`" if solved and solved.run else None,
         "solve.reason": solved.reason if solved else None,
@@ -137,7 +126,7 @@ def _tables(sources: Sources) -> Values:
     }
 
 
-def _plans(subject: Subject) -> Values:
+def _plans(subject: Subject) -> Plans:
     """The numbers of plans at the report's own size."""
     summary = subject.first.summary
     workers, size = workers_of(summary), lookup(summary, "global_batch")
@@ -149,9 +138,25 @@ def _plans(subject: Subject) -> Values:
     return plan_counts(workers, batch, buffer)
 
 
-def _facts(subject: Subject) -> Values:
+def _facts(sources: Sources) -> Values:
     """What the blocks of report/sentences say in words, by topic."""
-    return {"packed_pairs": list(packed_pairs(subject))}
+    subject, template = sources.subject, sources.template
+    arms = [*subject.arms, *(one.arm for one in subject.scaling)]
+    return {
+        "packed_pairs": list(packed_pairs(subject)),
+        "marked": {name: texts.marked(subject, template, name) for name in arms},
+        "plans": _plans(subject),
+        "exposures": list(communication_answers.exposures(subject)),
+        "not_exposed": communication_answers.why_not_exposed(subject),
+        "strategy_pairs": strategy_answers.strategy_pairs(subject),
+        "buckets": bucket_answers.buckets_of(subject),
+        **data_facts(subject),
+        **waste_answers.facts(subject, template),
+        **profile_answers.facts(subject),
+        **server_answers.facts(subject),
+        **cost_answers.facts(subject, sources.solved),
+        **memory_safety.facts(subject),
+    }
 
 
 def _answers(speaker: Speaker, solved: Solved | None) -> Values:
@@ -159,24 +164,12 @@ def _answers(speaker: Speaker, solved: Solved | None) -> Values:
     return {
         **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
         "say.recommendation": conclusion(speaker),
-        "say.waste": waste_answers.waste_sentences(speaker),
-        "say.strategies": strategy_answers.strategy_sentences(speaker),
-        "say.buckets": bucket_answers.bucket_sentences(speaker),
-        "say.exposed": communication_answers.exposures(speaker),
-        "say.bottleneck": profile_answers.bottleneck_sentences(speaker),
-        **server_answers.sentences(speaker),
-        "say.waterfall": waste_answers.waterfall_sentence(speaker),
         "say.quality": quality_answers.quality_sentence(speaker),
         "say.steps": steps_answers.steps_sentence(speaker),
         "say.losses": answers.losses(speaker),
         "say.planning": answers.planning(speaker),
-        "say.row_costs": cost_answers.row_costs(speaker),
-        "say.proxy": cost_answers.proxy_sentence(speaker),
         "say.prediction": answers.predictions(speaker, solved),
-        "say.cost_types": cost_answers.cost_types(speaker, solved),
         "say.unplanned": answers.unplanned(speaker, solved),
-        "say.memory_safety": memory_safety.memory_sentences(speaker),
-        "say.data": " ".join(speaker.say(key) for key in data_keys(speaker.subject, speaker.template)),
     }
 
 
@@ -201,7 +194,6 @@ def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
         "say.checks": f"checks.{checks}",
         "say.solve": f"solve.{_solve(sources.solved)}",
         "say.bound": "solve.bound" if values["table.solve"] else None,
-        "say.enumeration": f"enumeration.{_enumeration(values)}",
         "say.arms": f"arms.{_arms_differ(subject, values)}",
         "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
         "say.greedy": "solve.greedy" if values["table.greedy"] else None,
@@ -245,13 +237,6 @@ def _estimates(sources: Sources) -> list[str]:
     costs = any(map(cost_is_estimated, solved.results))
     of_static = any(static_over(solved, line, baseline)[1] and not cost_is_estimated(line) for line in solved.results)
     return ["solve.estimated"] * costs + ["solve.static_estimated"] * of_static
-
-
-def _enumeration(values: Mapping[str, str | None]) -> str:
-    """Which text says whether all plans can be tried at the report's size."""
-    if values["plans.count"] is None:
-        return "unknown"
-    return "within" if values["plans.fits"] else "beyond"
 
 
 def _arms_differ(subject: Subject, values: Mapping[str, str | None]) -> str:

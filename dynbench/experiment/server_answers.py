@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup, workers_of
-from dynbench.analysis.record import ComparisonRecord
+from dynbench.analysis.record import ComparisonRecord, ScalingRecord
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import NBSP, number, percent, ratio
-from dynbench.experiment.report_texts import marked
-from dynbench.experiment.subject import Subject, mean_of, whole
+from dynbench.experiment.subject import Member, Subject, mean_of, whole
 from dynbench.units import mb
 
 STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -24,16 +22,6 @@ STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pull": ("ParameterServer.step", ("timed_ms.servers.send_ms", "timed_ms.workers.pull_ms")),
 }
 """Step of a server's batch to the code that does it, and where a summary has its time on one side or on both."""
-COSTS: Mapping[str, str] = {
-    "time": "comm_ms.mean",
-    "share": "",
-    "exposed": "exposed_comm_ms.mean",
-    "bytes": "bytes_wire.mean",
-    "speed": "",
-}
-"""What communication costs, in five figures, and where a summary has it; the others are of two of these."""
-OWN = tuple(f"server.{what}" for what in ("names", "list", "expected", "found", "against", "untold", "fewest", "most"))
-"""Placeholders that only the sentences of this module use."""
 
 
 def served_arms(subject: Subject) -> list[str]:
@@ -45,70 +33,70 @@ def served_arms(subject: Subject) -> list[str]:
     ]
 
 
-
-
-def server_sentence(speaker: Speaker) -> str:
-    """What the table of a server's batch is, or that there is none."""
-    arms = served_arms(speaker.subject)
-    names = ", ".join(f"`{name}`" for name in arms)
-    return speaker.say(f"answers.server.{'steps' if arms else 'none'}", server_names=names)
-
-
-def costs(speaker: Speaker) -> str:
-    """Five figures of what communication costs, each with the numbers of all arms."""
-    return _listed(speaker, "answers.costs", {kind: _numbers(speaker.subject, kind) for kind in COSTS})
-
-
-def _listed(speaker: Speaker, prefix: str, found: Mapping[str, Mapping[str, str]]) -> str:
-    """A line per kind, with what every arm has of it."""
-    lines = []
-    for kind, told in found.items():
-        each = (f"{marked(speaker.subject, speaker.template, name)}{NBSP}{text}" for name, text in told.items())
-        if told:
-            lines.append(speaker.say(f"{prefix}.{kind}", server_list=", ".join(each)))
-    return speaker.bullets(lines)
-
-
-def _numbers(subject: Subject, kind: str) -> dict[str, str]:
-    told = {}
-    for name, members in subject.arms.items():
-        step, comm, sent = (mean_of(members, key) for key in ("step_time_ms.mean", COSTS["time"], COSTS["bytes"]))
-        text: str | None
-        match kind:
-            case "share":
-                text = percent(comm / step) if comm is not None and step else None
-            case "speed":
-                text = number(mb(sent) / comm) if sent and comm else None
-            case "bytes":
-                text = None if sent is None else number(mb(sent))
-            case _:
-                text = number(mean_of(members, COSTS[kind]))
-        if text is not None:
-            told[name] = text
-    return told
-
-
-def outcomes(speaker: Speaker) -> str:
-    """Throughput, what came of the epochs, and how the arms at as many workers come out, in sentences."""
-    subject = speaker.subject
-    speeds = {item.candidate: item.speedup for item in subject.comparisons}
-    rates = {name: number(mean_of(arm, "throughput_samples_per_s.mean")) for name, arm in subject.arms.items()}
-    said = {
-        "throughput": {
-            name: f"{rate} ({ratio(speeds[name])})" if name in speeds else rate for name, rate in rates.items() if rate
-        },
-        "training": _each(subject, _seconds),
-        "loss": _each(subject, _last),
+def communication_costs(subject: Subject) -> dict[str, dict[str, float]]:
+    """What communication costs, by arm: ms, part of the step, exposed ms, MB that a worker sends, and GB/s."""
+    keys = ("step_time_ms.mean", "comm_ms.mean", "exposed_comm_ms.mean", "bytes_wire.mean")
+    means = {name: [mean_of(members, key) for key in keys] for name, members in subject.arms.items()}
+    return {
+        "time": {name: comm for name, (_, comm, _, _) in means.items() if comm is not None},
+        "share": {name: comm / step for name, (step, comm, _, _) in means.items() if comm is not None and step},
+        "exposed": {name: exposed for name, (_, _, exposed, _) in means.items() if exposed is not None},
+        "bytes": {name: mb(sent) for name, (_, _, _, sent) in means.items() if sent is not None},
+        "speed": {name: mb(sent) / comm for name, (_, comm, _, sent) in means.items() if sent and comm},
     }
-    return _listed(speaker, "answers.outcomes", said)
 
 
-def order_sentence(speaker: Speaker) -> str:
+def outcomes(subject: Subject) -> dict[str, dict[str, object]]:
+    """By arm: samples per second with the speed-up, seconds of all epochs, loss with accuracy after the last one."""
+    speeds = {item.candidate: item.speedup for item in subject.comparisons}
+    rates = {name: mean_of(arm, "throughput_samples_per_s.mean") for name, arm in subject.arms.items()}
+    epochs = {name: _epochs(members) for name, members in subject.arms.items()}
+    lasts = {name: [each[-1] for each in launches] for name, launches in epochs.items()}
+    losses = {name: _mean(one["eval_loss"] for one in last) for name, last in lasts.items()}
+    return {
+        "throughput": {name: (rate, speeds.get(name)) for name, rate in rates.items() if rate is not None},
+        "training": {
+            name: fmean(sum(epoch["train_s"] for epoch in each) for each in launches)
+            for name, launches in epochs.items()
+            if launches
+        },
+        "loss": {
+            name: (loss, _mean(one["eval_accuracy"] for one in lasts[name]))
+            for name, loss in losses.items()
+            if loss is not None
+        },
+    }
+
+
+def _epochs(members: Sequence[Member]) -> list[list[Mapping[str, float]]]:
+    """Of every launch that trained whole epochs."""
+    found = (member.summary.get("epochs") for member in whole(members))
+    return [each for one in found if isinstance(one, Mapping) and (each := one.get("each"))]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+@dataclass(frozen=True)
+class Order:
     """Whether ddp is faster than an all-reduce by hand, and this than a server, at the baseline's number of workers.
 
-    It is where the verdict on every pair of arms of two of these kinds says so.
+    Attributes:
+        expected, found: arms in that order, and by throughput.
+        against: pairs of arms of two of these kinds of which the verdict says that the second is faster.
+        untold: those of which no verdict says that one is.
     """
-    subject = speaker.subject
+
+    expected: Sequence[str]
+    found: Sequence[str]
+    against: Sequence[tuple[str, str]]
+    untold: Sequence[tuple[str, str]]
+
+
+def order_of(subject: Subject) -> Order | None:
+    """None where all arms are of one kind."""
     served, workers = served_arms(subject), workers_of(subject.first.summary)
     rates = {
         name: rate
@@ -122,14 +110,11 @@ def order_sentence(speaker: Speaker) -> str:
 
     expected, found = sorted(rates, key=rank), sorted(rates, key=lambda name: -rates[name])
     if len({rank(name) for name in rates}) < 2:
-        return ""
+        return None
     faster = _faster(subject)
     claimed = [(one, other) for one, other in combinations(expected, 2) if rank(one) < rank(other)]
     against = [pair for pair in claimed if pair[::-1] in faster]
-    untold = [pair for pair in claimed if pair not in faster and pair not in against]
-    listed = {"server_expected": _order(expected), "server_found": _order(found)}
-    listed |= {"server_against": _couples(against), "server_untold": _couples(untold)}
-    return speaker.say(f"answers.order.{'not' if against else 'open' if untold else 'holds'}", **listed)
+    return Order(expected, found, against, [pair for pair in claimed if pair not in faster and pair not in against])
 
 
 def _faster(subject: Subject) -> set[tuple[str, str]]:
@@ -139,70 +124,21 @@ def _faster(subject: Subject) -> set[tuple[str, str]]:
     return ahead | {(item.baseline, item.candidate) for item in told if item.verdict is Verdict.SLOWER}
 
 
-def _couples(pairs: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"(`{one}`, `{other}`)" for one, other in pairs)
-
-
-def _order(names: Sequence[str]) -> str:
-    return " > ".join(f"`{name}`" for name in names)
-
-
-Told = Mapping[str, object]
-
-
-def _each(subject: Subject, tell: Callable[[Sequence[Told]], str | float | None]) -> dict[str, str]:
-    """What a function tells of the epochs of an arm's launches, of the arms that have some."""
-    found = {}
-    for name, members in subject.arms.items():
-        epochs = [one for member in whole(members) if isinstance(one := member.summary.get("epochs"), Mapping)]
-        value = tell(epochs) if epochs else None
-        if value is not None:
-            found[name] = value if isinstance(value, str) else number(value) or ""
-    return found
-
-
-def _seconds(launches: Sequence[Told]) -> float:
-    return fmean(sum(float(epoch["train_s"]) for epoch in _list(launch)) for launch in launches)
-
-
-def _last(launches: Sequence[Told]) -> str | None:
-    """Evaluation loss and accuracy after the last epoch."""
-    lasts = [_list(launch)[-1] for launch in launches if _list(launch)]
-    losses = [one["eval_loss"] for one in lasts if one["eval_loss"] is not None]
-    right = [one["eval_accuracy"] for one in lasts if one["eval_accuracy"] is not None]
-    if not losses:
-        return None
-    said = number(fmean(losses)) or ""
-    return f"{said} ({percent(fmean(right))})" if right else said
-
-
-def _list(launch: Told) -> Sequence[Mapping[str, float]]:
-    each = launch.get("each")
-    return each if isinstance(each, list) else []
-
-
-def growth_sentences(speaker: Speaker) -> Iterator[str]:
-    """How much longer a step is with the most workers than with the fewest, of every strategy that has both."""
-    for strategy in dict.fromkeys(one.strategy for one in speaker.subject.scaling):
-        arms = [one for one in speaker.subject.scaling if one.strategy == strategy and one.comm_ms is not None]
+def growth_of(subject: Subject) -> Iterator[tuple[ScalingRecord, ScalingRecord]]:
+    """Every strategy with the fewest workers and with the most, where it has both."""
+    for strategy in dict.fromkeys(one.strategy for one in subject.scaling):
+        arms = [one for one in subject.scaling if one.strategy == strategy and one.comm_ms is not None]
         arms.sort(key=lambda one: one.workers)
-        if len(arms) > 1 and arms[0].workers != arms[-1].workers:
-            first, last = arms[0], arms[-1]
-            yield speaker.say(
-                "answers.server.grows",
-                server_names=f"`{strategy}`",
-                server_list=f"{number(first.comm_ms)} → {number(last.comm_ms)}",
-                server_fewest=marked(speaker.subject, speaker.template, first.arm),
-                server_most=marked(speaker.subject, speaker.template, last.arm),
-            )
+        if arms and arms[0].workers != arms[-1].workers:
+            yield arms[0], arms[-1]
 
 
-def sentences(speaker: Speaker) -> dict[str, str]:
-    """Placeholders of the sentences."""
+def facts(subject: Subject) -> dict[str, object]:
+    """What sentences are about."""
     return {
-        "say.server": server_sentence(speaker),
-        "say.costs": costs(speaker),
-        "say.outcomes": outcomes(speaker),
-        "say.order_found": order_sentence(speaker),
-        "say.growth": speaker.bullets(list(growth_sentences(speaker))),
+        "served": served_arms(subject),
+        "communication_costs": communication_costs(subject),
+        "outcomes": outcomes(subject),
+        "order_found": order_of(subject),
+        "growth": list(growth_of(subject)),
     }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import number, percent
 from dynbench.experiment.subject import Subject, mean_of
+from dynbench.units import mb
 
 PAIRS: Mapping[str, tuple[str, str]] = {
     "flat": ("naive", "flat"),
@@ -32,10 +31,6 @@ NUMBERS: Mapping[str, str] = {
     "buffers": "memory_parts.after_step.strategy_mb",
 }
 """Number of an arm to its key in a summary."""
-OWN = tuple(
-    f"{which}.{what}" for which in ("one", "other") for what in ("name", "hidden", "wire_mb", "counted", *NUMBERS)
-)
-"""Placeholders that only the sentences of this module use."""
 
 
 def strategies_told(subject: Subject) -> bool:
@@ -43,14 +38,9 @@ def strategies_told(subject: Subject) -> bool:
     return subject.question.name == "sync" and any(_pairs(subject))
 
 
-def strategy_sentences(speaker: Speaker) -> str:
-    """A paragraph per pair."""
-    subject = speaker.subject
-    lines = []
-    for key, one, other in _pairs(subject):
-        own = {**_numbers(subject, one, "one"), **_numbers(subject, other, "other")}
-        lines.append(speaker.say(f"answers.strategies.{key}", **own))
-    return "\n\n".join(lines)
+def strategy_pairs(subject: Subject) -> list[tuple[str, dict[str, object], dict[str, object]]]:
+    """Sentence, and the numbers of the arms that it is about."""
+    return [(key, _numbers(subject, one), _numbers(subject, other)) for key, one, other in _pairs(subject)]
 
 
 def _pairs(subject: Subject) -> list[tuple[str, str, str]]:
@@ -62,13 +52,13 @@ def _pairs(subject: Subject) -> list[tuple[str, str, str]]:
     return [(key, arms[one], arms[other]) for key, (one, other) in PAIRS.items() if one in arms and other in arms]
 
 
-def _numbers(subject: Subject, arm: str, which: str) -> dict[str, str | None]:
+def _numbers(subject: Subject, arm: str) -> dict[str, object]:
     members = subject.arms[arm]
     wire = mean_of(members, "bytes_wire.mean")
-    found = {f"{which}_{what}": number(mean_of(members, key)) for what, key in NUMBERS.items()}
-    return found | {
-        f"{which}_name": f"`{arm}`",
-        f"{which}_hidden": percent(mean_of(members, "overlap_fraction")),
-        f"{which}_wire_mb": None if wire is None else number(wire / 1e6),
-        f"{which}_counted": number(mean_of(members, "bytes_sent_ratio")),
+    return {
+        **{what: mean_of(members, key) for what, key in NUMBERS.items()},
+        "name": arm,
+        "hidden": mean_of(members, "overlap_fraction"),
+        "wire_mb": None if wire is None else mb(wire),
+        "counted": mean_of(members, "bytes_sent_ratio"),
     }

@@ -1,8 +1,9 @@
-"""Where the step time of a report's arms goes beyond the ideal: the table, and what it comes to in sentences."""
+"""Where the step time of a report's arms goes beyond the ideal: the table, and what it comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from dynbench.analysis.metrics import lookup
@@ -10,81 +11,94 @@ from dynbench.analysis.table_specs import WASTE, mean_waste
 from dynbench.analysis.verdict import Verdict
 from dynbench.analysis.waste import PARTS, ms_per_kilotoken
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.answers import Speaker
 from dynbench.experiment.conclusions import best_of
-from dynbench.experiment.formats import number, percent
-from dynbench.experiment.subject import Json, Member, whole
+from dynbench.experiment.subject import Json, Member, Subject, whole
 from dynbench.report import Template
 
-OWN = (
-    *(f"waste.{what}" for what in ("s", "total", "largest", "share", "reason")),
-    *(f"fall.{what}" for what in ("name", "before", "after", "part", "change", "left", "beside", "grew", "more")),
-)
-"""Placeholders that only the sentences of this module use."""
 
+@dataclass(frozen=True)
+class Waste:
+    """How far the step of an arm is from its ideal.
 
-def waste_sentences(speaker: Speaker) -> str:
-    """A line per arm: how far its step is from the ideal, and the largest part of it; or why there is no telling."""
-    lines = []
-    for name, members in speaker.subject.arms.items():
-        summaries = _summaries(members)
-        found = mean_waste(summaries)
-        if "s" not in found:
-            reason = _reason(summaries, speaker.template)
-            if reason is not None:
-                lines.append(speaker.say("answers.waste.unknown", arm_name=f"`{name}`", waste_reason=reason))
-            continue
-        largest = max(PARTS, key=found.__getitem__)
-        own = {
-            "arm_name": f"`{name}`",
-            "waste_s": f"{found['s']:.2f}",
-            "waste_total": percent(sum(found[part] for part in PARTS)),
-            "waste_largest": _part(largest, speaker),
-            "waste_share": percent(found[largest]),
-        }
-        lines.append(speaker.say("answers.waste.line", **own))
-    return speaker.bullets(lines)
-
-
-def waterfall_sentence(speaker: Speaker) -> str:
-    """What the best candidate gave back of the baseline's step, or took beyond it, and what is left.
-
-    Empty where nothing tells: the verdict is neither FASTER nor SLOWER, or the parts say the opposite of it.
+    Attributes:
+        arm: its name.
+        means: `s`, times the ideal, and each of `PARTS` as a part of the step; empty where no ideal can be stated.
+        reason: why none can, in the report's language.
     """
-    subject, best = speaker.subject, best_of(speaker.subject)
-    if best is None:
-        return ""
+
+    arm: str
+    means: Mapping[str, float]
+    reason: str | None = None
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return sum(self.means[part] for part in PARTS)
+
+    @property
+    def largest(self) -> str:
+        """One of `PARTS`."""
+        return max(PARTS, key=self.means.__getitem__)
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """What the best candidate gave back of the baseline's step, or took beyond it; ms per 1,000 real tokens.
+
+    Attributes:
+        candidate: its name.
+        faster: whether it gave back.
+        before, after: what baseline and candidate take.
+        left: what the candidate takes beyond its ideal.
+        part, change: the largest of what came back, or grew.
+        grew, more: the part that grew beside it where more came back than in all, and by how much.
+    """
+
+    candidate: str
+    faster: bool
+    before: float
+    after: float
+    left: float
+    part: str
+    change: float
+    grew: str | None
+    more: float
+
+
+def facts(subject: Subject, template: Template) -> dict[str, object]:
+    """What sentences are about."""
+    parts = {part: template.label(f"waste.{part}", WASTE[part]) for part in PARTS}
+    return {"arms_waste": list(arms_waste(subject, template)), "waterfall": waterfall(subject), "waste_parts": parts}
+
+
+def arms_waste(subject: Subject, template: Template) -> Iterator[Waste]:
+    """Of every arm of which it is known, or why it is not."""
+    for name, members in subject.arms.items():
+        means, reason = mean_waste(_summaries(members)), _reason(_summaries(members), template)
+        if "s" in means:
+            yield Waste(name, means)
+        elif reason is not None:
+            yield Waste(name, {}, reason)
+
+
+def waterfall(subject: Subject) -> Waterfall | None:
+    """None where nothing tells: the verdict is neither FASTER nor SLOWER, or the parts say the opposite of it."""
+    best = best_of(subject)
+    sides = {Verdict.FASTER: 1, Verdict.SLOWER: -1}
+    if best is None or best.verdict not in sides:
+        return None
     before, after = (_times(subject.arms.get(name, ())) for name in (subject.baseline, best.candidate))
     if before is None or after is None:
-        return ""
-    gained = sum(before.values()) - sum(after.values())
-    if best.verdict is Verdict.FASTER and gained > 0:
-        case, gains = "gains", {part: before[part] - after[part] for part in PARTS}
-    elif best.verdict is Verdict.SLOWER and gained < 0:
-        case, gains = "costs", {part: after[part] - before[part] for part in PARTS}
-    else:
-        return ""
-    part = max(PARTS, key=gains.__getitem__)
-    if gains[part] <= 0:
-        return ""
-    own = {
-        "fall_name": f"`{best.candidate}`",
-        "fall_before": number(sum(before.values())),
-        "fall_after": number(sum(after.values())),
-        "fall_part": _part(part, speaker),
-        "fall_change": number(gains[part]),
-        "fall_left": number(sum(after.values()) - after["ideal"]),
-        "fall_beside": "",
-    }
-    grew = min(PARTS, key=gains.__getitem__)
-    if case == "gains" and gains[part] > gained and gains[grew] < 0:
-        more = {"fall_grew": _part(grew, speaker), "fall_more": number(-gains[grew])}
-        own["fall_beside"] = speaker.say("answers.waterfall.beside", **more)
-    return speaker.say(f"answers.waterfall.{case}", **own)
-
-
-def _part(part: str, speaker: Speaker) -> str:
-    return speaker.template.label(f"waste.{part}", WASTE[part])
+        return None
+    side, old, new = sides[best.verdict], sum(before.values()), sum(after.values())
+    changes = {part: side * (before[part] - after[part]) for part in PARTS}
+    part, least = (choose(PARTS, key=changes.__getitem__) for choose in (max, min))
+    change = changes[part]
+    if side * (old - new) <= 0 or change <= 0:
+        return None
+    grew = least if side > 0 and change > old - new and changes[least] < 0 else None
+    left = new - after["ideal"]
+    return Waterfall(best.candidate, side > 0, old, new, left, part, change, grew, -changes[least])
 
 
 def _summaries(members: Sequence[Member]) -> list[Json]:

@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 from compared import compared
+from jinja2 import nodes
 from languages import english_words, numbers
 
 import dynbench
@@ -24,7 +25,7 @@ from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence, sentence_alike
 from dynbench.engine.comm_model import alpha_beta, measured, no_comm
 from dynbench.experiment.report_texts import reason, recovered, said
-from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels
+from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template, record_labels, templates_dir
 from dynbench.runs.phrase import Phrase, english
 from dynbench.runs.status import Status
 
@@ -88,6 +89,25 @@ def verdicts() -> Iterator[tuple[Verdict, Phrase]]:
             ends = (None, None, 1) if verdict is Verdict.ESTIMATE else (1.2, 1.34, 4)
             yield verdict, sentence(verdict, "static", "prefix", Ratio(1.25, *ends), 0.02, 0.995)
             yield verdict, sentence_alike("static", "prefix", Ratio(1.25, *ends), 0.995)
+
+
+def blocks(language: str) -> dict[str, set[str]]:
+    """Every block of sentences to the names and attributes that it takes from its facts."""
+    template, found = load_template(language), {}
+    for name in {*template.blocks.values()}:
+        text = (templates_dir() / name).read_text(encoding="utf-8")
+        for block in template.environment.parse(text).find_all(nodes.Block):
+            own = {node.name for node in block.find_all(nodes.Name) if node.ctx == "store"} | {"loop"}
+            roots = {node.name for node in block.find_all(nodes.Name)} - own
+            found[block.name] = roots | {node.attr for node in block.find_all(nodes.Getattr)} - {"first", "last"}
+    return found
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_the_blocks_of_sentences_are_those_of_the_records_language_and_tell_the_same_facts(language: str) -> None:
+    theirs, ours = blocks(language), blocks(RECORDS_LANGUAGE)
+    assert {name: facts ^ theirs.get(name, set()) for name, facts in ours.items() if facts != theirs.get(name)} == {}
+    assert set(theirs) == set(ours)
 
 
 @pytest.mark.slow

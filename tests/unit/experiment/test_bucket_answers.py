@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 from languages import english_words
 
-from dynbench.analysis.buckets import EXPLAINS, fit_buckets
 from dynbench.analysis.questions import question_named
 from dynbench.analysis.record import ComparisonRecord, PairRecord
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.bucket_answers import bucket_sentences, points_of
-from dynbench.experiment.formats import number
+from dynbench.experiment.bucket_answers import buckets_of
 from dynbench.experiment.subject import Member, Subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
-from dynbench.units import mib
 
 TOTAL, CALLS = 100e6, (1, 4, 10, 50, 160)
 GOOD = tuple(calls * 0.5 + TOTAL / calls / 1e6 for calls in CALLS)
@@ -37,51 +33,40 @@ def subject(folder: Path, overheads: tuple[float, ...], compute: float = 50.0) -
     return Subject(Run(folder), arms, question=question_named("sync"))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize(
-    ("overheads", "case"), [(GOOD, None), ((30.0, 5.0, 60.0, 4.0, 45.0), "poor"), ((9.0,) * 5, "alike_overheads")]
-)
-def test_below_a_stated_fit_no_best_size_is_named(
-    tmp_path: Path, overheads: tuple[float, ...], case: str | None, language: str
-) -> None:
-    found = subject(tmp_path, overheads)
-    fit, template = fit_buckets(points_of(found)), load_template(language)
-    assert fit is not None
-    text = bucket_sentences(Speaker(found, template, {}))
-    assert "n1" in text and "{{" not in text
-    if case is None:
-        assert fit.best_bytes is not None and f"{number(mib(fit.best_bytes))} MiB" in text
-        assert "R² = 1.00" in text
-        return
-    assert "MiB" not in text and "GB/s" not in text
-    assert template.label(f"answers.buckets.{case}").partition("{{")[0].strip() in text
-    if case == "poor":
-        assert f"R² = {fit.r_squared:.2f}" in text and f"{EXPLAINS:g}" in text
-    if language != "en":
-        assert english_words(text) == []
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     ("compute", "overheads", "case"),
-    [(200.0, GOOD, "computing"), (10.0, GOOD, "sending"), (50.0, (3.0, 4.0, 5.5, 25.0, 80.0), "contradicted")],
+    [
+        (50.0, GOOD, "best"),
+        (50.0, (30.0, 5.0, 60.0, 4.0, 45.0), "poor"),
+        (50.0, (9.0,) * 5, "alike_overheads"),
+        (200.0, GOOD, "computing"),
+        (10.0, GOOD, "sending"),
+        (50.0, (3.0, 4.0, 5.5, 25.0, 80.0), "contradicted"),
+    ],
 )
-def test_no_best_size_is_named_where_the_arms_do_not_bear_the_model_out(
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_best_size_is_named_only_where_the_model_explains_and_the_arms_bear_it_out(
     tmp_path: Path, compute: float, overheads: tuple[float, ...], case: str, language: str
 ) -> None:
-    """Computing is not as long as sending, or one bucket has less overhead than the four nearest to the best size."""
-    found = subject(tmp_path, overheads, compute)
-    fit, template = fit_buckets(points_of(found)), load_template(language)
-    assert fit is not None and fit.best_bytes is not None and fit.explains
-    text = bucket_sentences(Speaker(found, template, {}))
-    assert template.label(f"answers.buckets.{case}").partition("{{")[0].strip() in text
-    assert template.label("answers.buckets.best").partition("{{")[0].strip() not in text
+    """Not where computing is not as long as sending, nor where one bucket beats the four nearest to the best size."""
+    found = buckets_of(subject(tmp_path, overheads, compute))
+    assert found is not None and found.case == case and (found.case == "best") <= found.fit.explains
+    text = substitute(load_template(language), "{{ say.buckets }}", {"buckets": found})
+    assert f"`{found.least.arm}`" in text and "{{" not in text and ("b\\*" in text) == (case == "best")
+    assert ("GB/s" in text) == found.fit.explains
     if language != "en":
-        assert english_words(text, ("MiB",)) == []
+        assert english_words(text, ("MiB", "GB/s")) == []
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path, language: str) -> None:
+def test_the_best_size_is_that_of_the_model(tmp_path: Path) -> None:
+    found = buckets_of(subject(tmp_path, GOOD))
+    assert found is not None and found.near is not None and found.fit.r_squared == pytest.approx(1)
+    assert (found.fit.total, found.fit.call_ms, found.fit.bytes_per_ms) == pytest.approx((TOTAL, 0.5, 1e6))
+    assert found.fit.best_bytes == pytest.approx((TOTAL * 0.5 * 1e6) ** 0.5)
+    assert found.near.arm == "n10" and found.fit.overhead_ms(found.near.calls) == pytest.approx(found.near.overhead_ms)
+
+
+def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Path) -> None:
     """Of the arms, `n10` is fastest; it is told from the baseline `n1`, and from `n160`."""
     judged = {"reason": "", "level": "step", "speedup": 1.1, "ci95": None, "launches": 2, "same_work": True}
     told = [
@@ -89,6 +74,5 @@ def test_arms_that_launches_do_not_tell_from_the_fastest_are_named(tmp_path: Pat
         for name, verdict in (("n10", "FASTER"), ("n4", "AMBIGUOUS"))
     ]
     pair = PairRecord(baseline="n10", candidate="n160", verdict="SLOWER", **judged)  # type: ignore[arg-type]  # as read
-    found = replace(subject(tmp_path, GOOD), comparisons=told, pairs=[pair])
-    text = bucket_sentences(Speaker(found, load_template(language), {})).partition("\n\n")[0]
-    assert "`n4`, `n50`" in text and "`n160`" not in text
+    found = buckets_of(replace(subject(tmp_path, GOOD), comparisons=told, pairs=[pair]))
+    assert found is not None and found.untold == ["n4", "n50"]

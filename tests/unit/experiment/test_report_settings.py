@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import comb
-from pathlib import Path
 
 import numpy as np
 import pytest
+from languages import said
 
 from dynbench.analysis.kept import RUNS_FILE
 from dynbench.config.describe import all_keys
@@ -17,11 +18,13 @@ from dynbench.config.digest import flatten
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
 from dynbench.errors import UsageError
-from dynbench.experiment.enumeration import fits_enumeration, large, plan_counts
+from dynbench.experiment.enumeration import fits_enumeration, plan_counts
+from dynbench.experiment.memory_safety import Ends, guards
+from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject, read_subject
 from dynbench.plugins import DATASETS, WORKLOADS
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, count, load_template, substitute
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
@@ -41,65 +44,64 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
-def told(language: str, text: str, *keys: str) -> list[str]:
-    """Which of the template's texts stand in a report: those whose every piece between placeholders does."""
-    labels = load_template(language).labels
-    pieces = {key: [unwrapped(piece) for piece in re.split(r"\{\{ [\w.]+ \}\}", labels[key])] for key in keys}
-    return [key for key, found in pieces.items() if all(piece in unwrapped(text) for piece in found)]
+def data_said(store: RunStore, language: str, env: Mapping[str, object], **config: object) -> str:
+    """`{{ say.data }}` of the latest comparison with other records."""
+    subject = find_subject(store, None)
+    known = {**(subject.first.config or {}), **{f"workload.{key}": value for key, value in config.items()}}
+    member = replace(subject.first, config=known, env=env)
+    facts = data_facts(replace(subject, arms={subject.baseline: [member]}))
+    return substitute(load_template(language), "{{ say.data }}", facts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_the_data_is_that_of_the_run(
-    store: RunStore, make_comparison: MakeComparison, language: str, dataset: str, tmp_path: Path
-) -> None:
-    files = {}
-    if DATASETS[dataset].of_files:
-        (tmp_path / f"my.{dataset}").write_text("x", encoding="utf-8")
-        files = {"workload.data_path": str(tmp_path / f"my.{dataset}")}
-    entry = DATASETS[dataset]
-    (name, *_) = (name for name, it in WORKLOADS.items() if it.samples in entry.samples and it.classes <= entry.classes)
-    make_comparison({}, flags={"static": {"workload.dataset": dataset, "workload.name": name, **files}})
-
-    text = report(store, language)
-
-    assert told(language, text, *(f"data.{name}" for name in DATASETS)) == [f"data.{dataset}"]
-    assert (f"my.{dataset}" in text) == bool(files)
+def test_the_data_is_that_of_the_run(store: RunStore, make_comparison: MakeComparison, language: str) -> None:
+    """Every data set has a sentence of its own, which names its file."""
+    make_comparison({})
+    texts = {}
+    for dataset, entry in DATASETS.items():
+        (name, *_) = (
+            name for name, it in WORKLOADS.items() if it.samples in entry.samples and it.classes <= entry.classes
+        )
+        path = "/texts/my.file" if entry.of_files else None
+        texts[dataset] = data_said(store, language, {}, dataset=dataset, name=name, data_path=path)
+        assert ("`my.file`" in texts[dataset]) == entry.of_files
+    unheard_of = data_said(store, language, {}, dataset="unheard_of").partition("`unheard_of`")[0]
+    assert unheard_of and not any(text.startswith(unheard_of) for text in texts.values())
+    assert len({*texts.values()}) == len(texts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
-    ("flags", "key"),
+    ("config", "named"),
     [
-        ({"workload.weights": "pretrained"}, "model.pretrained"),
-        ({"workload.size": "base"}, "model.random_base"),
-        ({"workload.size": "model"}, "model.random_model"),
-        ({}, "model.random_small"),
-        ({"workload.name": "causal_lm", "workload.size": "small"}, "model.causal_lm"),
-        ({"workload.name": "causal_lm", "workload.size": "model", "workload.model": "m"}, "model.random_model"),
+        ({"weights": "pretrained", "model": "m"}, "`m`"),
+        ({"size": "base"}, "distilbert-base-uncased [8]"),
+        ({"size": "model", "model": "m"}, "`m`"),
+        ({"size": "auto"}, "DistilBERT [8]"),
+        ({"size": "small"}, "DistilBERT [8]"),
+        ({"name": "causal_lm", "size": "small"}, "gpt2"),
+        ({"name": "causal_lm", "size": "model", "model": "m"}, "`m`"),
+        ({"name": "image_classification", "size": "small"}, "ResNet"),
+        ({"name": "mlp"}, "50"),
+        ({"name": "my.py:Own", "code_digest": "abc"}, "`my.py:Own`"),
     ],
 )
 def test_the_model_is_that_of_the_run(
-    store: RunStore, make_comparison: MakeComparison, language: str, flags: dict[str, object], key: str
+    store: RunStore, make_comparison: MakeComparison, language: str, config: dict[str, object], named: str
 ) -> None:
-    make_comparison({}, flags={"static": flags})
-
-    text = report(store, language)
-
-    sizes = (f"model.random_{size}" for size in ("small", "base", "model"))
-    keys = (*sizes, "model.causal_lm", "model.pretrained", "model.own")
-    assert told(language, text, *keys) == [key]
-    generated = told(language, text, "data.embedded", "data.embedded_causal_lm")
-    assert generated == ["data.embedded_causal_lm" if "workload.name" in flags else "data.embedded"]
+    make_comparison({})
+    env = {"data": {"model": {"architecture": "gpt2", "layers": 17, "dim": 768}}}
+    text = data_said(store, language, env, **{"weights": "random", **config})
+    every = ("`m`", "distilbert-base-uncased [8]", "DistilBERT [8]", "gpt2", "ResNet", "50", "`my.py:Own`")
+    assert [name for name in every if name in text] == [named]
+    without_layers = ("ResNet", "50", "`my.py:Own`")
+    assert ("17" in text and "768" in text) == (named not in without_layers)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
-    ("facts", "notes", "counts"),
+    ("facts", "found"),
     [
-        ({}, [], []),
+        ({}, {"evaluation": None, "cut_samples": None, "labels": None}),
         (
             {
                 "train": {"samples": 1800, "tokens": 7500, "cut_samples": 1203, "cut_tokens": 2500},
@@ -107,8 +109,15 @@ def test_the_model_is_that_of_the_run(
                 "labels": {"negative": 0, "positive": 1},
                 "decisions": {"workload.eval": {"value": 200, "reason": "no evaluation file"}},
             },
-            ["cut", "held_out", "labels"],
-            ["1,203", "2,500", "25.0 %", "200", "negative=0, positive=1"],
+            {
+                "samples": 1800,
+                "cut_samples": 1203,
+                "cut_tokens": 2500,
+                "cut_share": 0.25,
+                "evaluation": 200,
+                "held_out": True,
+                "labels": "negative=0, positive=1",
+            },
         ),
         (
             {
@@ -117,30 +126,23 @@ def test_the_model_is_that_of_the_run(
                 "labels": {},
                 "decisions": {},
             },
-            ["evaluation"],
-            ["4"],
+            {"cut_samples": 0, "evaluation": 4, "held_out": False, "labels": None},
         ),
-        ({"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {}}}, ["unevaluated"], []),
+        ({"train": {"samples": 9}, "eval": None, "decisions": {"workload.eval": {}}}, {"evaluation": 0}),
     ],
 )
 def test_what_became_of_the_samples_is_told(
-    store: RunStore,
-    make_comparison: MakeComparison,
-    language: str,
-    facts: dict[str, object],
-    notes: list[str],
-    counts: list[str],
+    store: RunStore, make_comparison: MakeComparison, facts: dict[str, object], found: dict[str, object]
 ) -> None:
     make_comparison({})
     for run in store.list():
         write_json(run.env_file, {"data": {**facts, "lengths": {"mean": 5.0, "p50": 5, "p95": 9, "max": 11}}})
-
-    text = report(store, language)
-
-    every = ("cut", "held_out", "evaluation", "unevaluated", "labels")
-    assert told(language, text, *(f"data.{name}_note" for name in every)) == [f"data.{name}_note" for name in notes]
-    setting = unwrapped(text).partition("4.1")[2]
-    assert all(count in setting for count in counts)
+    told = data_facts(find_subject(store, None))["data"]
+    assert {key: told[key] for key in found} == found
+    assert (told["p95"], told["has_lengths"]) == (9, True)
+    texts = [said(find_subject(store, None), "data", language) for language in LANGUAGES]
+    counts = [f"{value:,}" for value in found.values() if isinstance(value, int) and value > 1]
+    assert all(count in text for count in counts for text in texts)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -246,28 +248,34 @@ def test_what_is_gone_is_called_missing(store: RunStore, make_comparison: MakeCo
 
     text = report(store, language, folder)
 
+    subject = read_subject(store, folder)
+    assert not data_facts(subject)["data"]["known"] and said(subject, "data", language) in text
     assert f"| {labels['settings.workload']} | {labels['words.missing']} |" in text
-    assert unwrapped(labels["data.missing"]) in unwrapped(text)
     assert unwrapped(labels["arms.missing"]) in unwrapped(text)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("language", LANGUAGES)
+def probed(store: RunStore, record: dict[str, object]) -> None:
+    """A probe `a-probe` with this record."""
+    probe = store.root / "a-probe"
+    probe.mkdir()
+    write_json(probe / "run.json", {})
+    write_json(probe / "probe.json", {"memory_limit_mb": 2000.0, **record})
+    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
-    ("capacity", "key"), [(None, "none"), (12, "given"), ((12, 9), "given"), ("a-probe", "probe"), ("gone", "lost")]
+    ("capacity", "kind"), [(None, "none"), (12, "given"), ((12, 9), "given"), ("a-probe", "probe"), ("gone", "lost")]
 )
 @pytest.mark.parametrize(
     ("soak", "outcome"),
-    [(None, "none"), ({"steps": 50, "ok": True, "shrunk": 1}, "passed"), ({"steps": 50, "ok": False}, "failed")],
+    [
+        (None, None),
+        ({"steps": 50, "ok": True, "shrunk": 1}, {"steps": 50, "ok": True, "shrunk": 1}),
+        ({"steps": 50, "ok": False}, {"steps": 50, "ok": False, "shrunk": None}),
+    ],
 )
 def test_how_memory_was_guarded_is_told_as_it_was(
-    store: RunStore,
-    make_comparison: MakeComparison,
-    language: str,
-    capacity: object,
-    key: str,
-    soak: object,
-    outcome: str,
+    store: RunStore, make_comparison: MakeComparison, capacity: object, kind: str, soak: object, outcome: object
 ) -> None:
     rows = [
         {"rank": rank, "length": length, "max_batch": most - rank, "tested_fail": most + 100}
@@ -275,42 +283,40 @@ def test_how_memory_was_guarded_is_told_as_it_was(
         for length, most in ((32, 400), (256, 41))
     ]
     make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": capacity}})
-    probe = store.root / "a-probe"
-    probe.mkdir()
-    write_json(probe / "run.json", {})
-    write_json(probe / "probe.json", {"capacity": rows, "memory_limit_mb": 2000.0, "soak": soak})
-    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+    probed(store, {"capacity": rows, "soak": soak})
 
-    section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
+    subject = find_subject(store, None)
+    found = [(guard.arms, guard.kind) for guard in guards(subject)]
 
-    kinds = ("none", "unread", "given", "probe", "lost")
-    of_static = f"memory.{'unread' if key == 'probe' else 'none'}"  # which has no capacity
-    expected = [of_static] if key == "none" else [of_static, f"memory.{key}"]
-    assert told(language, section, *(f"memory.{kind}" for kind in kinds)) == expected
-    soaks = ("passed", "failed", "none")
-    said = told(language, section, *(f"memory.soak_{kind}" for kind in soaks))
-    assert said == ([f"memory.soak_{outcome}"] if key == "probe" else [])
-    if key == "probe":
-        assert all(number in section for number in ("399", "40", "20.0 %", "2,000", "256"))
+    of_static = "unread" if kind == "probe" else "none"  # which has no capacity
+    assert found == ([(["static", "partition"], "none")] if kind == "none" else [
+        (["static"], of_static), (["partition"], kind)
+    ])  # fmt: skip
+    if kind == "probe":
+        *_, guard = guards(subject)
+        assert guard.soak == outcome
+        assert (guard.found, guard.tested) == (Ends(32, 399, 256, 40), None)
+        assert (guard.margin, guard.limit_mb) == (0.2, 2000)
+    for language in LANGUAGES:
+        section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
+        assert ("399" in section and "20.0 %" in section) == (kind == "probe")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
-    ("failed", "expected", "numbers"),
+    ("failed", "found", "tested"),
     [
-        ({}, ["probe_free"], ("511", "42")),
-        ({64: (0, 1), 256: (0, 1)}, ["probe", "probe_partly"], ("299", "42", "511")),
-        ({64: (0,), 256: (0, 1)}, ["probe", "probe_partly"], ("300", "42", "511")),
-        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, ["probe"], ("511", "42")),
+        ({}, None, Ends(32, 511, 256, 42)),
+        ({64: (0, 1), 256: (0, 1)}, Ends(64, 299, 256, 42), Ends(32, 511, 32, 511)),
+        ({64: (0,), 256: (0, 1)}, Ends(64, 300, 256, 42), Ends(32, 511, 32, 511)),
+        ({32: (0, 1), 64: (0, 1), 256: (0, 1)}, Ends(32, 511, 256, 42), None),
     ],
 )
 def test_what_was_tested_without_failure_is_no_capacity(
     store: RunStore,
     make_comparison: MakeComparison,
-    language: str,
     failed: dict[int, tuple[int, ...]],
-    expected: list[str],
-    numbers: tuple[str, ...],
+    found: Ends | None,
+    tested: Ends | None,
 ) -> None:
     rows = [
         {
@@ -323,34 +329,29 @@ def test_what_was_tested_without_failure_is_no_capacity(
         for length, most in ((32, 512), (64, 300), (256, 43))
     ]
     make_comparison({}, flags={"partition": {"schedule.mode": "dynamic", "schedule.capacity": "a-probe"}})
-    probe = store.root / "a-probe"
-    probe.mkdir()
-    write_json(probe / "run.json", {})
-    write_json(probe / "probe.json", {"capacity": rows, "memory_limit_mb": 2000.0, "soak": None})
-    (probe / "config.yaml").write_text(dump_config(load_config(flags={"probe.margin": 0.2})), encoding="utf-8")
+    probed(store, {"capacity": rows, "soak": None})
 
-    section = report(store, language).partition("### 4.8")[2].partition("\n## ")[0]
+    subject = find_subject(store, None)
+    *_, guard = guards(subject)
 
-    kinds = ("probe", "probe_partly", "probe_free")
-    assert told(language, section, *(f"memory.{kind}" for kind in kinds)) == [f"memory.{kind}" for kind in expected]
-    assert all(
-        section.count(number) == 1 for number in numbers
-    )  # also where one length is the shortest and the longest
-    assert ("20.0" in section) == ("probe" in expected)  # a margin only where something failed
+    assert (guard.kind, guard.found, guard.tested) == ("probe", found, tested)
+    for language in LANGUAGES:
+        text = said(subject, "memory_safety", language)
+        assert ("20.0" in text) == (found is not None), "a margin only where something failed"
+        counts = {str(count) for ends in (found, tested) if ends is not None for count in (ends.most, ends.least)}
+        assert all(text.count(count) == 1 for count in counts), "one length that is shortest and longest, told once"
 
 
 @pytest.mark.parametrize(("ranks", "batch", "buffer"), [(2, 8, 7), (3, 9, 4), (4, 12, 9), (8, 64, 57)])
 def test_the_number_of_plans_and_where_enumeration_ends(ranks: int, batch: int, buffer: int) -> None:
-    texts = plan_counts(ranks, batch, buffer)
+    plans = plan_counts(ranks, batch, buffer)
 
-    assert texts["plans.count"] == large(comb(batch - 1, ranks - 1))
+    assert plans.count == comb(batch - 1, ranks - 1) and plans.most_ranks is not None
     if batch <= 12:
-        brute = [1 for counts in _counts(ranks, batch) if max(counts) <= buffer]
-        assert texts["plans.within_buffer"] == str(len(brute))
-    most = int(str(texts["plans.most_ranks"]))
-    assert comb(batch - 1, most - 1) <= REFERENCE_LIMIT
-    assert most == batch or comb(batch - 1, most) > REFERENCE_LIMIT
-    assert fits_enumeration(ranks, batch, buffer) == (texts["plans.fits"] is not None)
+        assert plans.within_buffer == sum(max(counts) <= buffer for counts in _counts(ranks, batch))
+    assert comb(batch - 1, plans.most_ranks - 1) <= REFERENCE_LIMIT
+    assert plans.most_ranks == batch or comb(batch - 1, plans.most_ranks) > REFERENCE_LIMIT
+    assert fits_enumeration(ranks, batch, buffer) == plans.fits
 
 
 def test_the_solver_refuses_where_the_report_says_so() -> None:
@@ -361,11 +362,11 @@ def test_the_solver_refuses_where_the_report_says_so() -> None:
 
 
 def test_huge_sizes_are_counted_without_trying() -> None:
-    texts = plan_counts(1024, 8192, 40)
+    plans = plan_counts(1024, 8192, 40)
 
-    assert re.fullmatch(r"\*\d\.\d·10\^\d+\*", str(texts["plans.count"]))
-    assert texts["plans.within_buffer"] is None
-    assert plan_counts(None, 8, 8)["plans.count"] is None
+    assert re.fullmatch(r"\*\d\.\d·10\^\d+\*", str(count(plans.count)))
+    assert plans.within_buffer is None
+    assert plan_counts(None, 8, 8).count is None
 
 
 def _counts(ranks: int, batch: int) -> list[tuple[int, ...]]:

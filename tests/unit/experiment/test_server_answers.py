@@ -10,13 +10,13 @@ import pytest
 from compared import compared
 from languages import english_sentences
 
+from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.analysis.record import PairRecord, ScalingRecord
 from dynbench.experiment import profile_answers, server_answers
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.communication_answers import exposures
+from dynbench.experiment.communication_answers import exposures, launches_of, why_not_exposed
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.subject import Member, Subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
 RATES = {"ddp": 900.0, "by_hand": 600.0, "ps": 300.0, "ps_1w": 200.0}
@@ -76,8 +76,12 @@ def table(found: Subject, name: str) -> str:
     return report_tables(Sources(found, None, load_template("en"), found.run.path))[f"table.{name}"]
 
 
-def speaker(found: Subject, language: str = "en") -> Speaker:
-    return Speaker(found, load_template(language), {"baseline.name": f"`{found.baseline}`"})
+def texts(found: Subject, block: str, language: str = "en") -> str:
+    """`{{ say.BLOCK }}` of the servers' and profiles' facts."""
+    template = load_template(language)
+    marked = {name: f"`{name}`" for name in found.arms}
+    known = {**server_answers.facts(found), **profile_answers.facts(found), "marked": marked, "baseline.name": "`ddp`"}
+    return substitute(template, f"{{{{ say.{block} }}}}", known)
 
 
 def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> None:
@@ -90,9 +94,8 @@ def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> N
 
 def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "by_hand"))
-    assert table(found, "server_steps") == ""
-    assert server_answers.server_sentence(speaker(found)) == "No arm has a server."
-    assert table(found, "growth") == ""
+    assert table(found, "server_steps") == table(found, "growth") == ""
+    assert server_answers.served_arms(found) == []
 
 
 def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path: Path) -> None:
@@ -112,72 +115,76 @@ def against(verdict: str, baseline: str, candidate: str) -> PairRecord:
     return PairRecord.model_validate(found.model_dump())
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
-    ("verdicts", "case"),
+    ("verdicts", "against_it", "untold"),
     [
-        (("SLOWER", "SLOWER", "SLOWER"), "holds"),
-        (("SLOWER", "SLOWER", "FASTER"), "not"),
-        (("SLOWER", "SLOWER", "AMBIGUOUS"), "open"),
-        (("SAME", "SLOWER", "SLOWER"), "open"),
-        (("ESTIMATE", "ESTIMATE", "ESTIMATE"), "open"),
+        (("SLOWER", "SLOWER", "SLOWER"), [], []),
+        (("SLOWER", "SLOWER", "FASTER"), [("by_hand", "ps")], []),
+        (("SLOWER", "SLOWER", "AMBIGUOUS"), [], [("by_hand", "ps")]),
+        (("SAME", "SLOWER", "SLOWER"), [], [("ddp", "by_hand")]),
+        (("ESTIMATE", "ESTIMATE", "ESTIMATE"), [], [("ddp", "by_hand"), ("ddp", "ps"), ("by_hand", "ps")]),
     ],
 )
 def test_the_order_holds_only_where_every_verdict_says_so(
-    tmp_path: Path, verdicts: Sequence[str], case: str, language: str
+    tmp_path: Path, verdicts: Sequence[str], against_it: list[object], untold: list[object]
 ) -> None:
     """The throughputs come in that order in all cases; only arms with as many workers count, so `ps_1w` does not."""
     couples = (("ddp", "by_hand"), ("ddp", "ps"), ("by_hand", "ps"))
     pairs = [against(verdict, *couple) for verdict, couple in zip(verdicts, couples, strict=True)]
     found = replace(subject(tmp_path), pairs=[*pairs, against("FASTER", "ddp", "ps_1w")])
-    text = server_answers.order_sentence(speaker(found, language))
-    told = (
-        load_template(language)
-        .label(f"answers.order.{case}")
-        .replace("{{ server.expected }}", "`ddp` > `by_hand` > `ps`")
+    order = server_answers.order_of(found)
+    assert order is not None and order.expected == order.found == ["ddp", "by_hand", "ps"]
+    assert (order.against, order.untold) == (against_it, untold)
+
+
+def test_what_communication_costs_and_what_came_of_the_epochs(tmp_path: Path) -> None:
+    found = subject(tmp_path, ("ddp", "ps"), ps={"comm_ms": {}, "epochs": None})
+    costs = server_answers.communication_costs(found)
+    assert {kind: told["ddp"] for kind, told in costs.items()} == pytest.approx(
+        {"time": 20.0, "share": 0.375, "exposed": 15.0, "bytes": 4.0, "speed": 0.2}
     )
-    assert text.startswith(told.partition("{{")[0]) and "ps_1w" not in text
-    assert ("(`by_hand`, `ps`)" in text) == (verdicts[2] in ("FASTER", "AMBIGUOUS", "ESTIMATE"))
-    assert ("(`ddp`, `by_hand`)" in text) == (verdicts[0] in ("SAME", "ESTIMATE"))
+    assert {kind: told["ps"] for kind, told in costs.items() if "ps" in told} == {"exposed": 15.0, "bytes": 4.0}
+    outcomes = server_answers.outcomes(found)
+    assert outcomes == {
+        "throughput": {"ddp": (900.0, None), "ps": (300.0, None)}, "training": {"ddp": 4.0}, "loss": {"ddp": (0.9, 0.4)}
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_sentence_is_in_the_language_of_the_report(tmp_path: Path, language: str) -> None:
-    found = speaker(subject(tmp_path), language)
-    texts = [
-        server_answers.server_sentence(found),
-        server_answers.costs(found),
-        server_answers.outcomes(found),
-        server_answers.order_sentence(found),
-        *server_answers.growth_sentences(found),
-        profile_answers.bottleneck_sentences(found),
-    ]
-    assert all(text and "{{" not in text and "None" not in text for text in texts)
-    assert len(server_answers.costs(found).splitlines()) == 5
+    blocks = ("server", "costs", "outcomes", "order_found", "growth", "bottleneck")
+    said = [texts(subject(tmp_path), block, language) for block in blocks]
+    assert all(text and "{{" not in text and "None" not in text for text in said)
     if language != "en":
-        assert [english_sentences(text) for text in texts if english_sentences(text)] == []
+        assert [english_sentences(text) for text in said if english_sentences(text)] == []
 
 
-@pytest.mark.parametrize(("comm", "compute", "said"), [(0.3, 0.6, "is not the"), (0.7, 0.2, "is the")])
-def test_a_bottleneck_is_what_takes_more_of_the_step(tmp_path: Path, comm: float, compute: float, said: str) -> None:
+@pytest.mark.parametrize(("comm", "compute", "is_communication"), [(0.3, 0.6, False), (0.7, 0.2, True)])
+def test_a_bottleneck_is_what_takes_more_of_the_step(
+    tmp_path: Path, comm: float, compute: float, is_communication: bool
+) -> None:
     found = subject(tmp_path, ("ddp",), ddp={"profile": profile(comm, compute)})
-    text = profile_answers.bottleneck_sentences(speaker(found)).replace("\N{NO-BREAK SPACE}", " ")
-    assert f"**Communication {said} bottleneck of `ddp`:**" in text
-    assert f"{100 * comm:.1f} % of a profiled step" in text and f"in {100 * comm / 0.8:.1f} % of its backward" in text
+    (one,) = bottlenecks(launches_of(found))
+    assert (one.share, one.of_backward, one.is_communication) == (comm, pytest.approx(comm / 0.8), is_communication)
+    assert ("is the bottleneck of `ddp`" in texts(found, "bottleneck")) == is_communication
 
 
 def test_without_a_profile_the_report_says_how_to_have_one(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp",), ddp={"profile": None})
-    assert "`train.profile_steps`" in profile_answers.bottleneck_sentences(speaker(found))
+    assert "`train.profile_steps`" in texts(found, "bottleneck")
     assert table(found, "profile") == ""
 
 
 @pytest.mark.parametrize(
-    ("arms", "launcher", "advice"),
-    [(("ddp", "ps"), "torchrun", True), (("ps", "ps_1w"), "torchrun", False), (("ddp",), "virtual", False)],
+    ("arms", "launcher", "why"),
+    [
+        (("ddp", "ps"), "torchrun", "unknown"),
+        (("ps", "ps_1w"), "torchrun", "served"),
+        (("ddp",), "virtual", "virtual"),
+    ],
 )
 def test_turns_without_communication_are_advised_only_where_they_can_be(
-    tmp_path: Path, arms: tuple[str, ...], launcher: str, advice: bool
+    tmp_path: Path, arms: tuple[str, ...], launcher: str, why: str
 ) -> None:
     found = subject(tmp_path, arms, **{name: {"launcher": launcher} for name in arms})
-    assert ("--exposed" in exposures(speaker(found))) == advice
+    assert why_not_exposed(found) == why and list(exposures(found)) == []
