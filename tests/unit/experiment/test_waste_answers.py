@@ -8,6 +8,7 @@ import pytest
 from languages import english_words, said
 
 from dynbench.analysis.waste import PARTS
+from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject
 from dynbench.experiment.waste_answers import arms_waste, waterfall
