@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, TypedDict, cast
 
 import polars as pl
 
 from dynbench.analysis.calls import Operation, by_operation
-from dynbench.analysis.measure import Measured, Metric, measure, of_step, ratio, shown, total
+from dynbench.analysis.measure import Mean, Measured, Metric, mean_of, measure, of_step, ratio, shown, total
 from dynbench.analysis.merge import SIDES, MergedRun
 from dynbench.runs.columns import COMM_COLUMNS, COMPRESSES, read_columns
 from dynbench.runs.phrase import Phrase, PhraseRecord
@@ -87,17 +87,8 @@ def sent_bytes(merged: MergedRun) -> Sent:
     return Sent(ratio=sent / wire, headers=headers / wire)
 
 
-class PerRank(TypedDict):
-    """Per rank and step."""
-
-    mean: float | None
-    """Mean over ranks and steps."""
-
-
-def _per_rank(column: str, *metrics: Metric, unit: str = "") -> PerRank:
-    """Of a column that only some runs have."""
-    found = (replace(metric, key=".mean") for metric in metrics)
-    return measure(lambda at: PerRank(mean=at.mean(column)), *found, needs=column, unit=unit)
+def _per_rank(column: str, *metrics: Metric, unit: str = "") -> Mean:
+    return mean_of(column, *metrics, needs=column, unit=unit)
 
 
 def _per_step(heading: str, title: str, unit: str = "ms") -> Metric:
@@ -116,17 +107,15 @@ def _reason(at: Measured) -> PhraseRecord | None:
 class Communication:
     """Of runs that record it, in the order of rows of tables."""
 
-    comm_ms: PerRank = _per_rank("comm_ms", _per_step("comm.", "communication"))
+    comm_ms: Mean = _per_rank("comm_ms", _per_step("comm.", "communication"))
     """Time in which a collective was under way, waiting for other ranks included."""
-    comm_sum_ms: PerRank = _per_rank("comm_sum_ms", _per_step("sum", "communication, sum over collectives"))
+    comm_sum_ms: Mean = _per_rank("comm_sum_ms", _per_step("sum", "communication, sum over collectives"))
     """Sum over collectives of the time each was under way."""
-    comm_wait_ms: PerRank = _per_rank(
-        "comm_wait_ms", _per_step("waiting in it", "communication, waiting for other ranks")
-    )
+    comm_wait_ms: Mean = _per_rank("comm_wait_ms", _per_step("waiting in it", "communication, waiting for other ranks"))
     """What of communication was waiting for the last rank to call; of runs that keep when ranks did."""
-    comm_transfer_ms: PerRank = _per_rank("comm_transfer_ms", _per_step("transfer", "communication, transfer"))
+    comm_transfer_ms: Mean = _per_rank("comm_transfer_ms", _per_step("transfer", "communication, transfer"))
     """The rest of communication, in which something was transferred."""
-    hidden_comm_ms: PerRank = _per_rank("hidden_comm_ms")
+    hidden_comm_ms: Mean = _per_rank("hidden_comm_ms")
     """Communication beside other work."""
     overlap_fraction: float | None = measure(
         lambda at: ratio(at.total("hidden_comm_ms"), at.total("comm_ms")),
@@ -134,21 +123,21 @@ class Communication:
         needs="hidden_comm_ms",
     )
     """That over all communication."""
-    collectives: PerRank = _per_rank(
+    collectives: Mean = _per_rank(
         "collectives", shown(COMMUNICATION, "collectives", "collectives per step", better=None)
     )
     """Collectives, sends and receives of the strategy."""
-    sync_forward_ms: PerRank = _per_rank("sync_forward_ms")
+    sync_forward_ms: Mean = _per_rank("sync_forward_ms")
     """What forward passes waited for other ranks."""
-    sync_backward_ms: PerRank = _per_rank("sync_backward_ms")
+    sync_backward_ms: Mean = _per_rank("sync_backward_ms")
     """What backward passes waited for other ranks."""
-    sync_optimizer_ms: PerRank = _per_rank("sync_optimizer_ms")
+    sync_optimizer_ms: Mean = _per_rank("sync_optimizer_ms")
     """What the optimizer's step waited for other ranks."""
-    bytes_raw: PerRank = _per_rank("bytes_raw", unit="bytes")
+    bytes_raw: Mean = _per_rank("bytes_raw", unit="bytes")
     """What the strategy gave a rank's wire, before compression."""
-    bytes_wire: PerRank = _per_rank("bytes_wire", _per_step("sent", "sent per rank and step", "bytes"))
+    bytes_wire: Mean = _per_rank("bytes_wire", _per_step("sent", "sent per rank and step", "bytes"))
     """What was sent, by the formulas."""
-    bytes_sent: PerRank = _per_rank("bytes_sent", unit="bytes")
+    bytes_sent: Mean = _per_rank("bytes_sent", unit="bytes")
     """What the kernel counts; of runs that keep it."""
     bytes_sent_ratio: float | None = measure(
         lambda at: sent_bytes(at.run).ratio,
@@ -160,9 +149,9 @@ class Communication:
     """Why that is not known."""
     bytes_sent_reason_said: PhraseRecord | None = measure(_reason, needs="hidden_comm_ms")
     """The same as a phrase."""
-    gradient_bytes_raw: PerRank = _per_rank("gradient_bytes_raw", unit="bytes")
+    gradient_bytes_raw: Mean = _per_rank("gradient_bytes_raw", unit="bytes")
     """What of gradients would have been sent as they are."""
-    gradient_bytes_wire: PerRank = _per_rank("gradient_bytes_wire", unit="bytes")
+    gradient_bytes_wire: Mean = _per_rank("gradient_bytes_wire", unit="bytes")
     """What was sent of them."""
     compression_ratio: float | None = measure(
         lambda at: compression_ratios(at.run)[0],

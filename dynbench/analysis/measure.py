@@ -19,6 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hi
 import numpy as np
 import polars as pl
 
+from dynbench.analysis.comparability import fact
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.run_facts import RunFacts
 from dynbench.config.image_rules import has_lengths
@@ -199,8 +200,21 @@ def metrics_of(measures: Iterable[Measure]) -> Iterator[Metric]:
         yield from (replace(metric, key=f"{each.key}{metric.key}") for metric in each.metrics)
         for record in filter(is_typeddict, (each.type, *get_args(each.type))):
             for name, hint in get_type_hints(record, include_extras=True).items():
-                for metric in (fact for fact in get_args(hint) if isinstance(fact, Metric)):
+                for metric in (one for one in get_args(hint) if isinstance(one, Metric)):
                     yield replace(metric, key=f"{each.key}.{name}")
+
+
+class Mean(TypedDict):
+    """Of what differs from step to step."""
+
+    mean: float | None
+    """Mean over steps, and over the ranks that train of what each has."""
+
+
+def mean_of(column: str, *metrics: Metric, **facts: Any) -> Mean:
+    """That of a column of the table of steps."""
+    found = (replace(metric, key=".mean") for metric in metrics)
+    return measure(lambda at: Mean(mean=at.mean(column)), *found, **facts)
 
 
 class Spread(TypedDict):
@@ -224,17 +238,7 @@ def spread(column: str, what: str, unit: str, *metrics: Metric) -> Spread:
 
 def lookup(summary: Mapping[str, object], key: str) -> float | None:
     """The number at a dotted path of a summary, or under the path as a key; None where the summary has none."""
-    return number(value_at(summary, key))
-
-
-def value_at(summary: Mapping[str, object], key: str) -> object:
-    """What stands at a dotted path, or under the path as a key; None where nothing does."""
-    if key in summary:
-        return summary[key]
-    value: object = summary
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return number(summary[key] if key in summary else fact(summary, key))
 
 
 def number(value: object) -> float | None:

@@ -17,10 +17,12 @@ from dynbench.analysis.crowding import oversubscribed
 from dynbench.analysis.epochs import Epochs, epochs_of
 from dynbench.analysis.link_model import Links
 from dynbench.analysis.measure import (
+    Mean,
     Measured,
     Metric,
     Spread,
     computed,
+    mean_of,
     measure,
     measures_of,
     number,
@@ -193,15 +195,6 @@ class StepLength:
     """Standard deviation over steps; random batches differ a little."""
 
 
-class Exposed:
-    """Over measured steps."""
-
-    mean: float | None = measure(
-        lambda at: at.mean("exposed_comm_ms"), of_step(COMMUNICATION, "exposed comm.", "exposed communication")
-    )
-    """Mean over steps."""
-
-
 class Time:
     """Where time goes, and what it is spent on."""
 
@@ -230,7 +223,7 @@ class Time:
     """Padded over real tokens."""
     padded_tokens_max: PaddedTokens
     """Padded tokens of the rank that has most of them in a step."""
-    exposed_comm_ms: Exposed
+    exposed_comm_ms: Mean = mean_of("exposed_comm_ms", of_step(COMMUNICATION, "exposed comm.", "exposed communication"))
     """Communication that no computing hides."""
 
 

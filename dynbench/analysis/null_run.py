@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from dynbench.analysis.communication import COMMUNICATION
 from dynbench.analysis.comparability import fact
-from dynbench.analysis.measure import measure, number, of_step
+from dynbench.analysis.measure import Mean, measure, number, of_step
 from dynbench.analysis.merge import MergedRun, read_merged
 from dynbench.config.silent import is_like
 from dynbench.errors import DynbenchError
@@ -65,24 +65,17 @@ def _record(found: AgainstNull | None) -> Any:
     return None if found is None else asdict(found)
 
 
-class Exposed(TypedDict):
-    """Of a step."""
-
-    mean: float
-    """Mean over the steps that both have."""
-
-
 class BesideNull:
     """Of runs that took turns with one without communication (`train.exposed`)."""
 
     against_null: AgainstNull = measure(lambda at: _record(against_null(at.run)), optional=True)
     """What a step takes beyond one without communication, and what of; means per step."""
-    exposed_vs_null_ms: Exposed = measure(
-        lambda at: Exposed(mean=at.of("against_null.exposed_ms") or 0.0),
+    exposed_vs_null_ms: Mean = measure(
+        lambda at: Mean(mean=at.of("against_null.exposed_ms")),
         of_step(COMMUNICATION, "exposed vs none", "exposed communication, against a step without any", key=".mean"),
         needs="against_null",
     )
-    """What a step takes beyond one without communication."""
+    """What a step takes beyond one without communication, of the steps that both have."""
 
 
 def _part(merged: MergedRun, columns: Sequence[str]) -> float:

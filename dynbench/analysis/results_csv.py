@@ -14,8 +14,9 @@ from typing import Any
 import polars as pl
 
 from dynbench.analysis.communication import GRADIENT_BYTES
+from dynbench.analysis.comparability import fact
 from dynbench.analysis.link_model import SPEEDS_GBPS
-from dynbench.analysis.measure import Measure, Measured, measure, measures_of, number, value_at
+from dynbench.analysis.measure import Measure, Measured, measure, measures_of, number
 from dynbench.analysis.measures import MEASURES
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS
@@ -26,7 +27,7 @@ RESULTS_FILE = "results.csv"
 
 def _same(key: str, *, over_launches: bool = False) -> Any:
     """The number at a key of the summary, whose meaning it has."""
-    compute = lambda at: None if at.of(key) is None else value_at(at.summary, key)  # noqa: E731
+    compute = lambda at: None if at.of(key) is None else fact(at.summary, key)  # noqa: E731
     return measure(compute, same=key, over_launches=over_launches)
 
 
