@@ -9,6 +9,7 @@ from dynbench.analysis.questions import DEFAULT
 from dynbench.analysis.questions.base import ALWAYS, Differences, Question, with_ranks, with_samples, within
 from dynbench.analysis.questions.levers import QUESTION as LEVERS
 from dynbench.analysis.questions.scaling import DEVICES
+from dynbench.analysis.run_facts import section
 from dynbench.config.digest import NOT_IDENTITY
 from dynbench.config.digest import differences as config_differences
 from dynbench.config.ranks import Ranks
@@ -72,8 +73,7 @@ def all_differences(a: MergedRun, b: MergedRun) -> Differences:
 
 def _plugins(run: MergedRun) -> Mapping[str, object]:
     """Files of plug-ins from outside that a run loaded, and their digests."""
-    found = fact(run.facts.env, "plugins")
-    return found if isinstance(found, Mapping) else {}
+    return section(run.facts.env, "plugins")
 
 
 def launch_differences(runs: Sequence[Config]) -> Differences:

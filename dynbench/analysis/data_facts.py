@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dynbench.analysis.comparability import fact
+from dynbench.analysis.run_facts import section
 
 SHOWN_LABELS = 10
 
@@ -76,23 +77,20 @@ def read_data(env: Mapping[str, object], max_length: object = None) -> DataFacts
         env: its contents; a user's own workload may have written anything there.
         max_length: as configured, for runs that do not say how it was decided.
     """
-    data, evaluation, labels = fact(env, "data"), fact(env, "data.eval"), fact(env, "data.labels")
-    told = isinstance(data, Mapping) and "eval" in data
-    decisions = fact(env, "data.decisions")
-    held, limit = (
-        decisions.get(f"workload.{key}") if isinstance(decisions, Mapping) else None for key in ("eval", "max_length")
-    )
-    decided = limit.get("value") if isinstance(limit, Mapping) else max_length
+    data = section(env, "data")
+    evaluation, decisions = data.get("eval"), section(data, "decisions")
+    held, limit = section(decisions, "workload.eval"), section(decisions, "workload.max_length")
+    decided = limit.get("value") if limit else max_length
     return DataFacts(
         train=_whole(env, "data.train.samples"),
-        evaluation=_whole(env, "data.eval.samples") if evaluation is not None else 0 if told else None,
-        held_out=evaluation is not None and held is not None,
-        why_none=str(held.get("reason")) if evaluation is None and isinstance(held, Mapping) else None,
+        evaluation=_whole(env, "data.eval.samples") if evaluation is not None else 0 if "eval" in data else None,
+        held_out=evaluation is not None and bool(held),
+        why_none=str(held.get("reason")) if evaluation is None and held else None,
         limit=decided if isinstance(decided, int) else None,
         train_cut=_cut(env, "train"),
         evaluation_cut=_cut(env, "eval"),
         train_tokens=_whole(env, "data.train.tokens"),
-        labels=labels if isinstance(labels, Mapping) else {},
+        labels=section(data, "labels"),
     )
 
 

@@ -6,27 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean, harmonic_mean
 
-from dynbench.analysis.measure import NO_FAMILY, Metric, lookup, metrics_of
+from dynbench.analysis.measure import NO_FAMILY as NO_FAMILY
+from dynbench.analysis.measure import Metric as Metric
+from dynbench.analysis.measure import lookup as lookup
+from dynbench.analysis.measure import metrics_of
 from dynbench.analysis.measures import MEASURES
-
-__all__ = [
-    "FAMILIES",
-    "HEADINGS",
-    "METRICS",
-    "NO_FAMILY",
-    "OF_TIME",
-    "Metric",
-    "Summaries",
-    "by_family",
-    "chosen_metrics",
-    "equal_batches",
-    "improvement_percent",
-    "improvements",
-    "lookup",
-    "mean",
-    "means",
-    "workers_of",
-]
 
 METRICS = tuple(metrics_of(MEASURES))
 FAMILIES: Mapping[str, Mapping[str, str]] = {

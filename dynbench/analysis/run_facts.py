@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import known_world_size
@@ -70,8 +71,8 @@ class RunFacts:
     @property
     def leak(self) -> Phrase | None:
         """That samples of a row see each other, as was seen before the first step; None where nothing was."""
-        seen = self.env.get("packed_rows")
-        if not isinstance(seen, Mapping) or not seen.get("leak"):
+        seen = section(self.env, "packed_rows")
+        if not seen.get("leak"):
             return None
         if seen["foreign_gradient"]:
             return Phrase.of("leak.sees", gradient=seen["foreign_gradient"])
@@ -80,22 +81,21 @@ class RunFacts:
     @property
     def apart(self) -> bool:
         """Whether samples that run together are known not to see each other, as far as that is in question."""
-        shown = isinstance(self.env.get("packed_rows"), Mapping)
+        shown = bool(section(self.env, "packed_rows"))
         return self.leak is None and (shown or self.config.workload.layout != "flattened")
 
     @property
     def together(self) -> str | None:
         """Id of the launch that it shared with other arms, equal for all runs of it; None where it was alone."""
-        found = self.env.get("together")
-        return str(found["id"]) if isinstance(found, Mapping) and "id" in found else None
+        found = section(self.env, "together")
+        return str(found["id"]) if "id" in found else None
 
     @property
     def comm_model(self) -> Phrase | None:
         """The communication model of virtual ranks in words; None for real ranks."""
         if not self.virtual:
             return None
-        decisions = self.env.get("decisions")
-        decided = decisions.get("launch.comm_model", {}) if isinstance(decisions, Mapping) else {}
+        decided = section(self.env, "decisions").get("launch.comm_model", {})
         value, said = decided.get("value", self.config.launch.comm_model), decided.get("said")
         if value is None:
             return Phrase("none", "comm_model.none")
@@ -104,8 +104,7 @@ class RunFacts:
     @property
     def clocks_ahead_ns(self) -> Sequence[int]:
         """By rank, what its clock is ahead of rank 0's; empty where nothing says it."""
-        clocks = self.env.get("clocks")
-        offsets = clocks.get("offsets_ns") if isinstance(clocks, Mapping) else None
+        offsets = section(self.env, "clocks").get("offsets_ns")
         if isinstance(offsets, list) and all(type(offset) is int for offset in offsets):
             return offsets
         return []
@@ -121,6 +120,12 @@ class RunFacts:
         return self.config.schedule.window_size
 
 
+def section(env: Mapping[str, object], key: str) -> Mapping[str, Any]:
+    """An object in env.json; empty where it holds none."""
+    found = env.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
 def status_phrase(status: str) -> Phrase:
     """The status of a run, for texts in other languages too."""
     return Phrase(status, f"status.{status}")
@@ -134,8 +139,7 @@ def read_facts(run: Run) -> RunFacts:
     """
     config, env = run.config(), _env(run)
     record = run.record()
-    told = env.get("ranks")
-    counts = told if isinstance(told, Mapping) else {}
+    counts = section(env, "ranks")
     return RunFacts(
         config=config,
         env=env,
