@@ -258,16 +258,15 @@ def _others(tour: Tour, store: RunStore, folder: Path) -> None:
 
 
 def written(root: Path) -> Iterator[tuple[str, Path]]:
-    """Every JSON, CSV and Parquet file below a folder, with the name of its document."""
+    """Every JSON, CSV and Parquet file below a folder, with the name of its document; not the numbers of figures."""
     for path in sorted(root.rglob("*")):
-        if path.suffix in (".json", ".csv", ".parquet") and not path.name.startswith("."):
+        kept = path.suffix in (".json", ".csv", ".parquet") and not path.name.startswith(".")
+        if kept and path.parent.name != "figures":
             name = path.name
             if path.parent.name == "ranks" and path.stem.rpartition("_")[2].isdigit():
                 name = f"ranks/{path.stem.rpartition('_')[0]}_N{path.suffix}"
             elif path.parent.name == "profiler":
                 name = "profile_N.json"
-            elif path.parent.name == "figures":
-                name = f"figures/{name}"
             elif name == "summary.json" and (path.parent / "bench.json").is_file():
                 name = f"bench/{name}"
             elif name == "results.csv" and (path.parent / "results.json").is_file():

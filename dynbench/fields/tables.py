@@ -15,7 +15,7 @@ import yaml
 from dynbench.fields.classes import Field, Reader
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array", "any")
-ORDER = ("records", "training", "comparison", "solve", "probe", "bench", "figures", "commands")
+ORDER = ("records", "training", "comparison", "solve", "probe", "bench", "commands")
 """The tables, in the order of the page."""
 PRINTED = (
     Field("schema_version", "integer", "Version of the object's form."),
