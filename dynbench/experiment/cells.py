@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.analysis.figures.regimes import CELLS_FILE
+from dynbench.analysis.figures.plans import CELLS_FILE
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord, PairRecord, read_analysis
 from dynbench.config.recipes import RECIPE_FILE, Recipe

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import matplotlib
 
@@ -21,53 +21,44 @@ from dynbench.analysis.figures.style import Drawing
 log = logging.getLogger(__name__)
 
 Kind = Literal["train", "solve", "probe", "bench", "cells"]
-Source = TypeVar("Source")
 
 FIGURES: Mapping[Kind, Mapping[str, str]] = {
     "train": {
         "timeline": "timeline",
-        "step_time": "over_steps",
-        "rank_spread": "over_steps",
-        "step_time_distribution": "step_time_distribution",
-        "time_breakdown": "time_breakdown",
+        "step_time": "steps",
+        "rank_spread": "steps",
+        "step_time_distribution": "steps",
+        "time_breakdown": "steps",
         "waterfall": "waterfall",
-        "scaling": "scaling",
-        "epochs": "epochs",
+        "scaling": "strategies",
+        "epochs": "steps",
         "strategies": "strategies",
-        "loss_curves": "strategies",
-        "bucket_overhead": "buckets",
-        "comm_timeline": "comm_timeline",
+        "loss_curves": "steps",
+        "bucket_overhead": "strategies",
+        "comm_timeline": "timeline",
         "compression_loss": "compression",
         "compression_step": "compression",
         "compression_methods": "compression",
-        "compression_links": "compression_links",
-        "compression_progress": "compression_progress",
-        "compression_curves": "compression_progress",
-        "compression_fsdp": "compression_fsdp",
+        "compression_links": "compression",
+        "compression_progress": "compression",
+        "compression_curves": "compression",
+        "compression_fsdp": "compression",
     },
-    "solve": {
-        "solve_speedup": "solve_costs",
-        "solve_rank_costs": "solve_costs",
-        "solve_greedy_gap": "solve_costs",
-        "solve_padding": "solve_policies",
-        "solve_batch_size": "solve_policies",
-        "solve_correlation": "solve_policies",
-    },
-    "probe": {"probe_capacity": "probe", "probe_cost": "probe", "probe_predicted": "probe"},
+    "solve": {"solve_speedup": "plans", "solve_greedy_gap": "plans"},
+    "probe": {"probe_capacity": "plans", "probe_cost": "plans"},
     "bench": {
-        "bench_collectives": "bench_collectives",
-        "bench_bandwidth": "bench_collectives",
-        "bench_attention": "bench_attention",
-        "bench_attention_memory": "bench_attention",
-        "bench_packed_attention": "bench_packed_attention",
-        "bench_precision": "bench_precision",
-        "bench_kernels": "bench_kernels",
-        "bench_transformer": "bench_models",
-        "bench_memory": "bench_models",
-        "bench_memory_timeline": "bench_models",
-        "bench_optimizer": "bench_models",
+        "bench_collectives": "bench",
+        "bench_bandwidth": "bench",
+        "bench_attention": "bench",
+        "bench_attention_memory": "bench",
+        "bench_precision": "bench",
+        "bench_kernels": "bench",
+        "bench_transformer": "bench",
+        "bench_memory": "bench",
+        "bench_memory_timeline": "bench",
+        "bench_optimizer": "bench",
     },
-    "cells": {"regimes": "regimes"},
+    "cells": {"regimes": "plans"},
 }
 """Per command its figures, in the order in which a report shows them, and the module of each; also the file names."""
 
@@ -79,13 +70,17 @@ OF_SOME = (
 """Figures of some runs only: where they are not drawn, nothing is said of it."""
 
 
-def draw_figure(kind: Kind, name: str, source: Source) -> Drawing | None:
-    """One figure; None where the source has no data for it."""
-    draw: Callable[[Source], Drawing | None] = getattr(import_module(f"{__name__}.{FIGURES[kind][name]}"), name)
+def draw_figure(kind: Kind, name: str, source: Any) -> Drawing | None:
+    """One figure; None where the source has no data for it, as of arms none of which has a measured step."""
+    if kind == "train":
+        source = [arm for arm in source if arm.steps.height]
+        if not source:
+            return None
+    draw: Callable[[Any], Drawing | None] = getattr(import_module(f"{__name__}.{FIGURES[kind][name]}"), name)
     return draw(source)
 
 
-def draw_figures(kind: Kind, source: Source, folder: Path, names: Sequence[str] | None = None) -> list[Path]:
+def draw_figures(kind: Kind, source: Any, folder: Path, names: Sequence[str] | None = None) -> list[Path]:
     """Draws the figures of a command into a folder.
 
     Args:

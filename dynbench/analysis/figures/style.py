@@ -15,12 +15,12 @@ matplotlib.use("Agg")
 
 import numpy as np
 import polars as pl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
@@ -31,7 +31,23 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """Told apart without colour, in the order of `PALETTE`."""
 
-LINE_STYLES = ("-", "--", ":")
+COLORS = {
+    "plan": "#000000",
+    "data": "#E69F00",
+    "compute": "#0072B2",
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "wait": "#F4C7AE",
+    "communication": "#CC79A7",
+    "under way": "#E8CBDB",
+    "compress": "#8C510A",
+    "decompress": "#D8B365",
+    "optimizer": "#009E73",
+    "parameters": "#332288",
+    "gradients": "#88CCEE",
+    "other": "#BBBBBB",
+}
+"""One per part of a step or of its memory, the same in every figure."""
 
 RC = matplotlib.rc_params_from_file(Path(__file__).with_name("dynbench.mplstyle"), use_default_template=False)
 """Settings under which `draw_figures` draws and saves."""
@@ -41,8 +57,6 @@ INK, FAINT_INK = str(RC["text.color"]), str(RC["axes.edgecolor"])
 TITLE_IN = 0.42
 LEGEND_LINE_IN = 0.2
 CAPTION_LINE_IN = 0.145
-CAPTION_LINES = 4
-"""Lines of caption that a figure's height allows for; it grows by those beyond."""
 CAPTION_POINTS = 8
 CAPTION_WIDTH = 0.96
 """Part of the width that a caption may take: letters are rounded to other widths at the resolution of the file."""
@@ -61,57 +75,60 @@ class Drawing:
     table: pl.DataFrame
 
 
-def color(index: int) -> str:
-    """Colour of the arm or series at this position."""
-    return PALETTE[index % len(PALETTE)]
-
-
-def marker(index: int) -> str:
-    """Marker of the arm or series at this position; another one where its colour comes again."""
-    return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
-
-
-def dashes(index: int) -> str:
-    """Line style of the arm or series at this position: solid, until the colours come again."""
-    return LINE_STYLES[index // len(PALETTE) % len(LINE_STYLES)]
-
-
 def new_figure(
     title: str,
     caption: str,
     *,
-    rows: int = 1,
+    panels: int = 1,
     columns: int = 1,
-    width_in: float = 8.0,
-    height_in: float = 4.5,
+    width_in: float = 9.0,
+    panel_in: float = 3.4,
+    legend: Sequence[Artist] = (),
     share_x: bool = False,
     share_y: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure with a title above and a wrapped caption below that never overlaps the axes.
+    """An empty figure: a title, a legend and a wrapped caption that never overlap the panels.
 
     Args:
         title: one line that says what is shown.
-        caption: runs, their number, what was left out, how lines were smoothed.
-        rows: of the grid of axes.
-        columns: of the grid of axes.
+        caption: how much was measured, what was left out, how lines were smoothed.
+        panels: how many, row by row.
+        columns: in which they stand.
         width_in: of the whole figure, inches.
-        height_in: of the whole figure, title and a caption of `CAPTION_LINES` included, inches.
+        panel_in: height of a row of panels, inches; the figure is as high as its texts ask for beside them.
+        legend: artists with labels, above all panels, so that it covers no data.
         share_x: one horizontal scale for all axes.
         share_y: one vertical scale for all axes.
 
     Returns:
-        The figure and its axes, row by row.
+        The figure and its panels.
     """
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(width_in, 1), layout="constrained")
     lines = _wrapped(caption, CAPTION_WIDTH * width_in - 0.2, FigureCanvasAgg(figure))
-    _grow(figure, CAPTION_LINE_IN * max(0, len(lines) - CAPTION_LINES))
-    inches = figure.dpi_scale_trans
-    from_top = figure.transFigure + ScaledTranslation(0.1, -0.1, inches)
-    figure.text(0, 1, title, va="top", fontsize=12, fontweight="bold", transform=from_top)
-    figure.text(0.1, 0.06, "\n".join(lines), va="bottom", fontsize=CAPTION_POINTS, color=FAINT_INK, transform=inches)
-    _reserve(figure, top_in=TITLE_IN, bottom_in=0.12 + CAPTION_LINE_IN * len(lines))
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
-    return figure, [axes for row in grid for axes in row]
+    labels = [str(artist.get_label()) for artist in legend]
+    legend_columns = _legend_columns(labels, width_in)
+    rows = -(-panels // columns)
+    top_in = TITLE_IN + (0.1 + LEGEND_LINE_IN * -(-len(labels) // legend_columns) if labels else 0)
+    bottom_in = 0.12 + CAPTION_LINE_IN * len(lines)
+    height_in = top_in + rows * panel_in + bottom_in
+    figure.set_figheight(height_in)
+    figure.text(
+        0.1 / width_in, 1 - 0.1 / height_in, title, va="top", fontsize=12, fontweight="bold"
+    )  # in inches from the corner
+    figure.text(0.1 / width_in, 0.06 / height_in, "\n".join(lines), fontsize=CAPTION_POINTS, color=FAINT_INK)
+    if labels:
+        anchor = (0.02 / width_in, 1 - TITLE_IN / height_in)
+        figure.legend(
+            handles=list(legend), loc="upper left", bbox_to_anchor=anchor, ncols=legend_columns, handlelength=1.6,
+            borderaxespad=0,
+        )  # fmt: skip
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, bottom_in / height_in, 1, 1 - (top_in + bottom_in) / height_in))
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y).ravel().tolist()
+    for axes in grid[panels:]:
+        axes.remove()
+    return figure, grid[:panels]
 
 
 def _wrapped(text: str, width_in: float, canvas: FigureCanvasAgg) -> list[str]:
@@ -127,49 +144,6 @@ def _wrapped(text: str, width_in: float, canvas: FigureCanvasAgg) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def _grow(figure: Figure, more_in: float) -> None:
-    """Makes a figure taller; the bands taken from the axes keep their inches."""
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    before = figure.get_figheight()
-    x, y, width, height = engine.get()["rect"]
-    bottom_in, top_in = y * before, (1 - y - height) * before
-    after = before + more_in
-    figure.set_figheight(after)
-    engine.set(rect=(x, bottom_in / after, width, 1 - (bottom_in + top_in) / after))
-
-
-def _reserve(figure: Figure, *, top_in: float = 0.0, bottom_in: float = 0.0) -> None:
-    """Takes bands at the top and the bottom, in inches, away from what the axes may use."""
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    x, y, width, height = engine.get()["rect"]
-    bottom, top = bottom_in / figure.get_figheight(), top_in / figure.get_figheight()
-    engine.set(rect=(x, y + bottom, width, height - bottom - top))
-
-
-def label_axes(axes: Axes, x: str, y: str, *, title: str = "", from_zero: bool = True) -> None:
-    """Axis labels (with units), an optional title, and a vertical axis that starts at zero unless told otherwise."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if title:
-        axes.set_title(title)
-    if from_zero:
-        axes.set_ylim(bottom=0)
-
-
-def legend_of_figure(figure: Figure, axes: Axes) -> None:
-    """One legend for all panels, taken from one of them, between the title and the panels: it covers no data."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = _legend_columns(labels, figure.get_figwidth())
-    _grow(figure, LEGEND_LINE_IN * (-(-len(labels) // columns) - 1))
-    anchor = (0.02 / figure.get_figwidth(), 1 - TITLE_IN / figure.get_figheight())
-    figure.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=anchor, ncols=columns, handlelength=1.6, borderaxespad=0
-    )
-    _reserve(figure, top_in=0.1 + LEGEND_LINE_IN * -(-len(labels) // columns))
 
 
 def _legend_columns(labels: Sequence[str], width_in: float) -> int:

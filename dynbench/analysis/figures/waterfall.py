@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from dynbench.analysis.figures import style
-from dynbench.analysis.figures.views import ArmView, caption, drawable
+from dynbench.analysis.figures.charts import Part
+from dynbench.analysis.figures.style import COLORS, FAINT_INK, Drawing, new_figure
+from dynbench.analysis.figures.views import Arms, ArmView, caption
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.speedup import unit_of
 from dynbench.analysis.steps import CODING
@@ -31,54 +32,49 @@ TITLES: Mapping[str, str] = {
 }
 """A change's part and what its line is called, from top to bottom; those of `_SELDOM` only where an arm has any."""
 _SELDOM = ("compression", "compute")
-GAIN, COST, IDEAL, LOST = "#009E73", "#D55E00", "#0072B2", "#BBBBBB"
+IDEAL, LOST, GAIN, COST = COLORS["compute"], COLORS["other"], "#009E73", "#D55E00"
+KINDS = {"ideal": IDEAL, "lost": LOST, "given back": GAIN, "costs more": COST}
 BAR = 0.66
 LINE_IN = 0.27
 ROOM = 1.68
 """The axis ends this many times as far out as the longest bar, so that its number has room."""
-LONGEST_TITLE = 44
+LONGEST_TITLE, LONGEST_NAME = 44, 22
 
 Times = Mapping[str, float]
 
 
-def waterfall(arms: Sequence[ArmView]) -> style.Drawing | None:
+def waterfall(arms: Arms) -> Drawing | None:
     """A panel per candidate, of the fastest first, at most `MOST_PANELS`; times per 1,000 units of work.
 
     Returns:
         None with a single arm, or where no ideal can be stated for the baseline or any candidate.
     """
-    known = {arm.label: times for arm in drawable(arms) if (times := _times(arm)) is not None}
+    known = {arm.label: times for arm in arms if (times := _times(arm)) is not None}
     if not arms or arms[0].label not in known or len(known) < 2:
         return None
-    base = known.pop(arms[0].label)
-    shown = dict(sorted(known.items(), key=lambda item: sum(item[1].values()))[:MOST_PANELS])
+    base = arms[0].label
+    fastest = sorted((label for label in known if label != base), key=lambda label: sum(known[label].values()))
+    shown = {label: known[label] for label in (base, *fastest[:MOST_PANELS])}
     note = (
         "Mean over launches. Ideal: the same samples without padding, waiting, communication, planning or loading, by "
         "the cost of the arm that computes fastest. Slower compute: what an arm's own cost is above it."
     )
-    more = f" Of {len(known)} candidates, the {len(shown)} fastest." if len(known) > len(shown) else ""
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
-    lines = len(TITLES) + 2
-    figure, panels = style.new_figure(
-        f"What {_short(arms[0].label, 30)} loses in a step, and what was given back",
-        caption([arm for arm in arms if arm.label in (arms[0].label, *shown)], note + more),
-        rows=rows,
-        columns=columns,
-        width_in=6.5 if columns == 1 else 11,
-        height_in=1.3 + rows * (0.75 + LINE_IN * lines),
-        share_x=True,
-    )
-    extent = max(_extent(base, times) for times in shown.values())
-    for panel, (label, times) in zip(panels, shown.items(), strict=False):
-        _draw(panel, (arms[0].label, base), (label, times), extent)
-    for panel in panels[len(shown) :]:
-        panel.set_visible(False)
-    for panel in panels[max(0, len(shown) - columns) : len(shown)]:
-        panel.set_xlabel(f"time per 1,000 {unit_of(arms[0].runs[0]).name}s (ms)")
-        panel.xaxis.set_tick_params(labelbottom=True)
-    style.legend_of_figure(figure, panels[0])
-    return style.Drawing(figure, pl.DataFrame(list(_rows(base, {arms[0].label: base, **shown}))))
+    more = f"Of {len(fastest)} candidates, the {MOST_PANELS} fastest." if len(fastest) > MOST_PANELS else ""
+    columns = min(2, len(shown) - 1)
+    figure, panels = new_figure(
+        f"What {_short(base, 30)} loses in a step, and what was given back",
+        caption([arm for arm in arms if arm.label in shown], note, more),
+        panels=len(shown) - 1, columns=columns, width_in=6.5 if columns == 1 else 11,
+        panel_in=0.75 + LINE_IN * (len(_parts(shown.values())) + 2),
+        legend=[Part("", title, color).handle() for title, color in KINDS.items()],
+    )  # fmt: skip
+    table = pl.DataFrame(list(_rows(shown[base], shown)))
+    reached = [_reached(shown[base], times) for times in shown.values()]
+    for axes, label in zip(panels, fastest, strict=False):
+        _draw(axes, base, label, shown, float(np.max(np.concatenate(reached))))
+    for axes in panels[-columns:]:
+        axes.set_xlabel(f"time per 1,000 {unit_of(arms[0].runs[0]).name}s (ms)")
+    return Drawing(figure, table)
 
 
 def _times(arm: ArmView) -> Times | None:
@@ -105,52 +101,38 @@ def _of_launch(run: MergedRun) -> Times | None:
 
 def _parts(arms: Iterable[Times]) -> list[str]:
     """Of `TITLES`, those that say something of the arms."""
-    return [part for part in TITLES if part not in _SELDOM or any(times[part] for times in arms)]
+    known = list(arms)
+    return [part for part in TITLES if part not in _SELDOM or any(times[part] for times in known)]
 
 
-def _changes(base: Times, times: Times) -> list[tuple[str, float]]:
-    """What each part takes more than in the baseline, in the order of `TITLES`."""
-    return [(part, times[part] - base[part]) for part in _parts((base, times))]
+def _reached(base: Times, times: Times) -> list[float]:
+    """Where the baseline's step ends, and where it would after each change, in the order of `TITLES`."""
+    changes = [times[part] - base[part] for part in _parts((base, times))]
+    return list(sum(base.values()) + np.cumsum([0.0, *changes]))
 
 
-def _extent(base: Times, times: Times) -> float:
-    reached = sum(base.values()) + np.cumsum([0.0, *(change for _, change in _changes(base, times))])
-    return float(reached.max())
-
-
-def _draw(axes: Axes, base: tuple[str, Times], candidate: tuple[str, Times], extent: float) -> None:
-    steps, decimals = _changes(base[1], candidate[1]), max(0, 2 - math.floor(math.log10(extent)))
-    last = len(steps) + 1
-    for place, (_, times) in ((0, base), (last, candidate)):
-        ideal, total = times["ideal"], sum(times.values())
-        axes.barh(place, ideal, BAR, color=IDEAL, label="ideal" if place == 0 else None)
-        axes.barh(place, total - ideal, BAR, left=ideal, color=LOST, label="lost" if place == 0 else None)
-        _write(axes, total, place, f"{total:.{decimals}f} ms, {total / ideal:.2f} × ideal", extent, fontweight="bold")
-    reached = sum(base[1].values())
-    for place, (_, change) in enumerate(steps, start=1):
-        axes.plot([reached] * 2, [place - 1 + BAR / 2, place - BAR / 2], color=style.FAINT_INK, linewidth=0.8)
-        axes.barh(place, change, BAR, left=reached, color=GAIN if change <= 0 else COST)
-        _write(axes, max(reached, reached + change), place, _signed(change, decimals), extent)
-        reached += change
-    axes.plot([reached] * 2, [last - 1 + BAR / 2, last - BAR / 2], color=style.FAINT_INK, linewidth=0.8)
-    for label, color in (("given back", GAIN), ("costs more", COST)):
-        axes.barh(0, 0, BAR, color=color, label=label)
-    names = [_short(base[0], 22), *(TITLES[part] for part, _ in steps), _short(candidate[0], 22)]
-    axes.set_yticks(range(last + 1), names)
-    axes.set_ylim(last + 0.6, -0.6)
-    axes.set_xlim(0, ROOM * extent)
+def _draw(axes: Axes, base: str, candidate: str, shown: Mapping[str, Times], extent: float) -> None:
+    """Totals of both arms above and below, in between what each part takes more or less than in the baseline."""
+    arms = {0: base, (last := len(parts := _parts((shown[base], shown[candidate]))) + 1): candidate}
+    decimals, ends = max(0, 2 - math.floor(math.log10(extent))), _reached(shown[base], shown[candidate])
+    for place, arm in arms.items():
+        ideal, total = shown[arm]["ideal"], sum(shown[arm].values())
+        axes.barh([place] * 2, [ideal, total - ideal], BAR, left=[0, ideal], color=[IDEAL, LOST])
+        text = f"{total:.{decimals}f} ms, {total / ideal:.2f} × ideal"
+        axes.text(total + 0.012 * extent, place, text, va="center", fontsize=9, fontweight="bold")
+    for place, (before, after) in enumerate(pairwise(ends), start=1):
+        axes.barh(place, after - before, BAR, left=before, color=GAIN if after <= before else COST)
+        text = f"{after - before:+.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+        right = max(before, after) + 0.012 * extent
+        axes.text(right, place, text if text.strip("+\N{MINUS SIGN}0.") else "0", va="center", fontsize=9)
+    axes.vlines(ends, np.arange(last) + BAR / 2, np.arange(1, last + 1) - BAR / 2, color=FAINT_INK, linewidth=0.8)
+    axes.set_yticks(
+        range(last + 1),
+        [_short(base, LONGEST_NAME), *(TITLES[part] for part in parts), _short(candidate, LONGEST_NAME)],
+    )
+    axes.set(ylim=(last + 0.6, -0.6), xlim=(0, ROOM * extent), title=_short(candidate, LONGEST_TITLE))
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.set_title(_short(candidate[0], LONGEST_TITLE))
-
-
-def _write(axes: Axes, right: float, place: int, text: str, extent: float, **look: Any) -> None:
-    axes.text(right + 0.012 * extent, place, text, va="center", fontsize=9, **look)
-
-
-def _signed(change: float, decimals: int) -> str:
-    text = f"{change:+.{decimals}f}"
-    return text.replace("-", "\N{MINUS SIGN}") if float(text) else "0"
 
 
 def _short(label: str, most: int) -> str:
@@ -158,10 +140,9 @@ def _short(label: str, most: int) -> str:
 
 
 def _rows(base: Times, shown: Mapping[str, Times]) -> Iterator[dict[str, object]]:
-    """One per arm and part, and the total of each arm."""
-    parts = [*_parts(shown.values()), "ideal"]
+    """One per arm and part, and the total of each arm, whose change is against the baseline's."""
     for label, times in shown.items():
-        for part in parts:
-            yield {"arm": label, "part": part, "ms": times[part], "change_ms": times[part] - base[part]}
-        total = sum(times.values())
-        yield {"arm": label, "part": "total", "ms": total, "change_ms": total - sum(base.values())}
+        known = {**{part: times[part] for part in _parts(shown.values())}, "ideal": times["ideal"]}
+        known["total"], before = sum(times.values()), {**base, "total": sum(base.values())}
+        for part, ms in known.items():
+            yield {"arm": label, "part": part, "ms": ms, "change_ms": ms - before[part]}

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from dynbench.analysis.buckets import EXPLAINS, BucketPoint, bears_out, bucket_point, fit_buckets, nearest
 from dynbench.analysis.figures import style
-from dynbench.analysis.figures.buckets import bucket_overhead
+from dynbench.analysis.figures.strategies import bucket_overhead
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.runs.run import Run
@@ -74,7 +74,7 @@ def test_what_arms_do_not_bear_out_has_neither_curve_nor_optimum(
     assert fit is not None and fit.r_squared is not None and fit.best_bytes is not None
     assert fit.explains == explains == (fit.r_squared >= EXPLAINS) and bears_out(found, fit) == good
     by_arm = {point.arm: dataclasses.replace(point, size=f"{place}") for place, point in enumerate(found, start=1)}
-    monkeypatch.setattr("dynbench.analysis.figures.buckets.bucket_point", lambda arm, *_: by_arm[arm])
+    monkeypatch.setattr("dynbench.analysis.figures.strategies.bucket_point", lambda arm, *_: by_arm[arm])
     run = merge_run(make_run())
     with matplotlib.rc_context(style.RC):
         drawn = bucket_overhead([ArmView(arm, (run,)) for arm in by_arm])

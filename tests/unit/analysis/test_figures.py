@@ -1,6 +1,7 @@
 import ast
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
@@ -8,10 +9,12 @@ import numpy as np
 import polars as pl
 import pytest
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 import dynbench.analysis.figures as registry
 from dynbench.analysis.figures import FIGURES, draw_figures, style, timeline
-from dynbench.analysis.figures.over_steps import draw_lines
+from dynbench.analysis.figures.charts import GREY, Panel, line_figure, looks
 from dynbench.analysis.figures.timeline import typical_step
 from dynbench.analysis.figures.views import ArmView, caption
 from dynbench.analysis.merge import PARQUET, merge_run
@@ -185,10 +188,8 @@ def test_the_caption_says_virtual(view):
 
 
 def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
-    arms = view("static")
-    _, (axes,) = style.new_figure("t", "c")
-    draw_lines(axes, arms, "step_time_max_ms")
-    assert axes.get_ylim()[0] == 0
+    drawing = registry.draw_figure("train", "step_time", view("static"))
+    assert drawing.figure.axes[0].get_ylim()[0] == 0
     assert np.allclose(style.smooth([3.0] * 20, 5), 3.0)
     assert style.smooth(np.arange(7.0), 3).tolist() == [0.5, 1, 2, 3, 4, 5, 5.5]
     assert style.smoothing_window(10) == 5
@@ -199,13 +200,13 @@ def test_lines_start_at_zero_and_smoothing_keeps_constants(view):
 @pytest.mark.parametrize("sentence", ["A long caption. ", "hf_batch_rebalance-1-mnud … hf_batch_rebalance-4-mnud; "])
 @pytest.mark.parametrize("lines", [5, 14])
 def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
-    figure, panels = style.new_figure("Title", sentence * 40, rows=2, columns=2)
+    names = ["a third one with a long name" if index == 2 else f"number {index}" for index in range(lines)]
+    legend = [Line2D([], [], label=name) for name in names]
+    with matplotlib.rc_context(style.RC):
+        figure, panels = style.new_figure("Title", sentence * 40, panels=4, columns=2, legend=legend)
     figure.set_dpi(style.RC["savefig.dpi"])
     for axes in panels:
-        for index in range(lines):
-            axes.plot([0, 1], [0, 1], label="a third one with a long name" if index == 2 else f"number {index}")
-        style.label_axes(axes, "x (ms)", "y (ms)")
-    style.legend_of_figure(figure, panels[0])
+        axes.set(xlabel="x (ms)", ylabel="y (ms)")
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     boxes = [axes.get_tightbbox(renderer) for axes in panels]
@@ -216,20 +217,31 @@ def test_caption_and_legend_keep_clear_of_the_panels(sentence, lines):
     assert all(other.x1 <= figure.bbox.x1 and other.x0 >= 0 for other in others)
 
 
-def test_lines_stay_apart_when_the_colours_come_again():
-    looks = [(style.color(index), style.marker(index), style.dashes(index)) for index in range(20)]
-    assert len(set(looks)) == 20
-    assert len({(color, mark) for color, mark, _ in looks[:14]}) == 14
+def test_few_series_have_colours_and_of_many_only_the_important_ones():
+    few = looks([f"{index}" for index in range(7)])
+    assert len({look.color for look in few.values()}) == len({look.marker for look in few.values()}) == 7
+    many = looks([f"{index}" for index in range(20)], ["0", "5", "9"])
+    assert [name for name, look in many.items() if look.color != GREY] == ["0", "5", "9"]
+    assert len({many[name].color for name in ("0", "5", "9")}) == 3
 
 
 @pytest.mark.slow
-def test_runs_of_a_comparison_are_named_once(make_run):
-    arms = [
-        ArmView(arm, tuple(merge_run(make_run(arm, f"{arm}-{n}-k3f9", seed=n)) for n in (1, 2, 3)))
-        for arm in ("static", "partition")
-    ]
-    assert caption(arms).startswith("Runs: ARM-1-k3f9 … ARM-3-k3f9 of each arm. n = 3 launches per arm")
-    assert caption(arms[:1]).startswith("Runs: static = static-1-k3f9 … static-3-k3f9.")
+def test_each_of_many_lines_is_named_at_its_end_and_no_name_covers_another():
+    names = [f"line {index}" for index in range(18)]
+    rows = pl.DataFrame(
+        [(name, x, 1 + x * place * 1e-3) for place, name in enumerate(names) for x in range(5)],
+        ["arm", "x", "y"],
+        orient="row",
+    )
+    panel = Panel(rows=rows, x="x", y="y", x_label="x (ms)", y_label="y (ms)")
+    (axes,) = line_figure("Title", "A caption.", rows, [panel], looks(names, names[:2])).figure.axes
+    axes.figure.draw_without_rendering()
+    boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}  # without the line that leads there
+    assert list(boxes) == names, "as the lines end, from below"
+    assert not any(a.overlaps(b) for a, b in combinations(boxes.values(), 2))
+    assert all(box.x0 > axes.bbox.x1 and box.x1 <= axes.figure.bbox.x1 for box in boxes.values())
+    heights = [box.y0 for box in boxes.values()]
+    assert heights == sorted(heights)
 
 
 def test_analysis_does_not_load_torch():
@@ -270,7 +282,7 @@ def test_memory_that_nobody_counted_has_no_panel(make_run):
         for name in ("naive", "overlap")
     ]
     drawing = registry.draw_figure("train", "strategies", arms)
-    assert [axes.axison for axes in drawing.figure.axes] == [True, True, True, False]
+    assert len(drawing.figure.axes) == 3
     assert drawing.table["optimizer_mb"].null_count() == 2
 
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from dynbench.analysis.figures import FIGURES, draw_figure, style
-from dynbench.analysis.figures.solve_policies import line_look, solve_lines
+from dynbench.analysis.figures.plans import solve_lines
 from dynbench.config.load import load_config
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import SolveOptions, run_solve
@@ -48,11 +48,6 @@ def test_lines_are_labelled_with_their_window(run):
     assert len(table) == len(results(run)) == 10
 
 
-def test_looks_of_many_policies_stay_apart():
-    looks = [tuple(line_look(index).values()) for index in range(21)]
-    assert len(set(looks)) == len(looks)
-
-
 def test_speedup_is_drawn_below_the_bound(run):
     table = drawn("solve_speedup", run).table
     dealt = table.filter(pl.col("label").is_in(["static", "partition"]))
@@ -60,15 +55,6 @@ def test_speedup_is_drawn_below_the_bound(run):
     static = table.filter(label="static", world_size=4)["bound_speedup"].item()
     line = next(r for r in results(run) if r["policy"] == "static" and r["world_size"] == 4)
     assert static == pytest.approx(line["mean_max_cost"] / line["mean_bound"])
-
-
-def test_rank_costs_are_those_of_the_first_step(run):
-    table = drawn("solve_rank_costs", run).table
-    assert set(table["label"]) == {"static", "partition"}
-    assert set(table["world_size"]) == {2}
-    dealt = table.group_by("label").agg(pl.col("samples").sum(), pl.col("cost").max())
-    assert set(dealt["samples"]) == {16}
-    assert dealt.filter(label="partition")["cost"].item() < dealt.filter(label="static")["cost"].item()
 
 
 def test_the_gap_of_greedy_is_drawn_at_zero(run):
@@ -79,24 +65,12 @@ def test_the_gap_of_greedy_is_drawn_at_zero(run):
     assert table.filter(heuristic="equal_counts")["max_cost_gap"].max() > 0
 
 
-def test_the_others_show_their_column(run):
-    lines = results(run)
-    assert drawn("solve_padding", run).table["padding_ratio"].to_list() == [r["padding_ratio"] for r in lines]
-    assert drawn("solve_batch_size", run).table["samples_max"].to_list() == [r["local_batch"]["max"] for r in lines]
-    assert drawn("solve_correlation", run).table["step_length_spread"].to_list() == [
-        r["step_length_spread"] for r in lines
-    ]
-
-
 def test_what_was_not_solved_is_not_drawn(tmp_path):
     alone = solved(tmp_path, ("partition",), steps=1)
-    assert drawn("solve_rank_costs", alone) is None
     assert drawn("solve_greedy_gap", alone) is None
-    assert drawn("solve_correlation", alone) is None
-    assert drawn("solve_padding", alone) is not None
 
 
-@pytest.mark.parametrize("name", ["results.json", "rank_costs.csv", "greedy_gaps.csv"])
+@pytest.mark.parametrize("name", ["results.json", "greedy_gaps.csv"])
 def test_a_spoiled_file_is_named(tmp_path, name):
     run = solved(tmp_path)
     (run.path / name).write_bytes(b"\x00\xff")

@@ -15,8 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dynbench.analysis.figures.bench_collectives import bench_collectives
-from dynbench.analysis.figures.bench_models import bench_memory_timeline
+from dynbench.analysis.figures.bench import bench_collectives, bench_memory_timeline
 from dynbench.bench import bench_run
 from dynbench.bench import rank as bench_rank
 from dynbench.bench.base import Benchmark, Case, Measured, Row

@@ -75,8 +75,7 @@ def test_the_figures_are_drawn_from_the_run(store, trace, capsys):
     found = solved(capsys, trace, *QUICK)
     names = {Path(path).stem for path in found["figures"]}
     assert names == {
-        "solve_speedup", "solve_rank_costs", "solve_greedy_gap", "solve_padding", "solve_batch_size",
-        "solve_correlation",
+        "solve_speedup", "solve_greedy_gap",
     }  # fmt: skip
     assert all(Path(path).stat().st_size > 0 for path in found["figures"])
     assert solved(capsys, trace, *QUICK, "--no-figures")["figures"] == []
@@ -392,7 +391,7 @@ def test_it_runs_without_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "skipped hf_batch_rebalance (sst2 G=4): needs the package torch" in done.stderr
-    assert len(list(tmp_path.glob("*/figures/*.png"))) >= 5
+    assert len(list(tmp_path.glob("*/figures/*.png"))) == 2
 
 
 def test_progress_waits_before_it_shows(monkeypatch):

@@ -1,11 +1,11 @@
-"""Drawings are in English: in every other language the report explains each text that stands in them."""
+"""Every figure, drawn from made runs: no text covers another, no panel is empty, and scales are what they should be."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import get_args
 
 import matplotlib
@@ -14,37 +14,26 @@ import polars as pl
 import pytest
 from compared import ARMS, compared
 from compressed_runs import compressed_arms
-from languages import english_words
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dynbench.analysis.figures import FIGURES, draw_figure, style
-from dynbench.analysis.figures.bench_kernels import PHASES
-from dynbench.analysis.figures.bench_models import MEMORY, MOMENTS, PARTS
-from dynbench.analysis.figures.bench_models import PHASES as STEP_PHASES
+from dynbench.analysis.figures.bench import HELD, KERNEL_PHASES, KINDS, MEMORY, MOMENTS, STEP
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
 from dynbench.bench.attention import Flash
 from dynbench.bench.collectives import BUS_FACTORS
-from dynbench.bench.nsys_profile import KINDS
-from dynbench.bench.packed_attention import WAYS
 from dynbench.bench.precision import HALF, SUMS
 from dynbench.config.load import load_config
-from dynbench.experiment.report_texts import reading
 from dynbench.experiment.solve_run import SolveOptions, run_solve
-from dynbench.experiment.subject import Member, Subject
 from dynbench.plugins.benchmarks import Way
-from dynbench.report import LANGUAGES, RECORDS_LANGUAGE, load_template
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.traces import Trace
 from dynbench.table_text import csv_text
-
-OTHERS = [language for language in LANGUAGES if language != RECORDS_LANGUAGE]
-NAMES = {"static", "partition", "prefix", "window", "made", "naive", "overlap", "bucketed", "none", "fp8"}
-"""Arms, policies, strategies, compressors and traces: names, the same in every language."""
 
 
 def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView]]:
@@ -60,7 +49,8 @@ def training(make_run: Callable[..., Run], store: RunStore) -> list[list[ArmView
     unequal = [[make("static", ranks), make("partition", 2)] for make, ranks in ((arm, 4), (virtual, 30))]
     compressing = [compressed_arms(make_run), compressed_arms(make_run, measured=False)]
     epochs = [trained_for_epochs(arm("static", 2)), trained_for_epochs(arm("partition", 2))]
-    return [*unequal, [exchanging(make_run, arm) for arm in SENDING], *compressing, epochs]
+    many = [ArmView(f"{number} of many arms", unequal[0][number % 2].runs) for number in range(12)]
+    return [*unequal, many, [exchanging(make_run, arm) for arm in SENDING], *compressing, epochs]
 
 
 def trained_for_epochs(arm: ArmView) -> ArmView:
@@ -159,14 +149,10 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
     times = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
     rows = [{**shown, "operation": each, "size": size, **times} for each in BUS_FACTORS for size in (2**20, 2**24)]
     write_text(run.path / "rows.csv", csv_text(rows))
-    attention = store.create("bench", "packed_attention")
-    layer = {"status": "ok", "samples": 9, "width": 256, "heads": 4, "device": "cpu", "n": 20, **times}
-    rows = [{**layer, "way": way, "tokens": tokens} for way in WAYS for tokens in (256, 512)]
-    write_text(attention.path / "rows.csv", csv_text(rows))
     model = {"status": "ok", "size": "tiny", "context": 64, "dtype": "float32", "device": "cpu", "part": "kind", "n": 5}
     kinds = {"calls": 3, "mean": 1.0, "share": 0.1}
     kernels = store.create("bench", "nsys")
-    shares = [{**model, **kinds, "phase": phase, "kernel": each} for phase in PHASES for each in (*KINDS, "other")]
+    shares = [{**model, **kinds, "phase": phase, "kernel": each} for phase in KERNEL_PHASES for each in KINDS]
     write_text(kernels.path / "rows.csv", csv_text(shares))
     half = store.create("bench", "precision")
     shown = {"status": "ok", "device": "cpu", "shape": "[1000]", "n": 1, "mean": 1.0, "sd": 0.1}
@@ -183,7 +169,7 @@ def benched(make_run: Callable[..., Run], store: RunStore) -> list[Run]:
         for length in (256, 512)
     ]
     write_text(single.path / "rows.csv", csv_text(rows))
-    return [run, attention, kernels, half, single, *modelled(store)]
+    return [run, kernels, half, single, *modelled(store)]
 
 
 def modelled(store: RunStore) -> list[Run]:
@@ -193,7 +179,7 @@ def modelled(store: RunStore) -> list[Run]:
     rows = [
         {**shape, "phase": phase, "compiled": compiled, "warmup": 5, "mean": 1.0, "sd": 0.1}
         for compiled in (False, True)
-        for phase in (*STEP_PHASES, "step")
+        for phase in (*(part.column for part in STEP), "step")
     ]
     write_text(steps.path / "rows.csv", csv_text(rows))
     rows = [{**shape, "phase": phase, "quantity": "peak", "p50": 2.0, "before_mb": 1.0} for phase in MEMORY]
@@ -206,7 +192,7 @@ def modelled(store: RunStore) -> list[Run]:
         {**held, "way": way, "moment": moment, "part": part}
         for way in ("adamw", "zero1")
         for moment in MOMENTS
-        for part in (*PARTS, "peak")
+        for part in (*(part.column for part in HELD), "peak")
     ]
     write_text(optimizer.path / "rows.csv", csv_text(rows))
     return [steps, memory, optimizer]
@@ -221,67 +207,92 @@ SOURCES: Mapping[str, Callable[..., list[object]]] = {
 }
 
 
-def texts(figure: Figure) -> set[str]:
-    """What is written in a drawing, less the small print, numbers and names."""
-    found = (text for text in figure.findobj(Text) if text.get_fontsize() != style.CAPTION_POINTS or text.axes)
-    written = {text.get_text().replace("\n", " ") for text in found if text.get_visible()}
-    return {text for text in written if re.search("[a-z]{2}", re.sub(r"\$.*?\$", "", text)) and text not in NAMES}
+def labels_of(axis: Axis) -> list[Text]:
+    """The labels of the ticks that are on an axis; matplotlib keeps some beyond its ends."""
+    low, high = sorted(axis.get_view_interval())
+    labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [label for label in labels if label.get_visible() and label.get_text()]
 
 
-def quoted(text: str) -> list[re.Pattern[str]]:
-    """The texts that an explanation quotes; an ellipsis stands for anything."""
-    return [re.compile(re.escape(code).replace("…", ".+?")) for code in re.findall("`([^`]+)`", text)]
+def faults(figure: Figure) -> list[str]:
+    """Texts that lie on another or leave the figure, panels without anything in them, labels of axes without ticks."""
+    figure.draw_without_rendering()
+    axes = [(each.xaxis, each.yaxis) for each in figure.axes]
+    ticks = {id(label) for pair in axes for axis in pair for label in axis.get_majorticklabels()}
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    texts = [text for text in texts if id(text) not in ticks]
+    texts += [label for pair in axes for axis in pair for label in labels_of(axis)]
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
+    found = [f"{one!r} on {other!r}" for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b)]
+    found += [f"{text!r} leaves" for text, box in boxes if box.x0 < 0 or box.x1 > figure.bbox.x1 + 1]
+    found += [f"{each.get_title()!r} is empty" for each in figure.axes if not each.has_data()]
+    named = [axis for pair in axes for axis in pair if axis.label.get_text() and len(axis.get_majorticklocs())]
+    return [*found, *(f"{axis.label.get_text()!r} has no ticks" for axis in named if not labels_of(axis))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", OTHERS)
 @pytest.mark.parametrize("kind", FIGURES)
-def test_every_text_in_a_drawing_is_explained(
-    make_run: Callable[..., Run], store: RunStore, language: str, kind: str
-) -> None:
-    labels, drawn = load_template(language).labels, set()
+def test_every_figure_is_drawn_without_a_fault(make_run: Callable[..., Run], store: RunStore, kind: str) -> None:
+    drawn = set()
     for source in SOURCES[kind](make_run, store):
         for name in FIGURES[kind]:
-            explained = quoted(labels[f"drawings.{name}"])
             with matplotlib.rc_context(style.RC):
                 drawing = draw_figure(kind, name, source)
-                if drawing is None:
-                    continue
-                for axes in drawing.figure.axes:  # which names the ticks, as drawing does
-                    axes.get_xticklabels(), axes.get_yticklabels()
-            drawn.add(name)
-            written = texts(drawing.figure)
-            assert written
-            unexplained = {text for text in written if not any(code.fullmatch(text) for code in explained)}
-            assert unexplained == set(), name
+                if drawing is not None:
+                    drawn.add(name)
+                    assert faults(drawing.figure) == [], name
+                    assert drawing.table.height, name
     assert drawn == set(FIGURES[kind])
 
 
-def subject(store: RunStore, launcher: str, **summary: object) -> Subject:
-    run = store.create("compare", "demo")
-    facts = {"launcher": launcher, "world_size": 2, "steps": 40, "warmup_steps": 10, **summary}
-    partial = Member("b", "b", {**facts, "partial": True, "steps": 7}, None)
-    return Subject(run, {name: [Member("a", "a", facts, None), partial] for name in ("static", "partition")})
+def test_what_is_wrong_with_a_drawing_is_found() -> None:
+    with matplotlib.rc_context(style.RC):
+        figure, (left, middle, _) = style.new_figure("x", "y", panels=3, columns=3, width_in=6)
+        left.bar(["a label that is long", "another that is"], [1, 2])
+        middle.plot([1, 2], [1, 2])
+        middle.set(xlabel="time (ms)", title="a title that is far too long for what it stands above")
+        middle.tick_params(labelbottom=False)
+        assert {fault.partition("' ")[2].split(" '")[0] for fault in faults(figure)} >= {"on", "has no ticks"}
+        assert "'' is empty" in faults(figure)
+        assert faults(style.new_figure("x", "y")[0]) == ["'' is empty"]
 
 
-@pytest.mark.parametrize("language", OTHERS)
-def test_explanations_are_in_the_language_and_count_what_was_drawn(store: RunStore, language: str) -> None:
-    template = load_template(language)
-    real = subject(store, "torchrun")
-    virtual = subject(
-        store, "virtual", comm_model="nothing is sent", comm_model_said={"say": "comm_model.none", "values": {}}
-    )
-    for name in (name for names in FIGURES.values() for name in names):
-        for shown in (real, virtual):
-            text = reading(template, name, shown)
-            assert english_words(text, (*NAMES, "std", "Fit")) == [], name
-            assert "{" not in text
-            assert ("40" in text and "10" in text and " 7 " not in text) == (name in FIGURES["train"])
-    assert "nothing is sent" not in reading(template, "timeline", virtual)
-    assert reading(template, "timeline", virtual) != reading(template, "timeline", real)
-    assert reading(template, "unheard_of", real) == ""
+@pytest.mark.parametrize(("counts", "said"), [((20, 20, 20), "n = 20 iter"), ((20, 20, 4), "n = 4 to 20 iter")])
+@pytest.mark.parametrize("name", ["bench_collectives", "bench_bandwidth"])
+def test_sizes_are_in_mib_and_iterations_are_said(store: RunStore, name: str, counts: Sequence[int], said: str) -> None:
+    run = store.create("bench", "collectives")
+    alike = {"status": "ok", "operation": "all_reduce", "processes": 2, "backend": "gloo", "type": "float32"}
+    times = {"p20": 1.0, "p50": 2.0, "p80": 3.0, "busbw": 1.0}
+    sizes = zip((1, 100, 1000), counts, strict=True)
+    write_text(run.path / "rows.csv", csv_text([{**alike, **times, "size": mib * 2**20, "n": n} for mib, n in sizes]))
+    drawing = draw_figure("bench", name, run)
+    assert drawing is not None
+    assert [label.get_text() for label in drawing.figure.axes[0].get_xticklabels()] == ["1", "100", "1000"]
+    assert any(said in " ".join(text.get_text().split()) for text in drawing.figure.texts)
 
 
-def test_reports_in_the_language_of_the_drawings_do_not_explain_them(store: RunStore) -> None:
-    template = load_template(RECORDS_LANGUAGE)
-    assert {reading(template, name, subject(store, "torchrun")) for name in FIGURES["train"]} == {""}
+def test_memory_of_a_larger_model_is_on_the_common_scale(store: RunStore) -> None:
+    """All panels share an axis that reaches the largest value, whichever panel it is in."""
+    run = store.create("bench", "memory")
+    alike = {"status": "ok", "context": 64, "batch": 4, "dtype": "float32", "device": "cpu", "phase": "step"}
+    rows = [
+        {**alike, "size": size, "quantity": "peak", "p50": mb, "before_mb": 1.0}
+        for size, mb in (("a", 2.0), ("b", 9.0))
+    ]
+    write_text(run.path / "rows.csv", csv_text(rows))
+    drawing = draw_figure("bench", "bench_memory", run)
+    assert drawing is not None
+    assert [axes.get_ylim()[1] > 9 for axes in drawing.figure.axes] == [True, True]
+
+
+def test_a_sum_without_error_has_its_number_and_no_mark(store: RunStore) -> None:
+    run = store.create("bench", "precision")
+    alike = {"status": "ok", "device": "cpu", "shape": "[10]", "n": 1, "mean": 1.0, "sd": None}
+    rows = [{**alike, "study": "sum", "case": label, "dtype": "float32", "reference_error": 0.0} for label in SUMS]
+    times = [{**alike, "study": "time", "case": kind, "dtype": kind, "reference_error": None} for kind in HALF]
+    write_text(run.path / "rows.csv", csv_text([*rows, *times]))
+    drawing = draw_figure("bench", "bench_precision", run)
+    assert drawing is not None
+    assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["0"] * len(SUMS)
+    write_text(run.path / "rows.csv", csv_text(rows))
+    assert draw_figure("bench", "bench_precision", run) is None
