@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dynbench.analysis.figures import FIGURES, OF_SOME
-from dynbench.experiment import report_texts as texts
 from dynbench.experiment.quoted import quoted
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
@@ -33,7 +32,7 @@ def number_figures(subject: Subject, template: Template, folder: Path) -> dict[s
     order = [name for name in placed if name in drawn] + [name for name in drawn if name not in placed]
     numbers = {name: index for index, name in enumerate(order, start=1)}
     missing = template.label("words.not_drawn")
-    images = {name: _image(drawn[name], subject, template, folder, number) for name, number in numbers.items()}
+    images = {name: _image(drawn[name], template, folder, number) for name, number in numbers.items()}
     known = dict.fromkeys((*FIGURES["train"], *SOLVE_FIGURES))
     return {
         **{f"figure.{name}": images.get(name, "" if name in UNTOLD else missing) for name in known},
@@ -46,11 +45,10 @@ def _reference(template: Template, number: int) -> str:
     return substitute(template, template.label("figures.reference"), {"figure.number": str(number)})
 
 
-def _image(path: Path, subject: Subject, template: Template, folder: Path, number: int) -> str:
+def _image(path: Path, template: Template, folder: Path, number: int) -> str:
     caption = template.label(f"figures.{path.stem}", quoted(path.stem.replace("_", " ")))
     caption = f"{_reference(template, number)}{template.label('figures.separator')}{caption}"
-    reading = texts.reading(template, path.stem, subject)
-    return f"![{caption}]({linked(path, folder)})\n{caption}" + (f"\n\n{reading}" if reading else "")
+    return f"![{caption}]({linked(path, folder)})\n{caption}"
 
 
 def linked(path: Path, folder: Path) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dynbench.analysis.crowding import MARK
-from dynbench.analysis.figures import FIGURES
-from dynbench.analysis.figures.style import smoothing_window
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
 from dynbench.experiment.formats import NBSP
-from dynbench.experiment.subject import Json, Subject, whole
+from dynbench.experiment.subject import Json, Subject
 from dynbench.report import Template, TemplateError
 from dynbench.runs.phrase import Texts
 
@@ -94,42 +92,6 @@ def recovered(template: Template, comparison: ComparisonRecord) -> str | None:
     found = Recovery(comparison.bound_speedup, within_steps, comparison.recovered_share, 0.0)
     sentence = found.sentence(comparison.baseline)
     return said(template, sentence.record(), sentence)
-
-
-def reading(template: Template, figure: str, subject: Subject) -> str:
-    """What everything in a drawing means, for languages other than that of the drawing; else empty."""
-    counted = _drawn(template, subject)
-    kind = "virtual" if subject.virtual else "real"
-    keys = (f"drawings.{figure}", *([f"drawings.counts.{kind}"] if figure in FIGURES["train"] else []))
-    return "".join(say(template, key, counted) or "" for key in keys)
-
-
-def _drawn(template: Template, subject: Subject) -> dict[str, object]:
-    """What the small print below the figures of training runs counts."""
-    arms = [whole(arm) for arm in subject.arms.values()]
-    summaries = [member.summary for arm in arms for member in arm]
-    steps = _numbers(summaries, "steps")
-    ranks, workers = (_range(_numbers(summaries, key)) for key in ("world_size", "workers"))
-    served = say(template, "drawings.counts.served", {"workers": workers}) if workers not in (None, ranks) else None
-    return {
-        "launches": _range([len(arm) for arm in arms]),
-        "ranks": ranks,
-        "served": served or "",
-        "comm_model": comm_model(template, subject),
-        "steps": _range(steps),
-        "warmup": _range(_numbers(summaries, "warmup_steps")),
-        "window": smoothing_window(max(steps, default=0)),
-    }
-
-
-def _numbers(summaries: Sequence[Json], key: str) -> list[int]:
-    return [value for summary in summaries if isinstance(value := summary.get(key), int)]
-
-
-def _range(values: Sequence[int]) -> str | None:
-    if not values:
-        return None
-    return str(values[0]) if len({*values}) == 1 else f"{min(values)}–{max(values)}"
 
 
 class _Texts(Texts):

@@ -160,10 +160,9 @@ def _section(answer: Answer, template: Template, pictures: Pictures) -> str:
 
 
 def _picture(path: str, name: str, template: Template) -> str:
-    """A figure with its caption and, in languages other than its own, what everything in it means."""
+    """A figure with its caption."""
     caption = template.label(f"figures.{name}")
-    reading = say(template, f"drawings.{name}", {})
-    return f"![{caption}]({path})\n{caption}" + (f"\n\n{reading}" if reading else "")
+    return f"![{caption}]({path})\n{caption}"
 
 
 def _grid(grid: Grid, template: Template) -> str:

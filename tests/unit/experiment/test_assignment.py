@@ -394,7 +394,6 @@ def test_figures_stand_with_their_questions() -> None:
         assert text.count("a/b.png") == 1 and "wrong.png" not in text
         (line,) = (line for line in text.splitlines() if "a/b.png" in line)
         assert caption in line and text.index(line) > text.index("### 1.5b")
-    assert ("图题" in render(everything(), "x", "zh", pictures)) and "drawings" not in text
 
 
 def test_what_was_tried_here_is_not_proposed_for_here() -> None:
