@@ -82,7 +82,8 @@ def _fields(where: str, entry: Mapping[str, Any], earlier: Mapping[str, Document
         for field in reader.fields(declared):
             known = found.get(field.path, field)
             found[field.path] = _like(field, earlier["summary"]) if field.same else known if known.meaning else field
-        reader.documents.setdefault(declared, where.partition(", ")[2])
+        if isinstance(places, str):
+            reader.documents.setdefault(declared, where.partition(", ")[2])
     for path, unit in entry.get("units", {}).items():
         found[path] = replace(found[path], unit=unit)
     for name in entry.get("without", ()):
