@@ -48,8 +48,8 @@ RECORDS_LANGUAGE = "en"
 
 SENTENCES = "sentences"
 """Folder of the blocks of sentences, `TOPIC.LANGUAGE.md.j2`, below that of the templates."""
-_OWN_LINE = re.compile(r"[-|#!>*] |[|`]|!\[|\d+\. ")
-"""How lines begin that go on no paragraph."""
+_OWN_LINE = re.compile(r"[-|#!>*] |\||```|!\[")
+"""How lines begin that go on no paragraph; a number may be a value of a sentence."""
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
 
 
@@ -92,10 +92,25 @@ def each(values: Mapping[str, Any], names: Mapping[str, str], said: str = "numbe
     return ", ".join(f"{names[arm]}{NBSP}{text(value)}" for arm, value in values.items())
 
 
+def signed_percent(fraction: float | None) -> str | None:
+    """`+1.30 %`."""
+    return None if fraction is None else f"{100 * fraction:+.2f}{NBSP}%"
+
+
+def signed_interval(change: tuple[float, float, float] | None) -> str | None:
+    """`+1.30 % [-0.20, +2.80]`, of a mean and its interval."""
+    if change is None:
+        return None
+    mean, low, high = change
+    return f"{signed_percent(mean)} [{100 * low:+.2f},{NBSP}{100 * high:+.2f}]"
+
+
 FILTERS: Mapping[str, Callable[..., object]] = {
     "number": number,
     "count": count,
     "percent": percent,
+    "signed_percent": signed_percent,
+    "signed_interval": signed_interval,
     "ratio": lambda value: format_ratio(value) or None,
     "interval": lambda ends: format_interval(ends).replace(" ", NBSP) or None,
     "fixed": lambda value, digits, sign="": None if value is None else f"{value:{sign}.{digits}f}",
@@ -103,6 +118,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "each": each,
     "mb": lambda size: None if size is None else mb(size),
     "mib": lambda size: None if size is None else mib(size),
+    "ends": lambda ends, digits, sign="": "[" + f",{NBSP}".join(f"{end:{sign}.{digits}f}" for end in ends) + "]",
     "codes": lambda names, between=", ": between.join(f"`{name}`" for name in names),
 }
 """By name in templates; None stays None, which is said in words."""
@@ -268,8 +284,12 @@ class _Said(dict[str, object]):
         self._template, self._names = template, names
 
     def __missing__(self, name: str) -> str:
+        return self(name)
+
+    def __call__(self, name: str, **of: object) -> str:
+        """A block, with values of its own: `say("line", arm=arm)` of a block that others fill in."""
         found = self._template.environment.get_template(self._template.blocks[name])
-        return unwrapped("".join(found.blocks[name](found.new_context(self._names))))
+        return unwrapped("".join(found.blocks[name](found.new_context({**self._names, **of}))))
 
 
 def unwrapped(text: str) -> str:

@@ -52,6 +52,12 @@ def test_an_unclosed_placeholder_is_refused_with_its_line(tmp_path: Path) -> Non
         fill(loaded, {"who": "x"})
 
 
+def test_a_line_of_a_sentence_may_begin_with_a_value() -> None:
+    assert unwrapped("under\n`static`, of\n3. Then\n\n- one\n  item\n- two\n") == (
+        "under `static`, of 3. Then\n\n- one item\n- two"
+    )
+
+
 def test_a_template_without_front_matter_uses_the_texts_of_its_language(tmp_path: Path) -> None:
     assert fill(template(tmp_path, "{{ a }}", front=""), {"a": None}) == "not measured"
 
