@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from dynbench.experiment.offline_plans import read_solved
 from dynbench.experiment.report_values import Sources, report_values
@@ -37,7 +38,16 @@ def numbers(text: str) -> list[str]:
 
 def said(subject: Subject, block: str, language: str = "en") -> str:
     """`{{ say.BLOCK }}` of a subject's report."""
+    sources = _sources(subject, language)
+    return substitute(sources.template, f"{{{{ say.{block} }}}}", report_values(sources))
+
+
+def facts(subject: Subject, language: str = "en") -> dict[str, Any]:
+    """What the sentences of a subject's report are filled in from."""
+    return report_values(_sources(subject, language))
+
+
+def _sources(subject: Subject, language: str) -> Sources:
     question = subject.question
     template = for_question(load_template(language, None, question.template), question.name, ())
-    sources = Sources(subject, read_solved(subject.run.path), template, subject.run.path)
-    return substitute(template, f"{{{{ say.{block} }}}}", report_values(sources))
+    return Sources(subject, read_solved(subject.run.path), template, subject.run.path)

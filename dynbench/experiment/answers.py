@@ -1,21 +1,17 @@
-"""What a report tells of a comparison, in sentences with numbers that hold in every outcome.
-
-Each sentence is a text of the template's front matter, chosen by what was measured: less, more, the same, not
-measured, not comparable, or nothing to compare with.
-"""
+"""What a report tells of a comparison: each arm's numbers beside the baseline's, and how they changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from dynbench.analysis.metrics import METRICS, equal_batches
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.formats import interval, loss_difference, loss_drift, number, percent, ratio
+from dynbench.experiment.formats import loss_difference
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.subject import Subject, mean_of, whole
-from dynbench.report import Template, substitute
 
 Texts = dict[str, str | None]
 
@@ -31,16 +27,6 @@ TOPICS: Mapping[str, tuple[str, str]] = {
 UNEQUAL = ("std_over_ranks.compute_ms.mean", "std_over_ranks.padded_tokens.mean")
 """The same of the imbalance where ranks are unequal: equal times are the aim, not equal tokens."""
 
-OWN = (
-    *("arm.name", "change.percent", "groups.names", "answers.groups", "bound.speedup", "bound.said"),
-    *(f"{which}.{what}" for which in ("first", "second") for what in ("before", "after", "change")),
-    *("predicted.speedup", "predicted.reached", "achieved.speedup", "achieved.interval"),
-    *("skipped.name", "skipped.reason"),
-    *(f"planning.{what}" for what in ("arm", "share", "least_arm", "least_share")),
-    *(f"loss.{what}" for what in ("drift", "allowed", "step", "before", "after")),
-)
-"""Placeholders that only the texts of single sentences use."""
-
 SAME = 5e-4
 """Relative changes below this round to 0.0 %."""
 
@@ -48,181 +34,175 @@ PER_STEP = {metric.key for metric in METRICS if metric.of == "step"}
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """Fills texts of a template's front matter.
+class Change:
+    """How a value changed.
 
     Attributes:
-        subject: what is spoken of.
-        template: the texts.
-        values: placeholders that all texts may use.
+        kind: `less`, `more` or `same`; `unlike` where steps of another global batch are not held against each other.
+        part: by which part of the value before; None where that was zero.
     """
 
-    subject: Subject
-    template: Template
-    values: Mapping[str, str | None]
-
-    def say(self, key: str, **own: str | None) -> str:
-        """The text of a key; a name's first underscore stands for the dot of its placeholder."""
-        named = {name.replace("_", ".", 1): text for name, text in own.items()}
-        return substitute(self.template, self.template.label(key), {**self.values, **named})
-
-    def bullets(self, lines: Sequence[str]) -> str:
-        """One line each, as a list."""
-        return "\n".join(f"- {line}" for line in lines)
+    kind: Literal["less", "more", "same", "unlike", "unknown"]
+    part: float | None
+    before: float | None
+    after: float | None
 
 
-def change(before: float | None, after: float | None) -> tuple[str, float | None]:
-    """Which text says how a value changed (`less`, `more`, `same`, `unknown`), and by which part of `before`."""
+@dataclass(frozen=True)
+class Line:
+    """A candidate, and how both metrics of a topic changed; None where it is not comparable with the baseline."""
+
+    arm: str
+    first: Change | None
+    second: Change | None
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One of `TOPICS`, or `unequal`.
+
+    Attributes:
+        name: which.
+        known: `missing` where no arm measured it, `shared` where arms share what is measured, `alone` where nothing was
+            compared.
+        first, second: the metrics under the baseline.
+        groups: how the first changed, and the arms in which it did so; better ones first.
+        lines: the candidates.
+    """
+
+    name: str
+    known: Literal["compared", "alone", "missing", "shared"]
+    first: float | None
+    second: float | None
+    groups: list[tuple[str, list[str]]]
+    lines: list[Line]
+
+
+def change(before: float | None, after: float | None) -> Change:
+    """How a value changed; nothing is `less` or `more` that rounds to 0.0 %."""
     if before is None or after is None:
-        return "unknown", None
-    if before == after:
-        return "same", 0.0
-    if before <= 0:
-        return ("more" if after > before else "less"), None
-    part = after / before - 1
+        return Change("unknown", None, before, after)
+    if before <= 0 and before != after:
+        return Change("more" if after > before else "less", None, before, after)
+    part = after / before - 1 if before else 0.0
     if abs(part) < SAME:
-        return "same", 0.0
-    return ("more" if part > 0 else "less"), abs(part)
+        return Change("same", 0.0, before, after)
+    return Change("more" if part > 0 else "less", abs(part), before, after)
 
 
-def _gained(comparison: ComparisonRecord, metric: str) -> tuple[str, float] | None:
-    """The change as the comparison has it, over paired launches, of a metric of which less is better; else None."""
+def _changed(comparison: ComparisonRecord, metric: str, found: Change, equal: bool) -> Change:
+    """The change as the comparison has it, over paired launches, of a metric of which less is better."""
     gain = comparison.improvement_percent.get(metric)
+    if not equal and metric in PER_STEP and (gain is not None or found.kind != "unknown"):
+        return replace(found, kind="unlike", part=0.0)
     if gain is None:
-        return None
+        return found
     if abs(gain) < 100 * SAME:
-        return "same", 0.0
-    return ("less" if gain > 0 else "more"), abs(gain) / 100
+        return replace(found, kind="same", part=0.0)
+    return replace(found, kind="less" if gain > 0 else "more", part=abs(gain) / 100)
 
 
-def topic(speaker: Speaker, name: str) -> str:
-    """One of `TOPICS`: where it got better or worse, then every candidate with its numbers."""
-    subject, (first, second) = speaker.subject, TOPICS[name]
+def topic(subject: Subject, name: str) -> Topic:
+    """One of `TOPICS`: under the baseline, where it got better or worse, and every candidate with its numbers."""
+    metrics = TOPICS[name]
     if name == "imbalance" and subject.unequal_ranks:
-        name, (first, second) = "unequal", UNEQUAL
+        name, metrics = "unequal", UNEQUAL
     baseline = subject.arms[subject.baseline]
+    first, second = (mean_of(baseline, metric) for metric in metrics)
     refused = [item.verdict is Verdict.INCOMPARABLE for item in subject.comparisons]
-    unknown = all(mean_of(arm, metric) is None for arm in subject.arms.values() for metric in (first, second))
-    if unknown and not any(refused):
+    if not any(refused) and all(mean_of(arm, key) is None for arm in subject.arms.values() for key in metrics):
         shared = any("together" in member.env for member in subject.members)
-        return speaker.say(f"answers.unknown.{'shared' if shared else 'missing'}")
-    if not subject.comparisons:
-        values = {"first_after": number(mean_of(baseline, first)), "second_after": number(mean_of(baseline, second))}
-        return speaker.say(f"answers.{name}.alone", **values)
+        return Topic(name, "shared" if shared else "missing", None, None, [], [])
     groups: dict[str, list[str]] = {}
     lines = []
     for item in subject.comparisons:
-        own: Texts = {"arm_name": f"`{item.candidate}`"}
         if item.verdict is Verdict.INCOMPARABLE:
-            lines.append(speaker.say("answers.incomparable", **own))
+            lines.append(Line(item.candidate, None, None))
             continue
         candidate = subject.arms.get(item.candidate, ())
         equal = equal_batches(*([member.summary for member in whole(arm)] for arm in (baseline, candidate)))
-        for label, metric in (("first", first), ("second", second)):
-            before, after = mean_of(baseline, metric), mean_of(candidate, metric)
-            kind, part = _gained(item, metric) or change(before, after)
-            if not equal and metric in PER_STEP and kind != "unknown":
-                kind, part = "unlike", 0.0
-            if label == "first":
-                groups.setdefault(kind, []).append(f"`{item.candidate}`")
-            said = "more_from_zero" if part is None and kind != "unknown" else kind
-            own |= {f"{label}_before": number(before), f"{label}_after": number(after)}
-            own[f"{label}_change"] = speaker.say(f"change.{said}", change_percent=percent(part))
-        lines.append(speaker.say(f"answers.{name}.line", **own))
-    lead = speaker.say(f"answers.{name}.lead", answers_groups=_groups(speaker, groups)) if groups else ""
-    return "\n\n".join(part for part in (lead, speaker.bullets(lines)) if part)
+        found = [
+            _changed(item, metric, change(before, mean_of(candidate, metric)), equal)
+            for metric, before in zip(metrics, (first, second), strict=True)
+        ]
+        groups.setdefault(found[0].kind, []).append(item.candidate)
+        lines.append(Line(item.candidate, *found))
+    kinds = ("less", "more", "same", "unlike", "unknown")
+    known: Literal["compared", "alone"] = "compared" if subject.comparisons else "alone"
+    return Topic(name, known, first, second, [(kind, groups[kind]) for kind in kinds if kind in groups], lines)
 
 
-def losses(speaker: Speaker) -> str:
-    """How far every candidate's loss is from the baseline's: in training, in a step, and as evaluated."""
-    subject, lines = speaker.subject, []
+@dataclass(frozen=True)
+class Loss:
+    """How far a candidate's loss is from the baseline's.
+
+    Attributes:
+        allowed: how far its mean training loss may be.
+        in_a_step: the largest relative difference of a step, as tables have it.
+        before, after: the last evaluation loss under the baseline and under it.
+    """
+
+    item: ComparisonRecord
+    allowed: float | None
+    in_a_step: str | None
+    before: float | None
+    after: float | None
+
+
+def losses(subject: Subject) -> list[Loss]:
+    """Every candidate's loss beside the baseline's: in training, in a step, and as evaluated."""
     before = mean_of(subject.arms[subject.baseline], "eval.loss")
-    for item in subject.comparisons:
-        own: Texts = {
-            "arm_name": f"`{item.candidate}`",
-            "loss_drift": loss_drift(item),
-            "loss_allowed": percent(subject.question.loss_drift),
-            "loss_step": loss_difference(item) or speaker.template.label("words.not_compared"),
-            "loss_before": number(before),
-            "loss_after": number(mean_of(subject.arms.get(item.candidate, ()), "eval.loss")),
-        }
-        lines.append(speaker.say("answers.loss", **own))
-    return speaker.bullets(lines)
+    return [
+        Loss(
+            item, subject.question.loss_drift, loss_difference(item),
+            before, mean_of(subject.arms.get(item.candidate, ()), "eval.loss"),
+        )
+        for item in subject.comparisons
+    ]  # fmt: skip
 
 
-def predictions(speaker: Speaker, solved: Solved | None) -> str:
-    """Every candidate's predicted speed-up beside the one achieved."""
-    subject, lines = speaker.subject, []
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted of a candidate, and achieved.
+
+    Attributes:
+        by: `probe`, `plan`, or why there is none: `none`, `otherwise` where plans are not held against times, and
+            `incomparable`.
+        predicted: speed-up.
+        reached: the achieved speed-up over that.
+    """
+
+    item: ComparisonRecord
+    by: str
+    predicted: float | None = None
+    reached: float | None = None
+
+
+def predictions(subject: Subject, solved: Solved | None) -> Iterator[Prediction]:
+    """Every candidate's predicted speed-ups beside the one achieved."""
     for item in subject.comparisons:
-        arm = item.candidate
         if item.verdict is Verdict.INCOMPARABLE:
-            lines.append(speaker.say("answers.incomparable", arm_name=f"`{arm}`"))
+            yield Prediction(item, "incomparable")
             continue
         # Other steps were planned than were measured, which matters where arms have other samples in a step.
         alike = item.level in ("step", "window")
-        probed, planned = item.predicted_speedup, planned_speedup(solved, subject.baseline, arm) if alike else None
-        common = {
-            "arm_name": f"`{arm}`",
-            "achieved_speedup": ratio(item.speedup),
-            "achieved_interval": interval(item) or speaker.template.label("words.no_interval"),
-            "bound_said": _bound(speaker, item),
-        }
-        for kind, value in (("probe", probed), ("plan", planned)):
+        planned = planned_speedup(solved, subject.baseline, item.candidate) if alike else None
+        known = {"probe": item.predicted_speedup, "plan": planned}
+        for by, value in known.items():
             if value is not None:
-                reached = item.speedup / value if value else None
-                own = {"predicted_speedup": ratio(value), "predicted_reached": percent(reached)}
-                lines.append(speaker.say(f"prediction.{kind}", **common, **own).strip())
-        if probed is None and planned is None:
-            lines.append(speaker.say(f"prediction.{'none' if alike else 'otherwise'}", **common).strip())
-    if not lines:
-        return speaker.say("prediction.alone")
-    told = any(item.bound_speedup is not None for item in subject.comparisons)
-    return "\n\n".join([speaker.bullets(lines), *([speaker.say("prediction.note").strip()] if told else [])])
+                yield Prediction(item, by, value, item.speedup / value if value else None)
+        if all(value is None for value in known.values()):
+            yield Prediction(item, "none" if alike else "otherwise")
 
 
-def planning(speaker: Speaker) -> str:
-    """Which part of the step time planning takes in the arms that plan, of several the least and the most."""
+def planning(subject: Subject) -> list[tuple[str, float]]:
+    """The part of the step time that planning takes, by arm: of the only one that plans, or the least and the most."""
     shares = {
         name: share
-        for name, members in speaker.subject.arms.items()
+        for name, members in subject.arms.items()
         if (members[0].config or {}).get("schedule.mode") == "dynamic"
         if (share := mean_of(members, "plan_fraction")) is not None
     }
-    if not shares:
-        return speaker.say("planning.none")
-    least, most = (choose(shares, key=shares.__getitem__) for choose in (min, max))
-    own: Texts = {
-        "planning_arm": f"`{most}`",
-        "planning_share": percent(shares[most]),
-        "planning_least_arm": f"`{least}`",
-        "planning_least_share": percent(shares[least]),
-    }
-    return speaker.say(f"planning.{'one' if len(shares) == 1 else 'range'}", **own)
-
-
-def _bound(speaker: Speaker, comparison: ComparisonRecord) -> str:
-    """The bound on what the candidate could reach, and of which plans it is; empty where there is none."""
-    if comparison.bound_speedup is None:
-        return ""
-    kind = "samples" if comparison.bound_within_steps is False else "steps"
-    return speaker.say(f"prediction.bound_{kind}", bound_speedup=ratio(comparison.bound_speedup))
-
-
-def unplanned(speaker: Speaker, solved: Solved | None) -> str:
-    """What could not be planned offline, and why; empty where everything was."""
-    lines = []
-    for item in solved.skipped if solved else ():
-        arm, policy = item.get("arm"), item.get("policy")
-        own = {"skipped_name": f"`{arm or policy}`", "skipped_reason": str(item.get("reason"))}
-        lines.append(speaker.say(f"solve.skipped_{'arm' if arm else 'policy'}", **own))
-    return speaker.bullets(lines)
-
-
-def _groups(speaker: Speaker, groups: Mapping[str, Sequence[str]]) -> str:
-    """`smaller under a, b; larger under c`."""
-    named = [
-        speaker.say(f"groups.{kind}", groups_names=", ".join(groups[kind]))
-        for kind in ("less", "more", "same", "unlike", "unknown")
-        if kind in groups
-    ]
-    return speaker.template.label("groups.joint").join(named)
+    if len(shares) < 2:
+        return list(shares.items())
+    return [choose(shares.items(), key=lambda each: each[1]) for choose in (min, max)]

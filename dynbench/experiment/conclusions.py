@@ -6,18 +6,18 @@ the same training; and where checks put the numbers of a verdict in doubt, what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import interval, percent, ratio
-from dynbench.experiment.quality_answers import change_of, measure_text, never_compressed, qualities
+from dynbench.experiment.quality_answers import never_compressed, qualities
 from dynbench.experiment.subject import Subject
 from dynbench.plugins import STRATEGIES
+from dynbench.report import Template
 
 Training = Literal["same", "samples", "unproven", "leak", "untrained", "apart", "batch", "worse", "drift"]
 """What an arm trains beside the baseline: the same; the same as far as is known; or, from `leak` on, something else."""
@@ -29,15 +29,89 @@ DOUBTS = (
     *("short_warmup", "drift", "slowest_rank"),
 )
 """Checks whose warnings make times less certain; those that fail do, whichever they are."""
-OWN = (
-    *(f"best.{what}" for what in ("why", "verdict", "among", "beaten", "untold", "near", "near_names")),
-    *("training.change", "doubts.names", "doubts.hints"),
-    *(f"other.{what}" for what in ("name", "speedup", "interval", "why")),
-    *(f"same.{what}" for what in ("name", "verdict", "speedup", "interval")),
-)
-"""Placeholders that only the sentences of this module use, and those of the best arm."""
 _ABOUT = ("candidate", "arm", "run", "second")
 """Values of a finding that say whose it is."""
+BESIDE_TIME = {"compress": "bytes", "steps": "losses"}
+"""Questions that are answered by something else than time."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an arm is not, or not known to be, the same training as the baseline.
+
+    Attributes:
+        training: what it trains.
+        measure: what it was evaluated by, `perplexity` or `loss`.
+        change: of that against the baseline, mean and interval.
+        drift: by which part its mean training loss is above the baseline's.
+    """
+
+    training: Training
+    measure: str | None
+    change: tuple[float, float, float] | None
+    drift: float | None
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """Checks that put a comparison in doubt: their ids, and what to do about them, each once."""
+
+    checks: list[str]
+    hints: list[str]
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a comparison comes to.
+
+    Attributes:
+        by: what the question is answered by: time, bytes or losses.
+        claim: the verdict; `other` of an arm that trains something else; else `none`, `launches` or `alike`.
+        advice: what to do.
+        best: the best arm, if any was compared.
+        among: of what it is the best, `all`, `same` or `open`.
+        why: it is not, or not known to be, the same training.
+        untold: arms that are neither slower than the baseline nor the same.
+        near: other arms found faster that the launches do not tell the best from.
+        doubts: on the best, whatever its verdict.
+        doubted: whether its verdict says something that they put in doubt.
+        other: an arm that is faster than the best and less sure to be the same training, and why.
+        same: the best arm that is the same training.
+    """
+
+    by: str
+    claim: str
+    advice: str
+    best: ComparisonRecord | None
+    among: str | None
+    why: Reason | None
+    untold: list[str]
+    near: list[str]
+    doubts: Doubts | None
+    doubted: bool
+    other: tuple[ComparisonRecord, Reason] | None
+    same: ComparisonRecord | None
+
+
+def conclusion(subject: Subject, template: Template) -> Conclusion:
+    """What is concluded, with the hints in the template's language."""
+    best, other = best_of(subject), faster_otherwise(subject)
+    compared = best is not None and best.verdict is not Verdict.INCOMPARABLE
+    told = (Verdict.SLOWER, Verdict.SAME)
+    return Conclusion(
+        by=BESIDE_TIME.get(subject.question.name, "time") if compared else "time",
+        claim=claim_of(subject),
+        advice=advice_of(subject),
+        best=best,
+        among=_among(subject, best) if best else None,
+        why=_reason(subject, best) if best else None,
+        untold=[item.candidate for item in judged(subject) if item.verdict not in told],
+        near=_near(subject, best) if best else [],
+        doubts=doubts_in_words(template, doubts_of(subject, best)) if best else None,
+        doubted=_doubted(subject),
+        other=(other, _reason(subject, other)) if other else None,
+        same=same_of(subject),
+    )
 
 
 def training_of(subject: Subject, item: ComparisonRecord) -> Training:
@@ -104,33 +178,14 @@ def doubts_of(subject: Subject, item: ComparisonRecord) -> list[Finding]:
     ]
 
 
-def placeholders(speaker: Speaker) -> dict[str, str | None]:
-    """Of the best arm, of the one that is faster but another training, and of the best that is the same."""
-    subject = speaker.subject
-    best, other, same = best_of(subject), faster_otherwise(subject), same_of(subject)
-    found: dict[str, str | None] = {}
-    if best is not None:
-        doubts = doubts_of(subject, best)
-        told = [texts.finding_texts(speaker.template, check) for check in doubts]
-        found = {
-            "best.why": _why(speaker, best),
-            "best.verdict": verdict_text(speaker, best),
-            "best.among": speaker.say(f"among.{_among(subject, best)}").strip(),
-            "best.beaten": _beaten(speaker),
-            "best.near": _near(speaker, best),
-            "doubts.names": ", ".join(dict.fromkeys(f"`{check.id}`" for check in doubts)),
-            "doubts.hints": " ".join(dict.fromkeys(hint for *_, hint in told)),
-        }
-    if other is not None:
-        found |= {"other.name": f"`{other.candidate}`", "other.why": _why(speaker, other), **_ratio("other", other)}
-    if same is not None:
-        named = {"same.name": f"`{same.candidate}`", "same.verdict": verdict_text(speaker, same)}
-        found |= {**named, **_ratio("same", same)}
-    return found
+def doubts_in_words(template: Template, doubts: Iterable[Finding]) -> Doubts:
+    """What checks found, each id and each hint once."""
+    told = [(check.id, texts.finding_texts(template, check)[-1]) for check in doubts]
+    return Doubts(*(list(dict.fromkeys(each[part] for each in told)) for part in (0, 1)))
 
 
 def claim_of(subject: Subject) -> str:
-    """Which text says what was found: that of the verdict, or of what stood alone."""
+    """What was found: the verdict, that the best trains something else, or what stood alone."""
     best = best_of(subject)
     if best is None:
         alone = "none" if len(subject.arms[subject.baseline]) == 1 else "launches"
@@ -138,34 +193,20 @@ def claim_of(subject: Subject) -> str:
     return "other" if _trains_otherwise(subject, best) else best.verdict
 
 
-def recommended(subject: Subject) -> Sequence[str]:
-    """Which texts say what to do, one after the other."""
+def advice_of(subject: Subject) -> str:
+    """What to do: what the claim says, or `other`, `open`, `again` or `ranks` where more is to be said of the best."""
     best, claim, doubted = best_of(subject), claim_of(subject), _doubted(subject)
     if best is None or best.verdict is Verdict.INCOMPARABLE:
-        return [f"recommendation.{claim}"]
+        return claim
     if claim == "other":
         open_ = training_of(subject, best) in AS_FAR_AS_KNOWN
-        same = f"same.{'none' if same_of(subject) is None else 'found'}"
         if not (open_ and doubted):
-            return [f"recommendation.{'open' if open_ else 'other'}", same]
+            return "open" if open_ else "other"
     if doubted:
-        return ["recommendation.again"]
+        return "again"
     # GPU-hours of arms on unequal numbers of ranks are not told, but scaling has a text of its own.
     unequal = subject.question.name != "scaling" and not subject.same_ranks(best)
-    return ["recommendation.ranks" if unequal and claim == Verdict.FASTER else f"recommendation.{claim}"]
-
-
-def conclusion(speaker: Speaker) -> str:
-    """What to do, in the report's words."""
-    return " ".join(speaker.say(key).strip() for key in recommended(speaker.subject))
-
-
-def notes(subject: Subject) -> Mapping[str, str | None]:
-    """Which texts say what else there is to know of what was found."""
-    return {
-        "say.other": "other.note" if faster_otherwise(subject) else None,
-        "say.doubts": "doubts.note" if _doubted(subject) else None,
-    }
+    return "ranks" if unequal and claim == Verdict.FASTER else claim
 
 
 def _doubted(subject: Subject) -> bool:
@@ -187,26 +228,18 @@ def _only_compresses_later(subject: Subject, item: ComparisonRecord) -> bool:
 
 
 def _among(subject: Subject, best: ComparisonRecord) -> str:
-    """Which text says of what the best is the best: of all, or, where others come out faster, of the same training."""
+    """Of what the best is the best: of all, or, where others come out faster, of the same training."""
     others = [item for item in judged(subject) if item.verdict is not Verdict.INCOMPARABLE]
     if all(item.speedup <= best.speedup for item in others):
         return "all"
     return "same" if training_of(subject, best) == "same" else "open"
 
 
-def _beaten(speaker: Speaker) -> str:
-    """That the baseline is beaten by no arm, or which of them launches do not tell from it."""
-    told = (Verdict.SLOWER, Verdict.SAME)
-    untold = ", ".join(f"`{item.candidate}`" for item in judged(speaker.subject) if item.verdict not in told)
-    return speaker.say(f"beaten.{'open' if untold else 'none'}", best_untold=untold).strip()
-
-
-def _near(speaker: Speaker, best: ComparisonRecord) -> str:
-    """Which other arms found faster the launches do not tell the best from; empty without any."""
-    untold = {frozenset((pair.baseline, pair.candidate)) for pair in speaker.subject.pairs if pair.faster is None}
-    faster = [item.candidate for item in judged(speaker.subject) if item.verdict is Verdict.FASTER]
-    near = ", ".join(f"`{name}`" for name in faster if frozenset((best.candidate, name)) in untold)
-    return speaker.say("near", best_near_names=near) if near else ""
+def _near(subject: Subject, best: ComparisonRecord) -> list[str]:
+    """Other arms found faster that the launches do not tell the best from."""
+    untold = {frozenset((pair.baseline, pair.candidate)) for pair in subject.pairs if pair.faster is None}
+    faster = [item.candidate for item in judged(subject) if item.verdict is Verdict.FASTER]
+    return [name for name in faster if frozenset((best.candidate, name)) in untold]
 
 
 def _rank(training: Training) -> int:
@@ -224,21 +257,7 @@ def _strategies(subject: Subject, item: ComparisonRecord) -> list[str]:
     return [str((one.config or {}).get("sync.name")) for one in members]
 
 
-def _why(speaker: Speaker, item: ComparisonRecord) -> str:
-    """Why an arm is not, or not known to be, the same training; empty where it is."""
-    training = training_of(speaker.subject, item)
-    if training == "same":
-        return ""
-    measure, arms = qualities(speaker.subject)
-    change = change_of(arms[item.candidate]) if training == "worse" else percent(item.loss_drift)
-    own = {"training_change": change, "quality_measure": measure_text(speaker, measure) if measure else None}
-    return speaker.say(f"training.{training}", **own).strip()
-
-
-def verdict_text(speaker: Speaker, item: ComparisonRecord) -> str:
-    """The verdict as a word of the report."""
-    return speaker.template.label(f"verdicts.{item.verdict}")
-
-
-def _ratio(name: str, item: ComparisonRecord) -> dict[str, str | None]:
-    return {f"{name}.speedup": ratio(item.speedup), f"{name}.interval": interval(item)}
+def _reason(subject: Subject, item: ComparisonRecord) -> Reason:
+    measure, arms = qualities(subject)
+    change = arms[item.candidate].change if item.candidate in arms else None
+    return Reason(training_of(subject, item), measure, change, item.loss_drift)

@@ -9,17 +9,13 @@ from typing import Literal
 
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.stats import mean_interval
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import NBSP, number, percent
 from dynbench.experiment.steps_answers import Launch, by_launch
 from dynbench.experiment.subject import Member, Subject, whole
 
 WITHIN = 0.01
 """Of the baseline's, by how much the upper end of an arm's interval may be above it."""
-MEASURES = ("eval.perplexity", "eval.loss")
-"""Keys of a summary, of which the first that all launches have is told."""
-OWN = tuple(f"quality.{what}" for what in ("measure", "within", "names", "least", "arm", "times", "change"))
-"""Placeholders that only the sentences of this module use."""
+MEASURES = ("perplexity", "loss")
+"""Keys of a summary's `eval`, of which the first that all launches have is told."""
 
 Judgement = Literal["within", "beyond", "open"]
 
@@ -48,42 +44,42 @@ class Quality:
         return "within" if high <= WITHIN else "beyond" if low > WITHIN else "open"
 
 
-def quality_sentence(speaker: Speaker) -> str:
-    """Which arms stay near the baseline, how little the smallest of them sends, and which arms do not."""
-    measure, arms = qualities(speaker.subject)
+@dataclass(frozen=True)
+class Kept:
+    """Which arms keep the quality of the baseline.
+
+    Attributes:
+        measure: what they were evaluated by, `perplexity` or `loss`.
+        within, beyond, open: names of the arms by their judgement.
+        best: name and quality of the one within that sends least, where that is known.
+        allowed: what counts as within.
+    """
+
+    measure: str
+    within: list[str]
+    beyond: list[str]
+    open: list[str]
+    best: tuple[str, Quality] | None
+    allowed: float = WITHIN
+
+
+def kept_quality(subject: Subject) -> Kept | None:
+    """Who stays near the baseline; None where no arm can be judged."""
+    measure, arms = qualities(subject)
     judged = {name: arm for name, arm in arms.items() if arm.judgement}
     if measure is None or not judged:
-        return speaker.say("answers.quality.unknown")
-    own = {
-        "quality_measure": measure_text(speaker, measure),
-        "quality_within": percent(WITHIN),
-    }
-    said = [
-        speaker.say(f"answers.quality.{kind}", quality_names=", ".join(f"`{name}`" for name in names), **own)
-        for kind in ("within", "beyond", "open")
-        if (names := [name for name, arm in judged.items() if arm.judgement == kind])
-    ]
-    kept = {name: arm.compression for name, arm in judged.items() if arm.judgement == "within" and arm.compression}
-    if kept:
-        best = max(kept, key=lambda name: kept[name] or 0.0)
-        change = change_of(judged[best])
-        said.append(
-            speaker.say(
-                "answers.quality.best", quality_arm=f"`{best}`", quality_times=number(kept[best]), quality_change=change
-            )
-        )
-    return " ".join(said)
-
-
-def measure_text(speaker: Speaker, measure: str) -> str:
-    """One of `MEASURES` in words."""
-    return speaker.say(f"answers.quality.{measure.partition('.')[2]}")
+        return None
+    within, beyond, open_ = (
+        [name for name in judged if judged[name].judgement == kind] for kind in ("within", "beyond", "open")
+    )
+    known = [(name, judged[name]) for name in within if judged[name].compression]
+    return Kept(measure, within, beyond, open_, max(known, key=lambda each: each[1].compression or 0.0, default=None))
 
 
 def qualities(subject: Subject) -> tuple[str | None, dict[str, Quality]]:
     """What is told of the arms, and of each; None and no arm where some launch was not evaluated."""
     for measure in MEASURES:
-        found = {name: by_launch(whole(members), measure) for name, members in subject.arms.items()}
+        found = {name: by_launch(whole(members), f"eval.{measure}") for name, members in subject.arms.items()}
         known = {name: values for name, values in found.items() if values}
         if len(known) == len(subject.arms):
             base = known[subject.baseline]
@@ -118,11 +114,3 @@ def _changes(
 ) -> tuple[float, float, float] | None:
     pairs = [values[launch] / before - 1 for launch, before in base.items() if launch in values and before]
     return None if is_base or len(pairs) < 2 else mean_interval(pairs)
-
-
-def change_of(arm: Quality) -> str | None:
-    """An arm's change against the baseline with its interval; None of the baseline, and of fewer than two launches."""
-    if arm.change is None:
-        return None
-    mean, low, high = (f"{100 * value:+.2f}" for value in arm.change)
-    return f"{mean}{NBSP}% [{low},{NBSP}{high}]"

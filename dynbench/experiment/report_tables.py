@@ -36,12 +36,12 @@ from dynbench.experiment.formats import (
     saved_hours,
 )
 from dynbench.experiment.offline_plans import Solved, float_of, static_over
-from dynbench.experiment.quality_answers import change_of, never_compressed, qualities
+from dynbench.experiment.quality_answers import never_compressed, qualities
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
 from dynbench.experiment.server_answers import STEPS, served_arms
 from dynbench.experiment.steps_answers import trained
 from dynbench.experiment.subject import Json, Member, Subject, mean_of
-from dynbench.report import Template
+from dynbench.report import Template, signed_interval
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.table_text import Table
 from dynbench.units import format_count, format_ms
@@ -318,8 +318,8 @@ def _quality(sources: Sources) -> Rows:
             "arm": name,
             "compression": number(arm.compression) or label(NONE),
             "seeds": f"{len(arm.values)}",
-            f"{measure}".replace(".", "_"): f"{fmean(arm.values.values()):.4f}",
-            "quality_change": change_of(arm) or label(NONE),
+            f"eval_{measure}": f"{fmean(arm.values.values()):.4f}",
+            "quality_change": signed_interval(arm.change) or label(NONE),
             "quality_within": label(f"quality.{word}") if word else label(NONE),
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,8 +16,6 @@ from dynbench.experiment import (
     answers,
     bucket_answers,
     communication_answers,
-    compress_answers,
-    conclusions,
     cost_answers,
     memory_safety,
     profile_answers,
@@ -29,8 +26,8 @@ from dynbench.experiment import (
     waste_answers,
 )
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.conclusions import best_of, claim_of, conclusion, notes, placeholders
+from dynbench.experiment.compress_answers import compressors
+from dynbench.experiment.conclusions import best_of, claim_of, conclusion
 from dynbench.experiment.enumeration import Plans, plan_counts
 from dynbench.experiment.figure_numbers import number_figures
 from dynbench.experiment.formats import interval, loss_difference, percent, ratio, saved_hours, saved_interval
@@ -40,7 +37,7 @@ from dynbench.experiment.quoted import quoted
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
 from dynbench.experiment.subject import Subject, mean_of
-from dynbench.report import Template, substitute
+from dynbench.report import Template
 from dynbench.runs.store import results_option
 from dynbench.schedule.solve import cost_is_estimated
 from dynbench.schedule.streams import MIN_BUFFER
@@ -49,28 +46,15 @@ Values = dict[str, Any]
 
 
 def report_values(sources: Sources) -> Values:
-    """Every placeholder that a template may use, with its text."""
-    values = {
+    """Every placeholder that a template may use, with its text or what its sentences are of."""
+    return {
         **_identity(sources),
         **_arms(sources.subject, sources.template),
         **_tables(sources),
         **number_figures(sources.subject, sources.template, sources.folder),
+        **_facts(sources),
+        "chapters": "",
     }
-    values |= dict.fromkeys(
-        (
-            *answers.OWN,
-            *conclusions.OWN,
-            *compress_answers.OWN,
-            *quality_answers.OWN,
-            *steps_answers.OWN,
-            "figure.number",
-        )
-    )
-    values |= _facts(sources)
-    speaker = Speaker(sources.subject, sources.template, values)
-    values |= placeholders(speaker)
-    values |= {**_sentences(sources, values), **_answers(speaker, sources.solved), **_beside_time(speaker)}
-    return values | {"chapters": ""}
 
 
 def _identity(sources: Sources) -> Values:
@@ -119,7 +103,6 @@ def _tables(sources: Sources) -> Values:
         "setting.link_gbps": ", ".join(f"{speed:g}" for speed in subject.links_gbps) or None,
         **tables,
         "table.comparisons": tables["table.comparisons"] or None,
-        "checks.count": str(len(subject.checks or ())),
         "solve.run": f"`{solved.run}`" if solved and solved.run else None,
         "solve.reason": solved.reason if solved else None,
         "solve.steps": _most(solved, "steps"),
@@ -140,10 +123,21 @@ def _plans(subject: Subject) -> Plans:
 
 def _facts(sources: Sources) -> Values:
     """What the blocks of report/sentences say in words, by topic."""
-    subject, template = sources.subject, sources.template
+    subject, template, solved = sources.subject, sources.template, sources.solved
     arms = [*subject.arms, *(one.arm for one in subject.scaling)]
     return {
+        "question.name": subject.question.name,
         "packed_pairs": list(packed_pairs(subject)),
+        "conclusion": conclusion(subject, template),
+        "compressors": compressors(subject, template),
+        "quality_kept": quality_answers.kept_quality(subject),
+        "steps_effects": steps_answers.steps_effects(subject),
+        "topics": {name: answers.topic(subject, name) for name in answers.TOPICS},
+        "losses": answers.losses(subject),
+        "predictions": list(answers.predictions(subject, solved)),
+        "planning": answers.planning(subject),
+        "unplanned": [{"arm": each.get("arm"), **each} for each in (solved.skipped if solved else ())],
+        "method": _method(sources),
         "marked": {name: texts.marked(subject, template, name) for name in arms},
         "plans": _plans(subject),
         "exposures": list(communication_answers.exposures(subject)),
@@ -154,98 +148,27 @@ def _facts(sources: Sources) -> Values:
         **waste_answers.facts(subject, template),
         **profile_answers.facts(subject),
         **server_answers.facts(subject),
-        **cost_answers.facts(subject, sources.solved),
+        **cost_answers.facts(subject, solved),
         **memory_safety.facts(subject),
     }
 
 
-def _answers(speaker: Speaker, solved: Solved | None) -> Values:
-    """The questions of the report, each with its numbers."""
-    return {
-        **{f"say.{name}": answers.topic(speaker, name) for name in answers.TOPICS},
-        "say.recommendation": conclusion(speaker),
-        "say.quality": quality_answers.quality_sentence(speaker),
-        "say.steps": steps_answers.steps_sentence(speaker),
-        "say.losses": answers.losses(speaker),
-        "say.planning": answers.planning(speaker),
-        "say.prediction": answers.predictions(speaker, solved),
-        "say.unplanned": answers.unplanned(speaker, solved),
-    }
-
-
-def _sentences(sources: Sources, values: Mapping[str, str | None]) -> Values:
-    """The texts that depend on what was measured, filled in turn; empty where there is nothing to say."""
-    subject, template = sources.subject, sources.template
-    best, claim = best_of(subject), claim_of(subject)
-    faster = best is not None and best.verdict is Verdict.FASTER
-    checks = "none" if subject.checks is None else "found" if subject.checks else "clean"
-    chosen = {
-        "say.abstract": f"abstract.{claim}",
-        **notes(subject),
-        "say.ranks": f"ranks.{'virtual' if subject.virtual else 'real'}",
-        "say.links": "links.note" if values["table.links"] else None,
-        "say.virtual": "ranks.note" if subject.virtual else "ranks.emulated" if subject.links_gbps else None,
-        "say.recovered": "recovered" if values["best.recovered"] and faster else None,
-        "say.order": f"order.{_order(subject)}",
-        "say.stages": "stages.note" if values["analysis.first_stage"] else None,
-        "say.joint": f"joint.{_spread(subject)}" if values["analysis.together"] != "1" else None,
-        "say.pairs": f"pairs.{_other_pairs(subject)}" if values["table.pairs"] else None,
-        "say.work": f"work.{'alike' if claim == 'alike' else _work(best)}",
-        "say.checks": f"checks.{checks}",
-        "say.solve": f"solve.{_solve(sources.solved)}",
-        "say.bound": "solve.bound" if values["table.solve"] else None,
-        "say.arms": f"arms.{_arms_differ(subject, values)}",
-        "say.partial": "partial.note" if any(member.summary.get("partial") for member in subject.members) else None,
-        "say.greedy": "solve.greedy" if values["table.greedy"] else None,
-    }
-    said = {name: substitute(template, template.label(key), values) if key else "" for name, key in chosen.items()}
-    shared = substitute(template, template.label("ranks.oversubscribed"), values) if subject.oversubscribed else ""
-    estimates = [substitute(template, template.label(key), values) for key in _estimates(sources)]
-    virtual = " ".join(part for part in (said["say.virtual"], shared) if part)
-    return {**said, "say.virtual": virtual, "say.estimated": " ".join(estimates)}
-
-
-def _beside_time(speaker: Speaker) -> Values:
-    """Abstract and conclusion where time is no answer: of compressors by bytes and quality, of steps by losses.
-
-    Empty for all else, and where nothing could be compared.
-    """
-    best = best_of(speaker.subject)
-    if best is None or best.verdict is Verdict.INCOMPARABLE:
-        return {}
-    match speaker.subject.question.name:
-        case "compress":
-            abstract, *more = compress_answers.compress_sentences(speaker)
-        case "steps":
-            abstract, more = steps_answers.judged_sentences(speaker), []
-        case _:
-            return {}
-    told = {"say.abstract": abstract, "say.recommendation": " ".join([abstract, *more])}
-    return {**told, "say.other": "", "say.doubts": ""}
-
-
-def _solve(solved: Solved | None) -> str:
-    """Which text says what was planned offline."""
-    if solved is None:
-        return "none"
-    return "found" if solved.run else "failed"
-
-
-def _estimates(sources: Sources) -> list[str]:
-    """Which texts say what of the planned lines was priced by what was measured under another layout."""
-    solved, baseline = sources.solved or Solved(None), sources.subject.baseline
+def _method(sources: Sources) -> Values:
+    """How the launches were made and judged, and what of them is known."""
+    subject, solved = sources.subject, sources.solved or Solved(None)
     costs = any(map(cost_is_estimated, solved.results))
-    of_static = any(static_over(solved, line, baseline)[1] and not cost_is_estimated(line) for line in solved.results)
-    return ["solve.estimated"] * costs + ["solve.static_estimated"] * of_static
-
-
-def _arms_differ(subject: Subject, values: Mapping[str, str | None]) -> str:
-    """Which text says in what the arms differ."""
-    if subject.first.config is None:
-        return "missing"
-    if len(subject.arms) == 1:
-        return "one"
-    return "differ" if values["table.arms"] else "same"
+    over = [static_over(solved, line, subject.baseline)[1] for line in solved.results if not cost_is_estimated(line)]
+    return {
+        "virtual": subject.virtual,
+        "order": _order(subject),
+        "spread": "arms" if any(pair.spread == "arms" for pair in subject.pairs) else "own",
+        "checks": None if subject.checks is None else len(subject.checks),
+        "arms": None if subject.first.config is None else len(subject.arms),
+        "partial": any(member.summary.get("partial") for member in subject.members),
+        "solved": sources.solved is not None,
+        "estimated": {"costs": costs, "static": any(over)},
+        "work": "alike" if claim_of(subject) == "alike" else _work(best_of(subject)),
+    }
 
 
 def _most(solved: Solved | None, key: str) -> str | None:
@@ -255,25 +178,14 @@ def _most(solved: Solved | None, key: str) -> str | None:
 
 
 def _order(subject: Subject) -> str:
-    """Which text says in what order the launches ran; only `compare` plans it."""
+    """In what order the launches ran; only `compare` plans it."""
     if subject.state is not None:
         return "interleaved" if subject.state.mode == "interleaved" else "abba"
     return "unplanned" if subject.comparisons else "none"
 
 
-def _other_pairs(subject: Subject) -> str:
-    """Which text says how pairs without the baseline were judged: of none, a single one, or several."""
-    others = families(subject.pairs)[1]
-    return "none" if not others else "other" if others == 1 else "others"
-
-
-def _spread(subject: Subject) -> str:
-    """Which text says what the joint intervals rest on."""
-    return "arms" if any(pair.spread == "arms" for pair in subject.pairs) else "own"
-
-
 def _work(best: ComparisonRecord | None) -> str:
-    """Which text says how far the runs did the same work."""
+    """How far the runs did the same work."""
     if best is None:
         return "none"
     if best.leak is not None and best.level == "tokens":

@@ -11,21 +11,10 @@ from typing import Literal
 
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.stats import mean_interval
-from dynbench.experiment.answers import Speaker
-from dynbench.experiment.formats import NBSP
 from dynbench.experiment.subject import Member, Subject, whole
 
 LEAST = 1e-3
 """Part of the baseline's loss that counts as none."""
-OWN = tuple(
-    f"cost.{what}"
-    for what in (
-        *("samples", "seeds", "times", "steps", "steps_interval", "rows", "rows_interval"),
-        *("margin", "effect", "interval"),
-    )
-)
-"""Placeholders that only the sentences of this module use."""
-
 Judgement = Literal["costs", "least", "none", "gains", "open"]
 
 Launch = tuple[object, int]
@@ -62,6 +51,11 @@ class Effect:
     low: float
     high: float
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Low and high end."""
+        return self.low, self.high
+
     def judged(self, margin: float) -> Judgement:
         """By the whole interval: worse by more than a margin, or by any part; no more than it; better; or not told."""
         if -margin <= self.low and self.high <= margin:
@@ -71,51 +65,41 @@ class Effect:
         return "gains" if self.high < 0 else "open"
 
 
-def steps_sentence(speaker: Speaker) -> str:
+@dataclass(frozen=True)
+class Effects:
+    """What fewer steps and rows without padding do to the loss, over as many samples.
+
+    Attributes:
+        samples: that every arm was trained on.
+        seeds: launches of an arm.
+        times: by how much the steps are fewer.
+        fewer, rows: the two effects.
+        margin: change of the loss that counts as none.
+    """
+
+    samples: int
+    seeds: int
+    times: float
+    fewer: Effect
+    rows: Effect
+    margin: float
+
+
+def steps_effects(subject: Subject) -> Effects | Literal["unequal", "unknown"]:
     """What each of the two does to the loss, as far as the launches tell; or why there is no telling."""
-    return " ".join(_sentences(speaker))
-
-
-def judged_sentences(speaker: Speaker) -> str:
-    """The same without the numbers before it: which of the two costs loss, by how much; or why there is no telling."""
-    told = _sentences(speaker)
-    return " ".join(told[1:] or told)
-
-
-def _sentences(speaker: Speaker) -> list[str]:
-    """The numbers, and what they come to of either effect; or one sentence, why there is no telling."""
-    arms = trained(speaker.subject)
+    arms = trained(subject)
     if arms is None:
-        return [speaker.say("answers.steps.unknown").strip()]
+        return "unknown"
     known = list(arms.values())
     if len({arm.samples for arm in known}) > 1:
-        return [speaker.say("answers.steps.unequal").strip()]
+        return "unequal"
     fewer = _effect((one, other) for one, other in product(known, known) if _only_fewer(one, other))
     rows = _effect((one, other) for one, other in product(known, known) if _only_rows(one, other))
     if fewer is None or rows is None:
-        return [speaker.say("answers.steps.unknown").strip()]
-    margin = LEAST * fmean(arms[speaker.subject.baseline].losses.values())
+        return "unknown"
     counts = sorted({arm.steps for arm in known})
-    own = {
-        "cost_samples": f"{known[0].samples:,}",
-        "cost_seeds": str(len(known[0].losses)),
-        "cost_times": f"{counts[-1] / counts[0]:.3g}",
-        "cost_steps": f"{fewer.mean:+.4f}",
-        "cost_steps_interval": _interval(fewer),
-        "cost_rows": f"{rows.mean:+.4f}",
-        "cost_rows_interval": _interval(rows),
-        "cost_margin": f"{margin:.4f}",
-    }
-    told = [
-        speaker.say(
-            f"answers.steps.{effect.judged(margin)}",
-            cost_effect=speaker.template.label(f"answers.steps.of.{name}"),
-            cost_interval=_interval(effect),
-            **own,
-        ).strip()
-        for name, effect in (("fewer", fewer), ("rows", rows))
-    ]
-    return [speaker.say("answers.steps.effects", **own).strip(), *told]
+    margin = LEAST * fmean(arms[subject.baseline].losses.values())
+    return Effects(known[0].samples, len(known[0].losses), counts[-1] / counts[0], fewer, rows, margin)
 
 
 def trained(subject: Subject) -> dict[str, Trained] | None:
@@ -169,7 +153,3 @@ def _effect(pairs: Iterator[tuple[Trained, Trained]]) -> Effect | None:
     if len(shared) < 2:
         return None
     return Effect(*mean_interval([fmean(each[launch] for each in found) for launch in shared]))
-
-
-def _interval(effect: Effect) -> str:
-    return f"[{effect.low:+.4f},{NBSP}{effect.high:+.4f}]"

@@ -188,3 +188,19 @@ def test_every_figure_has_a_caption(language: str) -> None:
 
     assert [name for name in drawn if f"figures.{name}" not in labels] == []
     assert [name for name in drawn if english_words(labels[f"figures.{name}"], ("static",))] == []
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_blocks_of_sentences_are_the_same_and_are_filled_in_from_the_same_values(language: str) -> None:
+    """A value that one language leaves out is a sentence that says less."""
+
+    def values(spoken: str) -> dict[str, set[str]]:
+        template = load_template(spoken)
+        found: dict[str, set[str]] = {block: set() for block in template.blocks}
+        for name in set(template.blocks.values()):
+            tree = template.environment.parse((templates_dir() / name).read_text(encoding="utf-8"))
+            for block in tree.find_all(nodes.Block):
+                found[block.name] = {node.attr for node in block.find_all(nodes.Getattr)}
+        return found
+
+    assert values(language) == values(RECORDS_LANGUAGE)

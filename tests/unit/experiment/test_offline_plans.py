@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from languages import facts, said
 
 from dynbench.config.dump import dump_config
 from dynbench.config.load import load_config
@@ -24,7 +25,7 @@ from dynbench.experiment.offline_plans import (
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
 from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_trace
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
 from dynbench.runs.status import Status
@@ -121,9 +122,9 @@ FLAT |= {"cost_per_token": 4.0, "speedup_vs_static": 2.23}
     ("static", "flat", "expected", "notes"),
     [
         ({}, {}, (1.5, False), []),
-        ({}, {"fitted_on": "padded"}, (1.5, True), ["estimated"]),
-        ({"policy": "partition"}, {}, (2.23, True), ["static_estimated"]),
-        ({"cost_type": "tokens", "fitted_on": None}, {}, (2.23, True), ["static_estimated"]),
+        ({}, {"fitted_on": "padded"}, (1.5, True), ["costs"]),
+        ({"policy": "partition"}, {}, (2.23, True), ["static"]),
+        ({"cost_type": "tokens", "fitted_on": None}, {}, (2.23, True), ["static"]),
         ({"speeds": [1.0, 2.0]}, {"layout": "padded", "fitted_on": "padded"}, (2.23, False), []),
     ],
 )
@@ -143,9 +144,8 @@ def test_static_over_a_row_is_that_of_their_own_probes_or_says_whose_it_is(
     shown = section(store, language).replace("\N{NO-BREAK SPACE}", " ")
 
     assert f"| {'≈ ' * expected[1]}{expected[0]:.2f} |" in shown
-    texts = load_template(language).labels
-    kinds = ("estimated", "static_estimated")
-    assert [kind for kind in kinds if " ".join(texts[f"solve.{kind}"].split()) in shown] == notes
+    estimated = facts(find_subject(store, None), language)["method"]["estimated"]
+    assert [kind for kind, true in estimated.items() if true] == notes
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -180,9 +180,9 @@ def test_what_is_said_about_a_table_stands_with_it_only(
 
     shown = section(store, language)
 
-    texts = load_template(language).labels
-    assert (" ".join(texts["solve.bound"].split()) in shown) == bound
-    assert (" ".join(texts["solve.greedy"].split()) in shown) == greedy
+    told = [said(find_subject(store, None), block, language) for block in ("bound", "greedy")]
+    assert [bool(text) for text in told] == [bound, greedy]
+    assert all(text in shown for text in told)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

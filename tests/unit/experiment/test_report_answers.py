@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 
 import pytest
+from languages import facts, said
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import TOPICS, Speaker, change, planning
+from dynbench.experiment.answers import TOPICS, change, planning
 from dynbench.experiment.offline_plans import Solved, planned_speedup
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
@@ -66,9 +67,8 @@ def test_the_answers_hold_in_every_outcome(
     text = report(store, language)
 
     labels = load_template(language).labels
-    refused = labels["answers.incomparable"].partition("{{ baseline.name }}")[2].strip()
-    times = sum(" ".join(block.split()).count(" ".join(refused.split())) for block in text.split("\n- "))
-    assert (times > 0) == (verdict is Verdict.INCOMPARABLE)
+    for topic in facts(find_subject(store, None), language)["topics"].values():
+        assert [line.first is None for line in topic.lines] == [verdict is Verdict.INCOMPARABLE] * len(topic.lines)
     tokens = part(text, "### 4.4", "### 4.5")
     if measured and verdict is not Verdict.INCOMPARABLE:
         assert all(f"`{name}`" in tokens for name in names)
@@ -141,8 +141,8 @@ def test_memory_that_nobody_knows_is_said_once_and_why(
     text = part(report(store, language), "### 4.4", "### 4.5")
 
     labels = load_template(language).labels
-    said = labels["answers.unknown.shared"].split()
-    assert (" ".join(said) in text) == together
+    topics = facts(find_subject(store, None), language)["topics"]
+    assert topics["memory"].known == ("shared" if together else "missing") and topics["tail"].known == "compared"
     assert f"{labels['words.not_measured']} MB" not in text and "200 ms" in text
 
 
@@ -178,7 +178,8 @@ def test_steps_of_another_batch_are_neither_better_nor_worse(
     less, more = {"en": ("50.0 % less", "0 % more"), "zh": ("减少 50.0 %", "增加")}[language]
     assert less in text and "500 ms" in text, "memory is compared, and the times are told"
     assert (more in text) == (batch == 64)
-    assert (load_template(language).labels["change.unlike"] in text) == (batch != 64)
+    (line,) = facts(find_subject(store, None), language)["topics"]["tail"].lines
+    assert line.first.kind == line.second.kind == ("more" if batch == 64 else "unlike")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -230,8 +231,8 @@ def test_predicted_against_achieved_takes_probe_and_plans(
     assert "2.250" in text
     assert ("a speed-up of 2.000 per real token" if language == "en" else "加速比为 2.000") in text
     assert "75.0 %" in text  # 1.5 of 2
-    said = "a prediction was not measured" if language == "en" else "`neither`：预测未测量"
-    assert text.count(said) == 1
+    by = [each.by for each in facts(find_subject(store, None), language)["predictions"]]
+    assert by == ["probe", "plan", "none"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -282,8 +283,8 @@ def test_a_bound_is_told_of_the_plans_that_it_holds_for(
 
     assert tuple(text.count(words) for words in BOUNDS[language]) == expected
     assert ("2.250" in text) == (bound is not None)
-    note = load_template(language).label("prediction.note").replace("{{ baseline.name }}", "`static`")
-    assert text.count(" ".join(note.split())) == (bound is not None), "what a bound leaves as it is, once for all arms"
+    paragraphs = said(find_subject(store, None), "prediction", language).split("\n\n")
+    assert len(paragraphs) == 1 + (bound is not None), "what a bound leaves as it is, once for all arms"
 
 
 @pytest.mark.parametrize(
@@ -379,7 +380,8 @@ def test_the_proxy_error_is_told_or_not_measured(
     ],
 )
 def test_a_change_has_a_word(before: float | None, after: float | None, expected: tuple[str, float | None]) -> None:
-    assert change(before, after) == expected
+    found = change(before, after)
+    assert (found.kind, found.part) == expected
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -394,7 +396,8 @@ def test_what_planning_takes_is_that_of_the_arms_that_plan(
     flags: dict[str, dict[str, object]] = {name: {"schedule.mode": "dynamic"} for name in planned}
     make_comparison(*arms, summaries=summaries, flags=flags)
     subject = find_subject(store, None)
-    text = planning(Speaker(subject, load_template(language), {})).replace("\N{NO-BREAK SPACE}", " ")
+    assert [name for name, _ in planning(subject)] == list(planned)
+    text = said(subject, "planning", language).replace("\N{NO-BREAK SPACE}", " ")
     assert [name for name in shares if f"`{name}`" in text] == list(planned)
     assert ["1.1 %" in text, "4.0 %" in text, "0.6 %" in text] == ["partition" in planned, "window4" in planned, False]
     assert text in render_report(subject, language, "md", subject.run.path).replace("\N{NO-BREAK SPACE}", " ")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from languages import english_words
 
-from dynbench.experiment.answers import Speaker
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.steps_answers import Effect, steps_sentence
+from dynbench.experiment.steps_answers import Effect, Effects, steps_effects
 from dynbench.experiment.subject import Member, Subject
-from dynbench.report import LANGUAGES, load_template
+from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run
 
 SEEDS = range(4)
@@ -39,23 +37,13 @@ def arms(fewer: float, rows: float, spread: float = 1.0, few_steps: int = 64) ->
     return found
 
 
+def told(members: dict[str, Sequence[Member]], tmp_path) -> Effects | str:
+    return steps_effects(Subject(Run(tmp_path), members))
+
+
 def said(members: dict[str, Sequence[Member]], tmp_path, language: str = "en") -> str:
-    subject = Subject(Run(tmp_path), members)
-    return " ".join(steps_sentence(Speaker(subject, load_template(language), {"baseline.name": "`many`"})).split())
-
-
-def judgements(text: str, language: str = "en") -> list[str]:
-    """Which text was said of fewer steps, and which of rows without padding."""
-    template, found = load_template(language), []
-    for name in ("fewer", "rows"):
-        effect = template.label(f"answers.steps.of.{name}")
-        told = {case: template.label(f"answers.steps.{case}").replace("{{ cost.effect }}", effect) for case in CASES}
-        parts = {case: [part.strip() for part in re.split(r"{{.*?}}", said_so)] for case, said_so in told.items()}
-        found += [case for case, each in parts.items() if re.search(r"[^*]*".join(map(re.escape, each)), text)]
-    return found
-
-
-CASES = ("costs", "least", "none", "gains", "open")
+    values = {"steps_effects": told(members, tmp_path), "baseline.name": "`many`"}
+    return substitute(load_template(language), "{{ say.steps }}", values)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -78,7 +66,9 @@ def test_each_effect_is_judged_by_its_own_interval(
 ) -> None:
     """Of a loss of 0.65, up to 0.00065 counts as none."""
     text = said(arms(fewer, rows, spread), tmp_path, language)
-    assert judgements(text, language) == expected
+    found = told(arms(fewer, rows, spread), tmp_path)
+    assert isinstance(found, Effects)
+    assert [effect.judged(found.margin) for effect in (found.fewer, found.rows)] == expected
     assert all(number in text for number in ("8,192", f"{fewer:+.4f}", f"{rows:+.4f}", "0.0007"))
     if language != "en":
         assert english_words(text) == []
@@ -102,19 +92,19 @@ def test_an_interval_is_held_against_zero_and_a_margin(low: float, high: float, 
 
 
 def test_what_cannot_be_told_is_said(tmp_path) -> None:
-    assert "did not train on as many samples" in said(arms(0.1, 0.0, few_steps=65), tmp_path)
+    assert told(arms(0.1, 0.0, few_steps=65), tmp_path) == "unequal"
     without = {name: found for name, found in arms(0.1, 0.0).items() if "packed" not in name}
-    assert "is not known" in said(without, tmp_path)
+    assert told(without, tmp_path) == "unknown"
     unevaluated = {**arms(0.1, 0.0), "few": [member("padded", 128, 64, None, seed) for seed in SEEDS]}
-    assert "is not known" in said(unevaluated, tmp_path)
+    assert told(unevaluated, tmp_path) == "unknown"
     single = {name: found[:1] for name, found in arms(0.1, 0.0).items()}
-    assert "is not known" in said(single, tmp_path)
+    assert told(single, tmp_path) == "unknown"
 
 
 def test_losses_are_paired_by_seed_whatever_their_order(tmp_path) -> None:
     ordered, shuffled = arms(0.05, 0.0), arms(0.05, 0.0)
     shuffled["few"] = shuffled["few"][::-1]
-    assert said(shuffled, tmp_path) == said(ordered, tmp_path)
+    assert told(shuffled, tmp_path) == told(ordered, tmp_path)
 
 
 def test_the_table_has_every_arm_with_its_spread(tmp_path) -> None:
