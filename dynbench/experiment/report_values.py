@@ -53,6 +53,7 @@ def report_values(sources: Sources) -> Values:
         **_tables(sources),
         **number_figures(sources.subject, sources.template, sources.folder),
         **_facts(sources),
+        "figure.number": None,
         "chapters": "",
     }
 
