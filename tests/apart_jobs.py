@@ -13,12 +13,12 @@ import torch.distributed as dist
 from strategy_jobs import CPU, named, train_run
 from torch import nn
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import ReplicatedPlans
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.toy_check import toy_model
-from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.sync import local_steps
 
 RATE, SCALE, MOMENTUM = 0.1, 0.5, 0.8

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.merge import merge_run
-from dynbench.compress.error import ERROR_COLUMNS
-from dynbench.compress.tally import COMPRESS_COLUMNS
+from dynbench.compress.compressing import COMPRESS_COLUMNS
+from dynbench.compress.feedback import ERROR_COLUMNS
 from dynbench.runs.atomic import write_text
-from dynbench.runs.calls import Call, CallWriter
 from dynbench.runs.columns import COMM_COLUMNS, write_columns
+from dynbench.runs.row_writer import Call, CallWriter
 from dynbench.runs.run import Run
 
 SENT = {"none": 1.0, "fp8": 0.25}

@@ -15,7 +15,7 @@ from torch import Tensor
 from dynbench.clock import HostClock
 from dynbench.compress import Codec, CompressedMean
 from dynbench.compress.compressing import Compressing
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.plugins import COMPRESSORS
 
 FORMS = (

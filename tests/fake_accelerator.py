@@ -34,7 +34,7 @@ from dynbench.compress.cast import Fp16
 from dynbench.compress.codec import Known
 from dynbench.compress.compressing import Compressing
 from dynbench.compress.sketch import CountSketch
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.kernels import Boundaries, FlashAttentionTorch, use_packed_rows
 from dynbench.kernels.packed_attention import attend
 from dynbench.plugins import STRATEGIES

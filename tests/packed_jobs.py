@@ -12,7 +12,7 @@ from packed import tiny_model
 from strategy_jobs import known, named, trained_beside_one_process
 from torch import nn
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.toy_check import SMALL_BUCKET_MB, Difference, difference
 from dynbench.plugins import STRATEGIES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.probe_use import device_name, measured_settings
 from dynbench.runs.atomic import write_json
 from dynbench.runs.probe_record import PROBE_FILE, ProbeRecord

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dynbench.config.load import load_mapping
+from dynbench.config.layers import load_mapping
 from dynbench.config.recipes import Recipe, resolve_cells
 
 

@@ -17,11 +17,11 @@ from sync_jobs import MODELS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.clipping import Clipper
 from dynbench.engine.rank.exchange import max_over_ranks
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Clipper, Precision
+from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.engine.rank.toy_check import (
@@ -35,7 +35,6 @@ from dynbench.engine.rank.toy_check import (
     train_alone,
     train_on_ranks,
 )
-from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import FullyShardedDDP, fully_sharded

@@ -29,15 +29,15 @@ from toys import (
 )
 
 from dynbench import plugins
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import ReplicatedPlans
-from dynbench.engine.rank import evaluation, replica, wiring
+from dynbench.engine.rank import evaluation, real, replica
 from dynbench.engine.rank.exchange import GlobalBatch, max_over_ranks
-from dynbench.engine.rank.hearsay import tell_failure
 from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.engine.rank.memory import memory_meter
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.rank_facts import tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
@@ -189,7 +189,7 @@ def watched_steps(
         patch.object(replica, "build_optimizer", lambda parameters, _: torch.optim.SGD(parameters, lr=1.0)),
         patch.object(toy, "build_model", watch.build(toy)),
         patch.object(Replica, "_on_ready", lambda self: watch.ready(self._timer)),
-        closing(wiring.build_strategy(config, CPU)) as strategy,
+        closing(real.build_strategy(config, CPU)) as strategy,
     ):
         one = Replica(config, toy, CPU, timer, strategy)
         if isinstance(strategy, Fsdp):
@@ -248,7 +248,7 @@ def trained_beside_one_process(
     """
     random, alone = np.random.default_rng(2), theirs.build_model(config.train.seed)
     optimizer = replica.build_optimizer(alone.parameters(), config.train)
-    with closing(wiring.build_strategy(config, CPU)) as strategy:
+    with closing(real.build_strategy(config, CPU)) as strategy:
         one, ranks = Replica(config, ours, CPU, StepTimer(CPU), strategy), strategy.ranks
         rank = strategy.wire.rank
         for _ in range(steps):
@@ -273,7 +273,7 @@ def held_and_lost(rank: int, folder: str, sync: str, null: bool) -> tuple[dict[s
     config = named(load_config(None, settings), sync, "none", null)
     toy, losses, run = Toy(), [], Run(Path(folder))
     run.ranks_dir.mkdir(exist_ok=True)
-    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+    with known(), closing(real.build_strategy(config, CPU)) as strategy:
         one = Replica(config, toy, CPU, StepTimer(CPU), strategy)
         held = HeldMemory(run, rank, one, memory_meter(CPU), wanted=True)
         for _ in range(3):
@@ -306,7 +306,7 @@ def state_of_the_first(rank: int, sync: str) -> list[str] | None:
     """The names of the whole state, which only the first rank asks for."""
     settings = ["workload.pad_to_multiple_of=1", "train.precision=fp32", "train.learning_rate=1e-2"]
     config = named(load_config(None, settings), sync, "none")
-    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+    with known(), closing(real.build_strategy(config, CPU)) as strategy:
         Replica(config, Toy(), CPU, StepTimer(CPU), strategy)
         state = strategy.state_alone() if rank == 0 else None
         dist.barrier()
@@ -373,7 +373,7 @@ def profiled(rank: int, sync: str, compress: str) -> list[str]:
         compress,
     )
     toy = Toy()
-    with known(), closing(wiring.build_strategy(config, CPU)) as strategy:
+    with known(), closing(real.build_strategy(config, CPU)) as strategy:
         one = Replica(config, toy, CPU, StepTimer(CPU), strategy)
         batches = one.load((np.arange(rank, 60, 2),))
         everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

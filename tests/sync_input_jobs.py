@@ -6,8 +6,8 @@ import torch
 from strategy_jobs import CPU, named
 from torch import nn
 
-from dynbench.config.load import load_config
-from dynbench.engine.rank.wiring import build_strategy
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.real import build_strategy
 from dynbench.errors import UsageError
 
 FAULTS = ("number", "shape", "dtype", "buffer")

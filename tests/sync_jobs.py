@@ -15,8 +15,9 @@ from strategy_jobs import CPU, known, named
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dynbench.config.load import load_config
-from dynbench.engine.rank.precision import Precision
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.real import build_strategy, session
 from dynbench.engine.rank.toy_check import (
     SMALL_BUCKET_MB,
     VOCABULARY,
@@ -28,7 +29,6 @@ from dynbench.engine.rank.toy_check import (
     train_alone,
     train_on_ranks,
 )
-from dynbench.engine.rank.wiring import build_strategy, session
 from dynbench.plugins import STRATEGIES
 from dynbench.sync import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
 from dynbench.sync.synchronised import SynchronisedModule

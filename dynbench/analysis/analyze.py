@@ -20,14 +20,13 @@ from dynbench.analysis.finding import Finding
 from dynbench.analysis.kept import RUNS_FILE, keep_runs
 from dynbench.analysis.links import arm_links
 from dynbench.analysis.merge import CSV, PARQUET, MergedRun, merge_run
-from dynbench.analysis.over_launches import BY_ARM_FILE, by_arm_csv, over_launches
 from dynbench.analysis.page import metric_rows, summary_markdown
 from dynbench.analysis.pairwise import ArmPair, compare_pairs
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.record import COMPARISON_FILE, AnalysisRecord, ArmRecord, RunRecord, ScalingRecord
-from dynbench.analysis.results_csv import RESULTS_FILE, results_csv
+from dynbench.analysis.recovery import share_ideal
+from dynbench.analysis.results_csv import BY_ARM_FILE, RESULTS_FILE, by_arm_csv, over_launches, results_csv
 from dynbench.analysis.scaling import scaling_of
-from dynbench.analysis.shared_ideal import share_ideal
 from dynbench.analysis.summary import CHECKS_FILE, PROFILE_CSV, Summary, write_page, write_profile, write_summary
 from dynbench.analysis.waste import Waste, of_shared
 from dynbench.config.recipes import RECIPE_FILE

@@ -8,25 +8,21 @@ from functools import cached_property
 from itertools import combinations
 from typing import TypedDict, Unpack
 
-from dynbench.analysis.arms import Arm
+from dynbench.analysis.arms import Arm, Pair, Pairing, pair_launches
 from dynbench.analysis.comparability import alike, all_differences, compared_settings, describe, launch_differences
 from dynbench.analysis.joint import ArmSpreads, Joint, Spread, arm_spreads, hold_jointly
-from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift
+from dynbench.analysis.levels import comparison_level, loss_difference, loss_drift, weights_difference
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import improvements
-from dynbench.analysis.pairing import Pair, Pairing, pair_launches
-from dynbench.analysis.power import pair_spread
-from dynbench.analysis.prediction import predicted_speedup
+from dynbench.analysis.proxy import predicted_speedup
 from dynbench.analysis.questions import find_question, not_comparable
 from dynbench.analysis.questions.base import SAMPLES, Differences, Question, Unit
 from dynbench.analysis.record import ComparisonRecord, Level
 from dynbench.analysis.recovery import Recovery, recovery
 from dynbench.analysis.scaling import efficiency_of
-from dynbench.analysis.speedup import speedup_of, unit_of
-from dynbench.analysis.stats import Ratio
+from dynbench.analysis.stats import Ratio, pair_spread
 from dynbench.analysis.summary import Summary, summary_of
-from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike
-from dynbench.analysis.weights import weights_difference
+from dynbench.analysis.verdict import Verdict, decide, decide_alike, sentence, sentence_alike, speedup_of, unit_of
 from dynbench.config.schema import Analysis
 from dynbench.errors import NotComparable
 from dynbench.runs.phrase import Phrase

@@ -29,12 +29,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dynbench.analysis.arms import Arm
-from dynbench.analysis.pairing import pair_launches
-from dynbench.analysis.power import pair_spread
+from dynbench.analysis.arms import Arm, pair_launches
 from dynbench.analysis.questions.base import Unit
-from dynbench.analysis.speedup import seconds_per_unit
-from dynbench.analysis.stats import Ratio, student_t_quantile
+from dynbench.analysis.stats import Ratio, pair_spread, student_t_quantile
+from dynbench.analysis.verdict import seconds_per_unit
 
 FloatArray = NDArray[np.float64]
 

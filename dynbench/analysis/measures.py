@@ -10,9 +10,8 @@ from typing import Any, TypedDict
 
 import polars as pl
 
-from dynbench.analysis.communication import COMMUNICATION, Communication
+from dynbench.analysis.communication import COMMUNICATION, Communication, Compression, compression_of
 from dynbench.analysis.comparability import fact
-from dynbench.analysis.compression import Compression, compression_of
 from dynbench.analysis.crowding import oversubscribed
 from dynbench.analysis.epochs import Epochs, epochs_of
 from dynbench.analysis.link_model import Links
@@ -34,9 +33,9 @@ from dynbench.analysis.measure import (
 from dynbench.analysis.memory import Memory
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.null_run import BesideNull
+from dynbench.analysis.pace import SlowestRanks, slowest_ranks
 from dynbench.analysis.profile import Profile, profile_of
 from dynbench.analysis.proxy import Proxy, proxy_error
-from dynbench.analysis.slowest import SlowestRanks, slowest_ranks
 from dynbench.analysis.targets import QUALITY, Evaluation, Targets, evaluation_of, targets_of
 from dynbench.analysis.waste import Waste, waste_of
 from dynbench.runs.phrase import PhraseRecord

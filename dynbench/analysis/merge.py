@@ -14,11 +14,17 @@ from pathlib import Path
 
 import polars as pl
 
-from dynbench.analysis.blocks import block_times, number_blocks
-from dynbench.analysis.calls import TRANSFER, WAIT, read_calls, waiting_and_transfer
-from dynbench.analysis.rankfiles import RankFile, find_rank_files, read_rank_file
+from dynbench.analysis.rank_files import (
+    TRANSFER,
+    WAIT,
+    RankFile,
+    find_rank_files,
+    read_calls,
+    read_rank_file,
+    waiting_and_transfer,
+)
 from dynbench.analysis.run_facts import RunFacts, read_facts, status_phrase
-from dynbench.analysis.steps import MERGED_COLUMNS, step_table
+from dynbench.analysis.steps import MERGED_COLUMNS, block_times, number_blocks, step_table
 from dynbench.errors import RecordError
 from dynbench.runs.atomic import replacing
 from dynbench.runs.phrase import Phrase
@@ -53,7 +59,7 @@ class MergedRun:
         notes: what was wrong with which file.
         evaluations: step, loss, accuracy or perplexity, samples of every evaluation, in order of step.
         calls: when the collectives of every rank were under way, see `calls.read_calls`; None where that was not kept.
-        ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`shared_ideal`);
+        ideal_ms: what the work of its measured steps takes at least, as arms of the same work show (`recovery`);
             None where no arms are compared, nan where they do not share the work.
     """
 

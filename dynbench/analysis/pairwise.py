@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dynbench.analysis.arms import pair_launches
 from dynbench.analysis.comparison import Comparison, Terms, compare_two, judged_together
-from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.record import PairRecord
 from dynbench.analysis.verdict import Verdict
 

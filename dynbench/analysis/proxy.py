@@ -1,13 +1,19 @@
-"""How well the planner's cost stood for time: each rank's predicted cost against its measured time.
+"""How well the planner's cost and a probe's prediction stood for what was measured.
+
+How well the planner's cost stood for time: each rank's predicted cost against its measured time.
 
 A cost without a unit of time is held against the compute (forward and backward), brought to ms by one factor, total
 compute over total cost. `measured` is in ms and is held, as it is, against what a probe's steps consist of: data,
 forward, backward and optimizer. Rows are those of measured steps, one per rank and step; of more than `MOST_ROWS`,
 evenly spaced ones.
+
+What a probe predicted for a comparison, to be held against what was achieved.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Annotated, TypedDict
 
 import numpy as np
@@ -16,7 +22,7 @@ import polars as pl
 from dynbench.analysis.compute_fit import FloatArray, relative_speeds
 from dynbench.analysis.merge import MergedRun
 from dynbench.errors import RecordError
-from dynbench.runs.probe_record import read_probe
+from dynbench.runs.probe_record import ProbeRecord, read_probe
 from dynbench.schedule.cost import CostModel
 from dynbench.units import Unit
 
@@ -138,3 +144,50 @@ def _error(predicted: FloatArray, time_ms: FloatArray, *, scaled: bool) -> Proxy
 
 def _nothing() -> ProxyError:
     return {"correlation": None, "mape": None}
+
+
+log = logging.getLogger(__name__)
+
+STATIC = "static"
+WINDOW = "window"
+
+
+def predicted_speedup(baseline: MergedRun, candidate: MergedRun) -> float | None:
+    """Speed-up of the candidate's policy over the baseline's as its probe predicted it.
+
+    None where no probe was used, where it is gone, or where it predicted something else: other workers, another global
+    batch, another window, or one micro-batch per rank where the runs may take several.
+    """
+    probe = _probe_of(candidate) or _probe_of(baseline)
+    if probe is None:
+        return None
+    if (probe.world_size, probe.global_batch) != (candidate.workers, candidate.facts.config.train.global_batch):
+        return None
+    if not (_as_predicted(baseline, probe) and _as_predicted(candidate, probe)):
+        return None
+    before = _over_static(probe.predicted_speedup, baseline.facts.plan_name)
+    after = _over_static(probe.predicted_speedup, candidate.facts.plan_name)
+    return after / before if before and after else None
+
+
+def _probe_of(merged: MergedRun) -> ProbeRecord | None:
+    reference = merged.facts.config.probe.run
+    folder = merged.run.path.parent / str(reference)
+    if reference in (None, "auto", "off") or not folder.is_dir():
+        return None
+    try:
+        return read_probe(folder)
+    except RecordError as error:
+        log.warning("%s; predicted gains are left out", error.message)
+        return None
+
+
+def _as_predicted(merged: MergedRun, probe: ProbeRecord) -> bool:
+    """Whether a run planned as the prediction did: one micro-batch per rank, and windows of as many batches."""
+    facts = merged.facts
+    as_many = facts.policy != WINDOW or facts.window == probe.predicted_window
+    return as_many and facts.config.schedule.micro_batches == 1
+
+
+def _over_static(predicted: Mapping[str, float | None], policy: str) -> float | None:
+    return 1.0 if policy == STATIC else predicted.get(policy)

@@ -1,14 +1,20 @@
-"""A run as one line of `results.csv`: what it was, what it took, what it sent, what it reached.
+"""A run as one line of `results.csv`, and an arm's mean and spread over such lines.
+
+A run as one line of `results.csv`: what it was, what it took, what it sent, what it reached.
 
 Columns here stand in the file's order; a measure that names a `column` of its own comes behind them. The line is also
 the `record` of a summary.
+
+An arm over its launches, each with a seed of its own: mean and standard deviation of what its result lines hold.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
 import polars as pl
@@ -18,6 +24,9 @@ from dynbench.analysis.comparability import fact
 from dynbench.analysis.link_model import SPEEDS_GBPS
 from dynbench.analysis.measure import Measure, Measured, measure, measures_of, number
 from dynbench.analysis.measures import MEASURES
+from dynbench.analysis.metrics import Summaries, lookup
+from dynbench.analysis.record import MeanRecord
+from dynbench.analysis.tables import Launches
 from dynbench.config.schema import Config
 from dynbench.plugins import COMPRESSORS
 
@@ -171,3 +180,34 @@ def results_csv(summaries: Sequence[Mapping[str, object]]) -> str:
     lines = [summary["record"] for summary in summaries]
     names = [column.key for column in COLUMNS]
     return pl.DataFrame(lines, schema=names, infer_schema_length=None, strict=False).write_csv()
+
+
+BY_ARM_FILE = "results_by_arm.csv"
+"""In the folder of a comparison."""
+ARM_COLUMNS = tuple(column.key for column in COLUMNS if column.over_launches)
+"""Of result lines, those that say how an arm does."""
+LEAST = 3
+"""Launches from which on a spread says something."""
+
+
+def over_launches(summaries: Summaries) -> dict[str, MeanRecord]:
+    """By column of `COLUMNS`, over the launches that have a number there; what none has is left out."""
+    found = {}
+    for column in ARM_COLUMNS:
+        known = [value for each in summaries if (value := lookup(each, f"record.{column}")) is not None]
+        numbers = [value for value in known if math.isfinite(value)]
+        if numbers:
+            sd = stdev(numbers) if len(numbers) > 1 else None
+            found[column] = MeanRecord(mean=fmean(numbers), sd=sd, launches=len(numbers))
+    return found
+
+
+def by_arm_csv(launches: Launches) -> str:
+    """A row per arm and column: mean, sd, launches."""
+    rows = [
+        {"arm": name, "column": column, **found.model_dump()}
+        for name, summaries in launches.items()
+        for column, found in over_launches(summaries).items()
+    ]
+    schema = {"arm": pl.String, "column": pl.String, "mean": pl.Float64, "sd": pl.Float64, "launches": pl.Int64}
+    return pl.DataFrame(rows, schema=schema).write_csv()

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from dynbench.analysis.arms import Arm
+from dynbench.analysis.arms import Arm, pair_launches
 from dynbench.analysis.crowding import oversubscribed
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import means
-from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.questions.base import Unit
 from dynbench.analysis.record import Kind, ScalingRecord
-from dynbench.analysis.speedup import seconds_per_unit, speedup_of
 from dynbench.analysis.stats import Ratio
+from dynbench.analysis.verdict import seconds_per_unit, speedup_of
 from dynbench.units import mb
 
 ITSELF = Ratio(1.0, None, None, 0)

@@ -18,11 +18,10 @@ from dynbench.analysis.null_run import silent_run
 from dynbench.analysis.record import COMPARISON_FILE, read_analysis
 from dynbench.config.digest import config_digest, flatten
 from dynbench.errors import RecordError, RunLookupError, UsageError, did_you_mean
-from dynbench.runs.export import EXPORT_FILE, Export, record_files, write_export
-from dynbench.runs.own_files import check_own_files
+from dynbench.runs.export import EXPORT_FILE, Export, open_export, record_files, write_export
+from dynbench.runs.lookup import check_own_files
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.runs.unpack import open_export
 
 EXPORT_SUFFIX = ".zip"
 

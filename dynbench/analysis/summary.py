@@ -1,7 +1,7 @@
 """The summary of a run: one object, and the same as a table.
 
 Every statistic is over complete steps after the warm-up. A step lasts the maximum over ranks; a run's time is that of
-its contiguous blocks of steps, each the maximum over ranks (`blocks`); throughput and fractions are ratios of totals
+its contiguous blocks of steps, each the maximum over ranks (`steps`); throughput and fractions are ratios of totals
 over that time; planning and data are inside it. Times in ms, memory in MB (1e6 bytes).
 """
 

@@ -18,10 +18,10 @@ from dynbench.analysis.links import arm_links, spans_text
 from dynbench.analysis.memory import MOMENTS
 from dynbench.analysis.merge import SIDES
 from dynbench.analysis.metrics import HEADINGS, METRICS, Metric, Summaries, by_family, lookup
-from dynbench.analysis.over_launches import LEAST, over_launches
 from dynbench.analysis.questions.base import Question
 from dynbench.analysis.ranking import ranking
 from dynbench.analysis.record import ComparisonRecord, MeanRecord, PairRecord, ScalingRecord
+from dynbench.analysis.results_csv import LEAST, over_launches
 from dynbench.analysis.stats import mean_interval
 from dynbench.analysis.tables import (
     Column,

@@ -19,7 +19,7 @@ measured one, fit or not. The parts, as shares of the step time:
     exposed_comm  sync of the last rank to arrive; of virtual ranks that of their communication model
     planning      plan, mean over ranks
     data          data, mean over ranks
-    compute       what the run's own ideal is above the one that arms of the same work share (`shared_ideal`); 0 in a
+    compute       what the run's own ideal is above the one that arms of the same work share (`recovery`); 0 in a
                   run by itself
     other         the rest: time in no phase, ranks that end a block before the last one does, launching the
                   micro-batches beyond one per rank, and the residual of the fit, because of which it may fall below 0

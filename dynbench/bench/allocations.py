@@ -1,4 +1,10 @@
-"""What memory a piece of work takes over time, and which of its tensors are largest, with where they are made.
+"""Memory of a device: what is free, allocated, and at most.
+
+Memory that a case may still take.
+
+Arithmetic peaks of devices, for the share of it that a model reaches (MFU).
+
+What memory a piece of work takes over time, and which of its tensors are largest, with where they are made.
 
 On CPUs every allocation of torch's allocator is counted, as its profiler tells them; what other libraries take by
 themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's own, the rest its memory history.
@@ -6,6 +12,7 @@ themselves, as oneDNN for a product, is not. On CUDA the peak is the allocator's
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +28,40 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from dynbench.runs.cgroup import memory_available_bytes
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes: of the GPU, or of the machine within what this process's groups allow."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
+    allowed = memory_available_bytes()
+    return free if allowed is None else min(free, allowed)
+
+
+_HOPPER = {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12}
+_PEAKS: Mapping[str, Mapping[str, float]] = {
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA H200": _HOPPER,
+    "NVIDIA A100-SXM4-40GB": {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
+    "NVIDIA A100-SXM4-80GB": {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
+}
+"""FLOP/s of dense products by device name and type, from the data sheets of NVIDIA; fp32 without TF32, as torch has it
+unless told otherwise."""
+
+
+def peak_flops(device: str, dtype: str) -> float:
+    """FLOP/s; NaN where it is not known.
+
+    Args:
+        device: as torch names it.
+        dtype: of what is multiplied.
+    """
+    return _PEAKS.get(device, {}).get(dtype, math.nan)
+
 
 T = TypeVar("T")
 MOST_POINTS = 2000

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
+from dynbench.bench.allocations import free_bytes
 from dynbench.bench.attention import hand_count, pass_flops, plain_bytes
 from dynbench.bench.attention_timer import pass_times
 from dynbench.bench.base import Case, Measured, NotMeasured
-from dynbench.bench.free_memory import free_bytes
 from dynbench.errors import UsageError
 from dynbench.kernels import FlashAttentionTorch, FlashAttentionTriton
 from dynbench.kernels.flash_tiles import tiles_for

@@ -22,7 +22,7 @@ from dynbench.bench.record import (
     read_rows,
     write_benchmark,
 )
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Launch
 from dynbench.engine.failure import forget_failures
 from dynbench.engine.launching.launch_ranks import launch_ranks

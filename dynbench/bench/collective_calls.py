@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dynbench.bench.allocations import free_bytes
 from dynbench.bench.base import Case, Measured, NotMeasured
 from dynbench.bench.collectives import BUS_FACTORS, ELEMENT_BYTES
-from dynbench.bench.free_memory import free_bytes
 from dynbench.clock import Clock, clock_for
 from dynbench.engine.rank.exchange import all_floats, max_over_ranks, sum_over_ranks
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.sent_bytes import SentBytes, can_count
+from dynbench.engine.rank.row_builder import SentBytes, can_count
 from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.runs.provenance import usable_cores
 from dynbench.units import format_bytes

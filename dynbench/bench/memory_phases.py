@@ -16,7 +16,7 @@ from dynbench.bench.memory import TIMELINES_FILE, residual_bytes
 from dynbench.bench.model_step import STATE_BYTES, ModelStep, build_model
 from dynbench.bench.record import add_line
 from dynbench.plugins.benchmarks import MemoryOptions
-from dynbench.sync.blocks import blocks_of
+from dynbench.sync.fully_sharded_streams import blocks_of
 from dynbench.units import mb
 
 PARAMETER_BYTES = 4

@@ -16,10 +16,10 @@ from dynbench.bench.memory_phases import storage_bytes
 from dynbench.bench.model_step import LEARNING_RATE, ModelStep, build_model
 from dynbench.bench.optimizer import MOMENTS, PARTS, STRATEGY
 from dynbench.clock import clock_for
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.rank.exchange import max_over_ranks, wait_for_all
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.engine.rank.real import build_strategy, session
 from dynbench.plugins.benchmarks import OptimizerOptions
 from dynbench.sync.base import Strategy
 from dynbench.units import mb

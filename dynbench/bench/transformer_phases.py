@@ -14,9 +14,9 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
+from dynbench.bench.allocations import peak_flops
 from dynbench.bench.base import Case, Measured, NotMeasured
 from dynbench.bench.model_step import ModelStep, build_model, forward_flops
-from dynbench.bench.peaks import peak_flops
 from dynbench.clock import clock_for
 
 PHASES = ("forward", "backward", "optimizer", "step")

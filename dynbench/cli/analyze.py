@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.gate import gate_options, question_option
+from dynbench.cli.flags import gate_options, question_option
 from dynbench.cli.next_command import next_command
 from dynbench.cli.options import Settings, common_options, config_options, table_option
 from dynbench.cli.output import fits, print_json, print_line, print_results, print_table, show_warnings

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.gate import gate_options, question_option
-from dynbench.cli.launch_options import launch_options
+from dynbench.cli.flags import gate_options, launch_options, question_option
 from dynbench.cli.options import Settings, common_options, config_options, name_options, table_option
 from dynbench.cli.output import print_json, print_line, show_warnings
 from dynbench.errors import RunLookupError, UsageError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from dynbench.config.recipes import Recipe
     from dynbench.experiment.cells import CellsOutcome
     from dynbench.experiment.compare import Outcome
-    from dynbench.experiment.startable import Startable
+    from dynbench.experiment.preflight import Startable
     from dynbench.runs.run import Run
     from dynbench.runs.store import RunStore
 
@@ -147,7 +146,7 @@ def _start(
 
 def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace: bool) -> list[Startable]:
     from dynbench.experiment.compare import on_first_node
-    from dynbench.experiment.startable import check_startable
+    from dynbench.experiment.preflight import check_startable
 
     if on_first_node(recipes[0]):
         store.check_name(name, replace)
@@ -155,7 +154,7 @@ def _check(recipes: Sequence[Recipe], store: RunStore, name: str | None, replace
 
 
 def _warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
-    from dynbench.experiment.recipe_warnings import recipe_warnings
+    from dynbench.experiment.preflight import recipe_warnings
 
     warnings = recipe_warnings(recipes, store)
     show_warnings(warnings)
@@ -187,7 +186,7 @@ def _run(comparison: Run, store: RunStore, settings: Settings) -> Outcome | Cell
 
 
 def _run_one(comparison: Run, store: RunStore, settings: Settings) -> Outcome:
-    from dynbench.cli.compare_progress import compare_display
+    from dynbench.cli.progress import compare_display
     from dynbench.experiment.compare import run_comparison
 
     with compare_display(settings.shows_progress) as display:
@@ -209,6 +208,6 @@ def _show(outcome: Outcome | CellsOutcome, quiet: bool) -> None:
     if quiet:
         print_line(str(outcome.run.path))
         return
-    from dynbench.cli.compare_cells import show_cells
+    from dynbench.cli.compare_plan import show_cells
 
     show_cells(outcome)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynbench.cli.launch_options import Duration
+from dynbench.cli.flags import Duration
 from dynbench.cli.options import Settings, common_options, config_options
 from dynbench.cli.output import answered, print_line, print_table, refuse_existing, writing
 from dynbench.errors import UsageError
@@ -124,8 +124,7 @@ def export_wikipedia(settings: Settings, output: Path, force: bool, megabytes: f
 def show_cache(settings: Settings, older_than: float | None, remove: bool, folder: Path | None) -> None:
     """Say what tokenised data, lengths and articles are kept, how large they are and when they were last used."""
     from dynbench.config.schema import Workload
-    from dynbench.workloads.cache import cache_folder
-    from dynbench.workloads.kept_data import kept_data
+    from dynbench.workloads.cache import cache_folder, kept_data
 
     place = cache_folder(Workload(cache_dir=None if folder is None else str(folder)))
     now = time.time()

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynbench.cli.diagnosis import WITHOUT_TORCH, Diagnosis, judged
-from dynbench.cli.health_ranks import communication, ports, python, threads, triton
+from dynbench.cli.health_ranks import WITHOUT_TORCH, Diagnosis, communication, judged, ports, python, threads, triton
 from dynbench.cli.options import Settings
 from dynbench.errors import UsageError
 from dynbench.runs import provenance
@@ -165,8 +164,7 @@ def disk(settings: Settings) -> Diagnosis:
 def data_cache(settings: Settings) -> Diagnosis:
     """What tokenised data take of the disk."""
     from dynbench.config.schema import Workload
-    from dynbench.workloads.cache import cache_folder
-    from dynbench.workloads.kept_data import kept_data
+    from dynbench.workloads.cache import cache_folder, kept_data
 
     folder = cache_folder(Workload())
     size, free = sum(kept.size for kept in kept_data(folder)), shutil.disk_usage(_nearest_folder(folder)).free

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynbench.cli.diagnosis import Diagnosis, guarded, judged
+from dynbench.cli.health_ranks import Diagnosis, guarded, judged
 from dynbench.cli.options import Settings
-from dynbench.config.load import load_mapping
+from dynbench.config.layers import load_mapping
 from dynbench.config.paths import BPE_VOCABULARY, BYTES, TORCH_WEIGHTS, VOCABULARY, path_problems
 from dynbench.config.recipes import find_recipe, resolve_cells
 from dynbench.errors import ConfigError, DynbenchError, HubError
@@ -206,7 +206,7 @@ def _ranks(recipes: Sequence[Recipe], settings: Settings) -> Diagnosis:
 
 def _start(recipes: Sequence[Recipe], settings: Settings, weights: Diagnosis) -> Diagnosis:
     """A launch would begin: arms can be compared and planned, batches taken, and what they load is to be had."""
-    from dynbench.experiment.startable import check_startable
+    from dynbench.experiment.preflight import check_startable
 
     questions: dict[str, None] = {}
     for recipe in recipes:

@@ -35,12 +35,12 @@ def setting_words(command: Command, wanted: Config, file: Path | None = None) ->
     """
     from dynbench.cli.flags import FLAGS
     from dynbench.cli.main import COMMANDS
-    from dynbench.config.alternatives import left_unsaid
     from dynbench.config.digest import differences
     from dynbench.config.effects import EFFECTS
     from dynbench.config.schema import Config
     from dynbench.config.situation import Situation
     from dynbench.config.typed_text import written
+    from dynbench.config.unread import left_unsaid
 
     base = _of_file(file)
     words = [] if base is None else ["-c", str(file)]
@@ -62,7 +62,7 @@ def setting_words(command: Command, wanted: Config, file: Path | None = None) ->
 
 def _of_file(file: Path | None) -> Config | None:
     """What the file alone means; None where it cannot be read again, or means nothing without what was laid over it."""
-    from dynbench.config.load import read_document, validate_config
+    from dynbench.config.layers import read_document, validate_config
     from dynbench.errors import UsageError
 
     if file is None or not file.is_file():

@@ -70,7 +70,7 @@ class Settings:
         Raises:
             ConfigError: every mistake found.
         """
-        from dynbench.config.load import load_config
+        from dynbench.config.layers import load_config
 
         return load_config(self.config_path, self.overrides, self.flags, paths=paths, trains=trains)
 

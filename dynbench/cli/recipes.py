@@ -41,7 +41,7 @@ def list_recipes(settings: Settings) -> None:
 @common_options
 def show_recipe(settings: Settings, name: str) -> None:
     """The text of a recipe."""
-    from dynbench.config.load import yaml_text
+    from dynbench.config.layers import yaml_text
     from dynbench.config.recipes import find_recipe
 
     path = find_recipe(name)
@@ -59,7 +59,7 @@ def show_recipe(settings: Settings, name: str) -> None:
 @common_options
 def copy_recipe(settings: Settings, name: str, target: Path, force: bool) -> None:
     """Copy a recipe, to change it."""
-    from dynbench.config.load import yaml_text
+    from dynbench.config.layers import yaml_text
     from dynbench.config.recipes import find_recipe
 
     source = find_recipe(name)

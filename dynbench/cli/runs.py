@@ -14,7 +14,7 @@ import click
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.cli.output import answered, print_line, print_result
 from dynbench.errors import RunLookupError, UsageError
-from dynbench.runs.status import UNSUCCESSFUL
+from dynbench.runs.run_record import UNSUCCESSFUL
 
 if TYPE_CHECKING:
     from dynbench.runs.run import Run
@@ -157,7 +157,7 @@ def remove_runs(
     offline plans), which has to be said; of these, what another comparison or run reads stays. --failed leaves the
     completed launches of a comparison that failed, unless --with-launches is given.
     """
-    from dynbench.cli.runs_rm import remove
+    from dynbench.cli.runs_show import remove
 
     if not refs and not failed:
         raise UsageError("runs rm: no run named", "Name runs, or give --failed.")
@@ -194,7 +194,7 @@ def _unsuccessful(store: RunStore) -> list[Run]:
 def _tell_strangers(store: RunStore) -> list[tuple[Path, str]]:
     """Folders of the results folder that are nobody's to touch; those that look like a run are told on stderr."""
     from dynbench.runs.foreign import strangers
-    from dynbench.runs.names import slug_of
+    from dynbench.runs.run_record import slug_of
 
     found = strangers(store.root)
     for path, reason in found:

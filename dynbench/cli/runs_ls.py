@@ -11,11 +11,9 @@ from fnmatch import fnmatchcase
 from dynbench.cli.runs_show import shown_duration
 from dynbench.config.rules import known_world_size
 from dynbench.errors import RecordError, UsageError, did_you_mean
-from dynbench.runs.groups import groups_of
-from dynbench.runs.lookup import Entries
+from dynbench.runs.lookup import Entries, groups_of
 from dynbench.runs.run import Run, current_status, duration_s
-from dynbench.runs.run_record import RunRecord
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import RunRecord, Status
 from dynbench.units import parse_duration_s
 
 Row = dict[str, object]

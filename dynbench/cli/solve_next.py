@@ -9,9 +9,9 @@ from typing import Any
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings
 from dynbench.cli.solve_view import best_by_ranks, gives_back_nothing
-from dynbench.config.change import changed
+from dynbench.config.batch import whole_window_steps
+from dynbench.config.digest import changed
 from dynbench.config.schema import Config, Launch, Workload
-from dynbench.config.window_steps import whole_window_steps
 from dynbench.engine.planning import names_a_probe
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import Solution

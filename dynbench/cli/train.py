@@ -57,7 +57,7 @@ def command(
         from dynbench.engine.launching.run_launch import plan_launch
 
         if config.train.exposed:
-            from dynbench.experiment.without_communication import one_with_silent
+            from dynbench.experiment.training import one_with_silent
 
             (_, (silent, beside)), _ = one_with_silent(config, {"name": name, "replace": replace}, store)
             plan_launch(silent, store, **beside)  # what cannot work of the one beside it
@@ -76,7 +76,7 @@ def command(
 
 
 def _show_plan(plan: LaunchPlan, settings: Settings) -> None:
-    from dynbench.config.dump import dump_config
+    from dynbench.config.digest import dump_config
 
     show_warnings(plan.warnings)
     config = plan.resolved.config

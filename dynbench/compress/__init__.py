@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dynbench.compress.base import Sparse
     from dynbench.compress.cast import Bf16, Fp16
     from dynbench.compress.codec import Codec, Known, Payload, Whole
     from dynbench.compress.fp8 import Fp8
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dynbench.compress.randomk import RandomK
     from dynbench.compress.signsgd import SignSgd
     from dynbench.compress.sketch import Sketch
-    from dynbench.compress.sparse import Sparse
     from dynbench.compress.threshold import Threshold
     from dynbench.compress.topk import TopK
 
@@ -54,7 +54,7 @@ _MODULES = {
     "RandomK": "randomk",
     "SignSgd": "signsgd",
     "Sketch": "sketch",
-    "Sparse": "sparse",
+    "Sparse": "base",
     "Threshold": "threshold",
     "TopK": "topk",
     "Whole": "codec",

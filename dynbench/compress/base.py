@@ -1,17 +1,27 @@
-"""What is asked of a compressor.
+"""What a compressor is: its interface, its random draws, and those that send few elements.
+
+What is asked of a compressor.
 
 Files of plug-ins import this module while the configuration is still being assembled from what they register.
+
+Random numbers of a tensor and a step, which leave torch's own generators alone.
+
+Payloads of some elements and where they are.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from dynbench.compress.codec import Codec, Field, Fields, Known
+from dynbench.compress.message import index_field, read_indices, write_indices
 from dynbench.errors import RecordError
 from dynbench.runs.columns import Column
 from dynbench.wire.channel import Channel
@@ -74,3 +84,95 @@ class Compressor(ABC):
                 f"compress.name: {name!r} keeps nothing between steps, the saved state holds {', '.join(state)}",
                 "Go on with the compressor that it was saved from.",
             )
+
+
+_STEP, *_FACTORS = (each - 2**64 for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""Of SplitMix64, as int64."""
+
+
+def seed_of(*parts: object) -> int:
+    """A number that names made of these parts share with no others."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def uniform(seed: int, like: Tensor) -> Tensor:
+    """Numbers from 0 up to 1, of a tensor's shape, in float32: this rank's own, as GPUs of other kinds draw others."""
+    source = torch.Generator(like.device).manual_seed(seed)
+    return torch.rand(like.shape, generator=source, device=like.device)
+
+
+def numbers(seed: int, places: Tensor) -> Tensor:
+    """Whole numbers from 0 up to 2**63 by place, int64, the same on every device; a place has one under each seed.
+
+    SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) from a counter: torch's generators follow a GPU's number of
+    multiprocessors, and unlike GPUs would draw unlike elements of what they add up.
+    """
+    mixed = (places + 1) * _STEP + seed
+    for shift, factor in zip((30, 27), _FACTORS, strict=True):
+        mixed = _folded(mixed, shift) * factor
+    return _folded(mixed, 31) & (2**63 - 1)
+
+
+def _folded(mixed: Tensor, shift: int) -> Tensor:
+    """Exclusive or with its own upper bits, whose sign does not come along."""
+    return mixed ^ (mixed >> shift & (1 << 64 - shift) - 1)
+
+
+def some_of(n: int, k: int, seed: int, like: Tensor) -> Tensor:
+    """Of n indices k different ones, rising, where a tensor is; the same on every device.
+
+    Every set of them is as likely as any other.
+    """
+    found, drawn = torch.arange(n if 4 * k > n else 0, device=like.device), 0
+    while len(found) < k:
+        more = k - len(found) + k // 4 + 8
+        places = torch.arange(drawn, drawn + more, device=like.device)
+        found, drawn = torch.unique(torch.cat([found, numbers(seed, places) % n])), drawn + more
+    order = numbers(seed_of(seed), found).argsort(stable=True)
+    return found[order[:k]].sort().values
+
+
+def normal(seed: int, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Standard normal numbers of a shape, where a tensor is, in float32; the same on every device but for rounding."""
+    drawn = numbers(seed, torch.arange(math.prod(shape), device=like.device)) >> 40
+    return drawn.float().add_(0.5).div_(2**22).sub_(1).erfinv_().mul_(math.sqrt(2)).view(*shape)
+
+
+class Sparse(Codec):
+    """Elements that every rank chooses for itself, in float32, with their indices."""
+
+    leaves_out = True
+
+    @abstractmethod
+    def choose(self, values: Tensor, known: Known) -> Tensor:
+        """Indices of up to `kept` of `values`, shape [n], in any order."""
+
+    def fields(self, n: int, known: Known) -> Fields:
+        """Elements, and their indices."""
+        most = self.kept(n, known)
+        return Field(torch.float32, most), index_field(n, most)
+
+    def index_bytes(self, n: int, known: Known) -> int:
+        """Of the indices."""
+        return self.fields(n, known)[1].nbytes
+
+    def encode(self, values: Tensor, known: Known, out: Sequence[Tensor]) -> None:
+        """In the order of the indices; where there are fewer than room is for, zeros follow."""
+        indices = self.choose(values, known).sort().values
+        out[0][: len(indices)] = values[indices]
+        out[0][len(indices) :] = 0
+        write_indices(indices, len(values), self.kept(len(values), known), out[1])
+
+    def decode(self, payload: Sequence[Tensor], known: Known, out: Tensor) -> None:
+        """Zeros elsewhere."""
+        self.add(payload, known, out.zero_(), 1.0)
+
+    def add(self, payload: Sequence[Tensor], known: Known, total: Tensor, factor: float) -> None:
+        """To those elements alone."""
+        indices = read_indices(payload[1], len(total), self.kept(len(total), known))
+        total.index_add_(0, indices, payload[0][: len(indices)], alpha=factor)
+
+
+def share_of(n: int, ratio: float) -> int:
+    """So many of n, rounded up, at least one where there is one."""
+    return min(n, max(1, -int(-ratio * n * (1 - 1e-9) // 1)))

@@ -1,25 +1,121 @@
-"""What the compressors of dynbench have in common: first steps, small parameters, residuals, columns, saved state."""
+"""Compressing what a strategy sends, and what that took.
+
+What compression did in a step: columns of a rank's rows.
+
+Several tensors averaged in one message.
+
+What the compressors of dynbench have in common: first steps, small parameters, residuals, columns, saved state.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from dynbench.clock import Clock, HostClock
 from dynbench.compress.base import Compressor
-from dynbench.compress.error import ERROR_COLUMNS, Error, exact_mean
-from dynbench.compress.feedback import Residuals
-from dynbench.compress.tally import COMPRESS_COLUMNS, Tally
+from dynbench.compress.feedback import ERROR_COLUMNS, Error, Residuals, exact_mean
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import CompressionOptions
+from dynbench.runs.columns import COMPRESSES, Column
+from dynbench.units import mb
 from dynbench.wire.channel import Channel
 from dynbench.wire.segment import Segment
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress
+
+
+COMPRESS_COLUMNS: tuple[Column, ...] = (
+    COMPRESSES,
+    Column("compress_ms", "number", "ms", "Writing what is sent, error feedback included."),
+    Column("decompress_ms", "number", "ms", "Reading what was received and averaging it."),
+    Column("extra_collectives", "integer", "", "Collectives beside those that carry what was compressed."),
+    Column("extra_collective_ms", "number", "ms", "Time from their calls to their completion."),
+    Column("payload_bytes", "integer", "B", "What this rank wrote of gradients, those of small parameters among it."),
+    Column("index_bytes", "integer", "B", "Of what this rank wrote, what says which elements are sent."),
+    Column("density", "number", "", "Elements sent over elements of what was compressed; none where nothing was."),
+    Column("residual_mb", "number", "MB", "Memory of what compression has left out so far."),
+)
+
+
+@dataclass
+class Tally:
+    """Of the step so far.
+
+    Attributes:
+        whole: a gradient was sent as it is because of `start_step`.
+    """
+
+    clock: Clock = field(default_factory=HostClock)
+    whole: bool = False
+    _spans: list[tuple[str, object, object]] = field(default_factory=list)
+    _extra: int = 0
+    _payload_bytes: int = 0
+    _index_bytes: int = 0
+    _kept: int = 0
+    _elements: int = 0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """The time within it counts for a column."""
+        start = self.clock.mark()
+        yield
+        self._spans.append((name, start, self.clock.mark()))
+
+    @contextmanager
+    def beside(self, counts: bool = True) -> Iterator[None]:
+        """A collective is waited for within, and counts as an extra one, or not."""
+        with self.timed("extra_collective_ms") if counts else nullcontext():
+            self._extra += counts
+            yield
+
+    def wrote(self, nbytes: int) -> None:
+        """So many bytes are what is sent first of a gradient."""
+        self._payload_bytes += nbytes
+
+    def count(self, elements: int, kept: int, index_bytes: int = 0) -> None:
+        """So many of the elements of a parameter are sent, and so many bytes say which."""
+        self._elements += elements
+        self._kept += kept
+        self._index_bytes += index_bytes
+
+    def take_under_way(self) -> Tally:
+        """The tally that goes on from this one: with what the device has not done yet, which this one forgets."""
+        done = [self.clock.happened(end) for _, _, end in self._spans]
+        rest = [span for span, ended in zip(self._spans, done, strict=True) if not ended]
+        self._spans = [span for span, ended in zip(self._spans, done, strict=True) if ended]
+        return Tally(self.clock, _spans=rest)
+
+    def row(self, residual_bytes: int) -> dict[str, object]:
+        """The values of the columns; what was timed must be done."""
+        spent = {"compress_ms": 0.0, "decompress_ms": 0.0, "extra_collective_ms": 0.0}
+        for name, *span in self._spans:
+            spent[name] += self.clock.elapsed_ms(*span)
+        return {
+            COMPRESSES.name: int(not self.whole),
+            **spent,
+            "extra_collectives": self._extra,
+            "payload_bytes": self._payload_bytes,
+            "index_bytes": self._index_bytes,
+            "density": self._kept / self._elements if self._elements else None,
+            "residual_mb": mb(residual_bytes),
+        }
+
+
+def average(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """Their means over ranks, in place; of one type, and of the same shapes on all ranks."""
+    together = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(channel.world_size)
+    channel.all_reduce(together).wait()
+    for tensor, mean in zip(tensors, torch.split(together, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
 
 State = dict[str, dict[str, Tensor]]
 """By what it is, and by name."""

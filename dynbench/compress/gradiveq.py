@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dynbench.compress.compressing import Compressing, State, asked_feedback
+from dynbench.compress.compressing import Compressing, State, asked_feedback, average
 from dynbench.compress.feedback import settle
 from dynbench.compress.message import Part, cut
-from dynbench.compress.together import average
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import GradiVeqOptions
 from dynbench.wire.channel import Channel

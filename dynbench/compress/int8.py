@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from dynbench.compress.bits import pack, packed_bytes, unpack
 from dynbench.compress.codec import CHUNK, LEAST, Codec, Field, Fields, Known, greatest
 from dynbench.compress.mean import CompressedMean
+from dynbench.compress.message import pack, packed_bytes, unpack
 from dynbench.errors import UsageError
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import Int8Options, int8_levels

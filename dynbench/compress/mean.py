@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dynbench.compress.base import seed_of
 from dynbench.compress.codec import Codec, Known, Whole
 from dynbench.compress.compressing import Compressing, State, asked_feedback
-from dynbench.compress.draws import seed_of
 from dynbench.compress.feedback import SecondResiduals
 from dynbench.compress.item import Item, Items
 from dynbench.compress.message import Message, Part, Scratch, cut

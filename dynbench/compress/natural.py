@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dynbench.compress.base import seed_of, uniform
 from dynbench.compress.codec import Codec, Field, Fields, Known, greatest
-from dynbench.compress.draws import seed_of, uniform
 from dynbench.compress.mean import CompressedMean
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import ContractiveOptions

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dynbench.compress.bits import pack, packed_bytes, unpack
 from dynbench.compress.codec import Codec, Field, Fields, Known
 from dynbench.compress.mean import CompressedMean
+from dynbench.compress.message import pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
     from dynbench.config.schema import Compress

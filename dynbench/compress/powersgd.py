@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dynbench.compress.compressing import Compressing, State, asked_feedback
-from dynbench.compress.draws import normal, seed_of
+from dynbench.compress.base import normal, seed_of
+from dynbench.compress.compressing import Compressing, State, asked_feedback, average
 from dynbench.compress.feedback import settle
 from dynbench.compress.message import cut
-from dynbench.compress.together import average
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import PowerSgdOptions
 from dynbench.wire.channel import Channel

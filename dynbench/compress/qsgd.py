@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from dynbench.compress.bits import pack, packed_bytes, unpack
+from dynbench.compress.base import seed_of, uniform
 from dynbench.compress.codec import LEAST, Codec, Field, Fields, Known
-from dynbench.compress.draws import seed_of, uniform
 from dynbench.compress.mean import CompressedMean
+from dynbench.compress.message import pack, packed_bytes, unpack
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import QsgdOptions
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dynbench.compress.base import share_of, some_of
 from dynbench.compress.codec import Codec, Field, Fields, Known, greatest
-from dynbench.compress.draws import some_of
 from dynbench.compress.mean import CompressedMean
-from dynbench.compress.sparse import share_of
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import RandomKOptions
 

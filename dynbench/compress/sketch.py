@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dynbench.compress.base import seed_of, share_of
 from dynbench.compress.codec import CHUNK
-from dynbench.compress.compressing import Compressing, asked_feedback
-from dynbench.compress.draws import seed_of
+from dynbench.compress.compressing import Compressing, asked_feedback, average
 from dynbench.compress.feedback import settle
 from dynbench.compress.message import Part, cut
-from dynbench.compress.sparse import share_of
-from dynbench.compress.together import average
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import SketchOptions
 from dynbench.wire.channel import Channel

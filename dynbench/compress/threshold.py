@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from dynbench.compress.base import Sparse
 from dynbench.compress.codec import Known
 from dynbench.compress.mean import CompressedMean
-from dynbench.compress.sparse import Sparse
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import ThresholdOptions
 

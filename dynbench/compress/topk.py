@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dynbench.compress.base import Sparse, share_of
 from dynbench.compress.codec import Known
 from dynbench.compress.mean import CompressedMean
-from dynbench.compress.sparse import Sparse, share_of
 from dynbench.plugins import options_of
 from dynbench.plugins.compressor_options import RatioOptions
 

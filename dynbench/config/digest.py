@@ -1,4 +1,13 @@
-"""Configurations compared: flat keys, differences, and a digest that names equal ones."""
+"""Configurations changed, compared by digest, and written; and what of them moves no number.
+
+A configuration with some of its values changed.
+
+Configurations compared: flat keys, differences, and a digest that names equal ones.
+
+A training without its communication, which takes turns with it: the settings that it has otherwise.
+
+A configuration as YAML text that loads back to the same configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,28 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+import yaml
+
 from dynbench.config.schema import Config
+from dynbench.config.yaml_strict import use_core_schema
 from dynbench.plugins import KINDS
+
+
+def changed(config: Config, changes: Mapping[str, object]) -> Config:
+    """The configuration with other values, which are not validated.
+
+    Args:
+        config: what to change.
+        changes: dotted key to a value of the field's type.
+    """
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return config.model_copy(
+        update={section: getattr(config, section).model_copy(update=fields) for section, fields in sections.items()}
+    )
+
 
 NOT_IDENTITY = (
     *("train.seed", "launch.node_rank", "launch.rdzv_endpoint", "launch.rdzv_id"),
@@ -64,3 +93,79 @@ def config_digest(config: Config, exclude: Sequence[str] = NOT_IDENTITY) -> str:
 
 def _flat(sections: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     return {f"{section}.{key}": value for section, fields in sections.items() for key, value in fields.items()}
+
+
+OF_SILENT: Mapping[str, object] = {
+    "sync.communicate": False,
+    "compress.name": "none",
+    "train.exposed": False,
+    "train.memory_parts": False,
+    "train.save_model": False,
+    "train.tensorboard": False,
+}
+"""The first, and what it makes idle."""
+SUFFIX = "-null"
+"""Behind the name of its run, and of its arm."""
+
+
+def without_communication(config: Config) -> Config:
+    """The same training over a wire that sends nothing."""
+    return changed(config, OF_SILENT)
+
+
+def is_like(silent: Config, config: Config) -> bool:
+    """Whether one configuration is the other without communication."""
+    apart = differences(config, silent).keys()
+    return "sync.communicate" in apart and config.sync.communicate and apart <= OF_SILENT.keys()
+
+
+_UNICODE_BREAKS = ("\x85", "\u2028", "\u2029")
+"""Line breaks of YAML 1.1, which PyYAML would fold into spaces unless they are escaped."""
+
+
+class _CoreDumper(yaml.SafeDumper):
+    """Quotes what YAML 1.2 would not read as text, so that `dump` and `load` agree."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def short_list(self, data: Sequence[object]) -> yaml.Node:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+    def text(self, data: str) -> yaml.Node:
+        style = '"' if any(break_ in data for break_ in _UNICODE_BREAKS) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+use_core_schema(_CoreDumper)
+_CoreDumper.add_representer(str, _CoreDumper.text)
+_CoreDumper.add_representer(list, _CoreDumper.short_list)
+_CoreDumper.add_representer(tuple, _CoreDumper.short_list)
+
+
+def dump_config(config: Config) -> str:
+    """Every field with its value, defaults included, in the schema's order; of plug-ins' options, as `recorded`."""
+    return dump_yaml(recorded(config))
+
+
+def dump_yaml(mapping: Mapping[str, object], items: Sequence[str] = ()) -> str:
+    """A mapping of plain values as YAML 1.2 text: keys in the given order, one a line, lists within theirs.
+
+    Args:
+        mapping: the values.
+        items: keys of lists whose items get a line each.
+    """
+    lines = []
+    for key, value in mapping.items():
+        if key in items and isinstance(value, list | tuple) and value:
+            lines += [f"{key}:\n", *(f"  - {_dump(item, flow=True)}" for item in value)]
+        else:
+            lines.append(_dump({key: value}, flow=False))
+    return "".join(lines)
+
+
+def _dump(value: object, *, flow: bool) -> str:
+    text: str = yaml.dump(
+        value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=2**31
+    )
+    return text

@@ -1,17 +1,26 @@
-"""A recipe as people write it: what all arms share, what sets each apart, and nothing else."""
+"""A recipe's file as settings of arms and cells.
+
+A recipe as people write it: what all arms share, what sets each apart, and nothing else.
+
+Recipes from the command line: arms and what they are compared over, laid on a recipe, a configuration or nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from typing import cast
 
-from dynbench.config.alternatives import replaced_by
-from dynbench.config.dump import dump_yaml
+from dynbench.config.digest import dump_yaml
 from dynbench.config.launches import written
-from dynbench.config.layers import Layers
-from dynbench.config.recipes import ITEMS, Recipe
-from dynbench.config.yaml_strict import Document, Value
+from dynbench.config.layers import Layers, load_mapping
+from dynbench.config.recipes import ITEMS, Recipe, RecipeText, find_recipe
+from dynbench.config.typed_text import overlap, read_settings, read_values
+from dynbench.config.unread import replaced_by
+from dynbench.config.yaml_strict import Document, Positions, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
+from dynbench.errors import UsageError
 
 
 def written_recipe(
@@ -68,3 +77,155 @@ def _at(values: YamlMapping, dotted: str) -> Value:
         assert isinstance(node, dict), "it was laid there"
         node = node[part] if part in node else node[int(part)]
     return node
+
+
+Settings = dict[str, Value]
+
+
+def sweep_document(
+    reference: str | None,
+    config: str | None,
+    arms: Sequence[str],
+    over: Sequence[str],
+    *,
+    short: Mapping[str, str],
+    shared: Mapping[str, str],
+) -> tuple[str, Document]:
+    """The name and text of the recipe that a command line describes.
+
+    Arms join those of a recipe, whose baseline stays; on a configuration file, or on nothing, they are all there is,
+    and the first is the baseline. Every recipe is compared under each combination of the values of `over`.
+
+    Args:
+        reference: a recipe's file, or the name of a shipped one; None is none.
+        config: the file of `-c`: a recipe too, or a configuration that all arms share.
+        arms: texts like `name:key=value,key=value`.
+        over: texts like `key=value,value`.
+        short: short names of keys, as `short_keys` gives them.
+        shared: dotted key to option, what the command line sets for all arms.
+
+    Returns:
+        The document holds what is mistaken in the texts as its problems; mistakes in the settings themselves are found,
+        with those, when it is resolved.
+
+    Raises:
+        ConfigError: a file that is not strict YAML.
+        UsageError: two recipes, a single arm with nothing to join, or a file that cannot be read.
+    """
+    name, base = _base(reference, config, arms)
+    problems: list[str] = []
+    named = [_read_arm(text, short, problems) for text in arms]
+    swept = [read_values(text, "--over", short, problems) for text in over]
+    base = _with_arms(base, named)
+    problems += _contradictions(base, named, swept, shared)
+    document = _with_cells(base, [(key, values) for key, values in swept if values])
+    document.problems = list(dict.fromkeys(problems))
+    if name is None:
+        names = [str(arm["name"]) for arm in cast("list[YamlMapping]", document.mapping["arms"])]
+        name = "-".join(names)
+        varied = f", over {' and '.join(key for key, _ in swept)}" if swept else ""
+        document.mapping = {"description": f"{names[0]} against {' and '.join(names[1:])}{varied}", **document.mapping}
+    return name, document
+
+
+def _base(reference: str | None, config: str | None, arms: Sequence[str]) -> tuple[str | None, Document]:
+    """What the arms are laid on, with its name where it is a recipe."""
+    if reference is not None and config is not None:
+        raise UsageError(f"two recipes given: {reference} and -c {config}", "Name one.")
+    if config is None and reference is None and arms:
+        base = Document("--arm")
+    else:
+        path = find_recipe(reference or "quickstart") if config is None else Path(config)
+        document = load_mapping(path)
+        if config is None or not document.mapping.keys().isdisjoint(RecipeText.model_fields):
+            return path.stem, document
+        positions: Positions = {f"settings.{key}": line for key, line in document.positions.items()}
+        base = Document(document.source, {"settings": document.mapping}, positions)
+    if len(arms) < 2:
+        given = f"-c {config}: a configuration, and {len(arms)} arms" if config else f"--arm {arms[0]}: a single arm"
+        raise UsageError(
+            f"{given} to compare", "Give --arm NAME:KEY=VALUE,… two or more times, or name a RECIPE that it joins."
+        )
+    return None, base
+
+
+def _read_arm(text: str, short: Mapping[str, str], problems: list[str]) -> tuple[str, Settings]:
+    """The name before the first colon, and the settings behind it."""
+    name, _, settings = text.partition(":")
+    name = name.strip()
+    if not name or "=" in name:
+        problems.append(
+            f"--arm {text}: no name; write it as name:key=value,key=value, like --arm part:policy=partition"
+        )
+        return f"unnamed-{len(problems)}", {}
+    return name, read_settings(settings, f"--arm {name}", short, problems)
+
+
+def _with_arms(base: Document, named: Sequence[tuple[str, Settings]]) -> Document:
+    found = base.mapping.get("arms", [])
+    if not named or not isinstance(found, list):
+        return base
+    positions = {"arms": "--arm", **base.positions}
+    for index, (name, settings) in enumerate(named, len(found)):
+        source = f"--arm {name}"
+        positions |= {f"arms.{index}": source, f"arms.{index}.name": source}
+        positions |= {f"arms.{index}.set.{key}": source for key in settings}
+    arms: list[Value] = [{"name": name, "set": cast(YamlMapping, settings)} for name, settings in named]
+    return Document(base.source, {**base.mapping, "arms": [*found, *arms]}, positions)
+
+
+def _with_cells(base: Document, swept: Sequence[tuple[str, Sequence[Value]]]) -> Document:
+    """The document with every combination of the values in place of each of its cells; the last key varies fastest."""
+    found = base.mapping.get("cells") or [{}]
+    if not swept or not isinstance(found, list) or not all(isinstance(cell, dict) for cell in found):
+        return base
+    positions = {key: line for key, line in base.positions.items() if not key.startswith("cells.")}
+    cells: list[Value] = []
+    for number, cell in enumerate(cast("list[YamlMapping]", found)):
+        for values in product(*(values for _, values in swept)):
+            where = f"cells.{len(cells)}"
+            positions |= {
+                f"{where}.{key.removeprefix(f'cells.{number}.')}": line
+                for key, line in base.positions.items()
+                if key.startswith(f"cells.{number}.")
+            }
+            positions |= {f"{where}.{key}": "--over" for key, _ in swept}
+            cells.append(cell | dict(zip((key for key, _ in swept), values, strict=True)))
+    return Document(base.source, {**base.mapping, "cells": cells}, positions)
+
+
+def _contradictions(
+    base: Document,
+    named: Sequence[tuple[str, Settings]],
+    swept: Sequence[tuple[str, Sequence[Value]]],
+    shared: Mapping[str, str],
+) -> Iterator[str]:
+    """What is given in two places of one command line, or would not vary where it is to be varied."""
+    for name, settings in named:
+        for key in settings:
+            for other in _overlapping(key, shared):
+                yield (
+                    f"--arm {name}: {key}: {shared[other]} sets {other} for all arms; "
+                    "say it in every --arm, or leave it out of them"
+                )
+    for index, (key, _) in enumerate(swept):
+        for other in _overlapping(key, [before for before, _ in swept[:index]]):
+            yield f"--over {key}: {other} is varied already; give all its values in one --over"
+        for other in _overlapping(key, shared):
+            yield f"--over {key}: {shared[other]} sets {other} for all arms, so that nothing would vary; leave one out"
+        for arm in _objects(base, "arms"):
+            own = arm.get("set")
+            for other in _overlapping(key, own if isinstance(own, dict) else ()):
+                yield f"--over {key}: arm {arm.get('name')} sets {other} itself, so that it would not vary there"
+        for other in dict.fromkeys(other for cell in _objects(base, "cells") for other in _overlapping(key, cell)):
+            yield f"--over {key}: the recipe's cells set {other} already; dynbench recipes cp copies it, to change them"
+
+
+def _overlapping(key: str, keys: Iterable[object]) -> list[str]:
+    return [str(other) for other in keys if overlap(key, str(other))]
+
+
+def _objects(document: Document, key: str) -> list[YamlMapping]:
+    """The mappings of a list in the document; what is something else is told when it is resolved."""
+    found = document.mapping.get(key)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

@@ -10,13 +10,11 @@ from typing import Annotated, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from dynbench.config.digest import recorded
-from dynbench.config.dump import dump_yaml
+from dynbench.config.digest import dump_yaml, recorded
 from dynbench.config.launches import Launches, counted, with_flags, written
-from dynbench.config.layers import Layers
-from dynbench.config.load import load_mapping
+from dynbench.config.layers import Layers, load_mapping
 from dynbench.config.schema import Config
-from dynbench.config.typed_settings import overlap
+from dynbench.config.typed_text import overlap
 from dynbench.config.yaml_strict import Document, Value
 from dynbench.config.yaml_strict import Mapping as YamlMapping
 from dynbench.errors import ConfigError, UsageError, did_you_mean

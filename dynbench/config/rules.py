@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dynbench.config.batch import batch_is_open, batch_problem, with_global_batch
-from dynbench.config.data_rules import DATA_RULES
+from dynbench.config.batch import batch_is_open, batch_problem, split_window_warnings, with_global_batch
 from dynbench.config.image_rules import IMAGE_RULES, image_warnings
-from dynbench.config.rank_rules import buffer_size, rank_problems
+from dynbench.config.part_rules import DATA_RULES, TRAIN_RULES, buffer_size, rank_problems
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
-from dynbench.config.train_rules import TRAIN_RULES
 from dynbench.config.unread import unread
-from dynbench.config.window_steps import split_window_warnings
 from dynbench.errors import did_you_mean
 from dynbench.plugins import COMPRESSORS, POLICIES, STRATEGIES, WORKLOADS, options_of
 from dynbench.plugins.compressor_options import ContractiveOptions

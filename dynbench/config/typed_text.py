@@ -1,9 +1,15 @@
-"""Values typed on a command line, and values as they would be typed."""
+"""Texts and YAML values as the types that settings have.
+
+Values typed on a command line, and values as they would be typed.
+
+Settings typed as one argument of a command line: `key=value,key=value`, and the short names of their keys.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
@@ -90,3 +96,155 @@ def _plain(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return f"{value:.0f}"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+_CLOSING = {"[": "]", "{": "}"}
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'', re.DOTALL)
+EMPTY = "nothing stands there; write null where that is meant, and quotes around a comma that is part of a value"
+
+
+def split_commas(text: str) -> list[str]:
+    """The parts between commas; those within quotes, brackets and braces do not separate.
+
+    A quote or bracket counts where a value begins, as in YAML: `it's` and `a[1]` are plain text.
+
+    Raises:
+        ValueError: what was opened and is not closed.
+    """
+    parts: list[str] = []
+    closers: list[str] = []
+    begin, index, opens = 0, 0, True
+    while index < len(text):
+        char = text[index]
+        if opens and char in "\"'":
+            quoted = _QUOTED.match(text, index)
+            if quoted is None:
+                raise ValueError(f"{char} is not closed")
+            index, opens = quoted.end(), False
+            continue
+        if char in _CLOSING and (opens or closers):
+            closers.append(_CLOSING[char])
+            opens = True
+        elif closers and char == closers[-1]:
+            closers.pop()
+            opens = False
+        elif char == "," and not closers:
+            parts.append(text[begin:index])
+            begin, opens = index + 1, True
+        elif not char.isspace():
+            opens = char in ",:" if closers else char == "=" and "=" not in text[begin:index]
+        index += 1
+    if closers:
+        raise ValueError(f"{closers[-1]} is missing")
+    return [*parts, text[begin:]]
+
+
+def read_settings(text: str, source: str, short: Mapping[str, str], problems: list[str]) -> dict[str, Value]:
+    """The settings of `key=value,key=value` by dotted key, each value read as that of `--set`.
+
+    A part without `=` goes on with the list or mapping before it: `capacity=6,5`, `slowdown=0:2,1:3`.
+
+    Args:
+        text: what was typed; nothing but spaces is no setting.
+        source: how messages open, like `--arm part`.
+        short: short names of keys, as `short_keys` gives them.
+        problems: receives a line per mistake; what is mistaken is left out.
+    """
+    settings: dict[str, Value] = {}
+    for key, raw in _assignments(text, source, short, problems):
+        clash = next((other for other in settings if overlap(key, other)), None)
+        if clash is not None:
+            problems.append(f"{source}: {key}: given twice" if clash == key else f"{source}: {key}: {clash} holds it")
+            continue
+        try:
+            settings[key] = read_text(key, raw, f"{source}: {key}")
+        except ConfigError as error:
+            problems += error.problems
+    return settings
+
+
+def read_values(text: str, source: str, short: Mapping[str, str], problems: list[str]) -> tuple[str, list[Value]]:
+    """The dotted key and the values of `key=value,value,…`; a list or mapping stands in its brackets.
+
+    Args:
+        text: what was typed.
+        source: how messages open, like `--over`.
+        short: short names of keys.
+        problems: receives a line per mistake; what is mistaken is left out.
+    """
+    key, equals, rest = text.partition("=")
+    if not equals or not key.strip():
+        problems.append(f"{source} {text}: write it as key=value,value, like {source} train.global_batch=32,64")
+        return "", []
+    dotted = full_key(key.strip(), short)
+    source = f"{source} {dotted}"
+    values: list[Value] = []
+    for raw in _parts(rest, source, problems):
+        if not raw:
+            problems.append(f"{source}: {EMPTY}")
+            continue
+        try:
+            value = read_text(dotted, raw, source)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values):
+            problems.append(f"{source}: {raw} is given twice")
+        values.append(value)
+    return dotted, values
+
+
+def full_key(key: str, short: Mapping[str, str]) -> str:
+    """The dotted key that a name means: itself, or by the short name that it begins with; an unknown one as it is."""
+    head, dot, below = key.partition(".")
+    spelled = head.replace("-", "_")
+    if spelled in short and (not dot or describe.section_of(head) is None):
+        return f"{short[spelled]}{dot}{below}"
+    return key
+
+
+def short_keys(flags: Mapping[str, str]) -> dict[str, str]:
+    """Short name to dotted key: the last part of every key that no other key ends in, and the flags.
+
+    Args:
+        flags: name of a flag without its dashes in front to dotted key.
+    """
+    keys = describe.all_keys()
+    lasts = [key.rpartition(".")[2] for key in keys]
+    unique = {last: key for last, key in zip(lasts, keys, strict=True) if lasts.count(last) == 1}
+    return {**unique, **{name.replace("-", "_"): key for name, key in flags.items()}}
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two dotted keys are the same, or one holds the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _assignments(text: str, source: str, short: Mapping[str, str], problems: list[str]) -> Iterator[tuple[str, str]]:
+    """Dotted key and text of each setting."""
+    found: list[tuple[str, str]] = []
+    for part in _parts(text, source, problems) if text.strip() else ():
+        key, equals, raw = (piece.strip() for piece in part.partition("="))
+        if equals and key and raw:
+            found.append((full_key(key, short), raw))
+        elif not part or (equals and key):
+            problems.append(f"{source}: {f'{key}: ' if key else ''}{EMPTY}")
+        elif not equals and found and _takes_several(found[-1][0]):
+            found[-1] = (found[-1][0], f"{found[-1][1]},{part}")
+        else:
+            problems.append(f"{source}: {part}: write it as key=value, like {source}:train.global_batch=32")
+    return iter(found)
+
+
+def _takes_several(key: str) -> bool:
+    """Whether a comma may stand in the value of a key without brackets around it."""
+    found = describe.field_of(key)
+    return found is not None and not found[1] and (describe.takes_list(found[0]) or describe.takes_mapping(found[0]))
+
+
+def _parts(text: str, source: str, problems: list[str]) -> list[str]:
+    try:
+        return [part.strip() for part in split_commas(text)]
+    except ValueError as error:
+        problems.append(f"{source}: {text}: {error}")
+        return []

@@ -1,13 +1,55 @@
-"""A warning for a setting that was changed and that nothing reads, by the table of effects."""
+"""Settings that nothing reads in the situation that they are given for.
+
+Settings that say the same thing in two ways: one given later takes the place of the other.
+
+A warning for a setting that was changed and that nothing reads, by the table of effects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dynbench.config.describe import default_of
 from dynbench.config.effects import EFFECTS
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
+
+if TYPE_CHECKING:
+    from dynbench.config.schema import Config
+
+
+PAIRS = {
+    ("train.steps", "train.epochs"): "how long to train",
+    ("train.global_batch", "train.batch_per_worker"): "how large a step is",
+}
+"""A usual setting and another one, which is null where it is not used, and what both say."""
+
+
+def replaced_by(keys: Iterable[str]) -> Iterator[str]:
+    """The settings below that those of `keys`, given together, take the place of."""
+    given = set(keys)
+    for pair in PAIRS:
+        yield from (key for key, other in (pair, pair[::-1]) if other in given and key not in given)
+
+
+def given_twice(keys: Iterable[str]) -> Iterator[str]:
+    """What is wrong with `keys`, given together: a line for each pair of which both are there."""
+    given = set(keys)
+    for (one, other), both in PAIRS.items():
+        if one in given and other in given:
+            yield f"{other}: given beside {one}, and both say {both}; leave one of them out"
+
+
+def left_unsaid(config: Config) -> set[str]:
+    """Of each pair, the setting that the other one stands for: what follows from it, or has no value."""
+    return {usual if _value(config, other) is not None else other for usual, other in PAIRS}
+
+
+def _value(config: Config, key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
 
 INSTEAD = {
     "solve": {
@@ -31,8 +73,8 @@ def unread(situations: Sequence[Situation]) -> list[str]:
     lines, beyond = [], []
     for key, effect in EFFECTS.items():
         default = default_of(key)
-        for value in _distinct([_value(s.given, key) for s in situations]):
-            having = [s for s in situations if _value(s.given, key) == value]
+        for value in _distinct([_unread_value(s.given, key) for s in situations]):
+            having = [s for s in situations if _unread_value(s.given, key) == value]
             if value == default or any(effect.is_read(s) for s in having):
                 continue
             first = having[0]
@@ -67,7 +109,7 @@ def _instead(situation: Situation, key: str) -> str:
     return f" ({option})" if option else ""
 
 
-def _value(config: Config, key: str) -> object:
+def _unread_value(config: Config, key: str) -> object:
     """What was asked for; a mode that only follows from a policy was not."""
     if key == "schedule.mode" and config.schedule.policy is not None:
         return default_of(key)

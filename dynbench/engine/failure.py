@@ -18,8 +18,7 @@ from dynbench.engine.turn_order import read_turns
 from dynbench.engine.whereabouts import last_seen
 from dynbench.errors import DynbenchError, NothingFits, StorageError, UsageError, WorkerFailed, told
 from dynbench.plugins import outside
-from dynbench.runs.atomic import write_json
-from dynbench.runs.reserve import release
+from dynbench.runs.atomic import release, write_json
 from dynbench.runs.run import Run
 from dynbench.workloads.own_code import OwnCode, find_own_code
 

@@ -1,20 +1,167 @@
-"""Whether a configuration can be planned in all its steps, found before anything is launched."""
+"""Whether a run can be planned: capacities, batches, steps.
+
+Whether the capacities can hold the global batch at all, known without the data.
+
+Whether every step of a run fits into its capacities, found before the first one.
+
+Whether a configuration can be planned in all its steps, found before anything is launched.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from dynbench.config.change import changed
+from dynbench.config.digest import changed
+from dynbench.config.part_rules import buffer_size
 from dynbench.config.schema import Config
-from dynbench.engine.capacity_check import check_capacity, check_obeyed
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.known_data import data_at_hand, known_workload
-from dynbench.engine.planning import build_problem
-from dynbench.engine.run_check import check_steps
-from dynbench.errors import NothingFits
-from dynbench.schedule.policy import Problem, make_policy
+from dynbench.engine.planning import build_capacity, build_problem
+from dynbench.errors import BatchTooLarge, NothingFits, UsageError
+from dynbench.plugins import POLICIES
+from dynbench.schedule.capacity import Capacity
+from dynbench.schedule.evaluate import Fitting, largest_fitting
+from dynbench.schedule.policy import Problem, make_policy, policy_class
+
+
+def check_obeyed(config: Config, capacity: Capacity) -> None:
+    """Refuse capacities for a policy that does not know them.
+
+    Raises:
+        UsageError: with what does.
+    """
+    if not capacity.unlimited and not POLICIES[config.schedule.policy_name].capped:
+        raise UsageError(
+            f"schedule.policy: {config.schedule.policy_name!r} is a baseline that obeys no capacities",
+            "Leave schedule.capacity out, or plan with partition.",
+        )
+
+
+def check_capacity(config: Config, workers: int, root: Path) -> None:
+    """Refuse a global batch that no plan can deal within the capacities, whatever its lengths.
+
+    Every rank is taken at its best: samples of length 1, all micro-batches full. Batches refused because of their
+    lengths are found when these are known.
+
+    Raises:
+        NothingFits: with the most that could fit.
+        UsageError: a probe run that cannot be used.
+        RecordError: a run that is named as a probe and is none.
+    """
+    capacity = build_capacity(config, workers, root)
+    schedule = config.schedule
+    if capacity.unlimited or schedule.micro_batches == "auto":
+        return
+    per_rank = capacity.limits(workers, np.ones(1, dtype=np.int64))[:, 0] * schedule.micro_batches
+    if schedule.policy_name == "prefix":
+        per_rank = np.minimum(per_rank, buffer_size(config, workers))
+    most = workers * int(per_rank.min()) if schedule.policy_name == "static" else int(per_rank.sum())
+    if config.train.global_batch > most:
+        split = ", or schedule.micro_batches=auto" if policy_class(schedule.policy_name).splits else ""
+        raise NothingFits(
+            f"schedule.capacity: {_shown(schedule.capacity)} on {workers} ranks cannot hold train.global_batch "
+            f"{config.train.global_batch}; no more than {most} can fit",
+            f"Set --global-batch {most}, or less where samples are long{split}.",
+        )
+
+
+def _shown(capacity: object) -> object:
+    return list(capacity) if isinstance(capacity, tuple) else capacity
+
+
+_log = logging.getLogger(__name__)
+_PATIENCE_S = 2.0
+
+
+def total_steps(config: Config) -> int:
+    """Steps of a run, warm-up included."""
+    return config.train.warmup_steps + config.train.steps
+
+
+def knows_plans(config: Config) -> bool:
+    """Whether the plans of all steps are known before the first: not where what is measured on the way decides them.
+
+    Speeds decide how much `prefix` takes from each stream, and so what comes next; elsewhere only who gets what.
+    """
+    return config.schedule.speeds != "auto" or config.schedule.policy_name != "prefix"
+
+
+def check_steps(config: Config, problem: Problem) -> None:
+    """Refuse a run of which some step does not fit.
+
+    Args:
+        config: resolved.
+        problem: with the lengths that the ranks plan with.
+
+    Raises:
+        BatchTooLarge: the first such step, and the largest global batch with which all of them fit.
+        NothingFits: a sample longer than the capacities allow.
+    """
+    if problem.capacity.unlimited or not knows_plans(config):
+        return
+    name, steps, told = config.schedule.policy_name, total_steps(config), _Told()
+    policy = make_policy(name, problem)
+    misfit = policy.misfit(steps, lambda step: told(f"checking that all steps fit: step {step} of {steps}"))
+    if misfit is None:
+        return
+    if not isinstance(misfit, BatchTooLarge):
+        raise misfit
+    found = fitting_batch(config, problem, told)
+    split = ", or schedule.micro_batches=auto" if may_split(config, problem) else ""
+    raise BatchTooLarge(misfit.message, f"{_advice(found, problem.global_batch, steps)}{split}.")
+
+
+def fitting_batch(config: Config, problem: Problem, told: _Told | None = None) -> Fitting | None:
+    """The largest global batch below the problem's with which all steps of a run fit; None where there is none."""
+    tell = told or _Told()
+    return largest_fitting(
+        config.schedule.policy_name,
+        problem,
+        total_steps(config),
+        lambda batch: tell(f"looking for the largest global batch that fits: trying {batch}"),
+    )
+
+
+def _advice(found: Fitting | None, asked: int, steps: int) -> str:
+    if found is None:
+        return (
+            f"No global batch below {asked} fits in all {steps} steps: lower workload.max_length, raise the memory "
+            "limit and probe again"
+        )
+    if found.largest:
+        return f"Set --global-batch {found.global_batch}, the largest below {asked} that fits in all {steps} steps"
+    return (
+        f"Set --global-batch {found.global_batch}, which fits in all {steps} steps (of the larger ones, not all were "
+        "tried)"
+    )
+
+
+def may_split(config: Config, problem: Problem) -> bool:
+    """Whether more micro-batches would make every step fit."""
+    schedule = config.schedule
+    kind = policy_class(schedule.policy_name)
+    alike = isinstance(schedule.capacity, str) or problem.capacity.equal(problem.workers)
+    if not (kind.splits and schedule.micro_batches != "auto" and alike):
+        return False
+    split = replace(problem, micro_batches="auto", capacity=problem.capacity.least())
+    return make_policy(schedule.policy_name, split).misfit(total_steps(config)) is None
+
+
+class _Told:
+    """Tells how far a search is, once it takes longer than anybody waits without a word."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + _PATIENCE_S
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _PATIENCE_S
+            _log.info("%s", text)
 
 
 def check_plan(config: Config, workers: int, root: Path, launches: int = 1) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from dynbench.config.rank_rules import buffer_size
+from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.speeds import StepPlans
@@ -23,7 +23,7 @@ from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel, CostType
 from dynbench.schedule.plan import FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.speeds import distinct_speeds
+from dynbench.schedule.rank_classes import distinct_speeds
 
 MEETINGS: dict[Objective, str] = {"sum": "once a step", "slots": "in every micro-batch"}
 """When ranks meet, by what plans of several micro-batches make least then."""

@@ -14,7 +14,7 @@ from dynbench.schedule.evaluate import share_cost
 from dynbench.schedule.plan import FloatArray, Share, StepPlan
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.speeds import distinct_speeds
+from dynbench.schedule.rank_classes import distinct_speeds
 
 SPEEDS_FILE = "speeds.csv"
 """In the run folder, where speeds are estimated: step from which on, rank, relative speed."""

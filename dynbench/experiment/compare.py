@@ -16,7 +16,7 @@ from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.comparability import describe, launch_differences
 from dynbench.analysis.finding import Finding
 from dynbench.analysis.record import ComparisonRecord
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import dump_config
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.launches import Launches
 from dynbench.config.recipes import RECIPE_FILE, Recipe, dump_recipe, load_recipe
@@ -25,10 +25,10 @@ from dynbench.engine.launching.run_launch import warnings_said_once
 from dynbench.errors import ConfigError, DynbenchError, NotComparable, NothingFits, StorageError, UsageError
 from dynbench.experiment.launches import OnProgress, run_launches
 from dynbench.experiment.offline_plans import plan_offline
+from dynbench.experiment.preflight import check_startable, resolved_arms
 from dynbench.experiment.probing import probe_identity, splits, using_probe, wants_probe, with_probe
 from dynbench.experiment.reporting import FORMATS, write_report
 from dynbench.experiment.second_stage import plan_second_stage
-from dynbench.experiment.startable import check_startable, resolved_arms
 from dynbench.experiment.state import CompareState, plan_state, read_state
 from dynbench.experiment.subject import read_subject
 from dynbench.runs.atomic import write_text

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dynbench.analysis.figures import FIGURES, OF_SOME
-from dynbench.experiment.quoted import quoted
+from dynbench.experiment.report_formats import quoted
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.report import Template, substitute
 

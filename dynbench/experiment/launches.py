@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dynbench.config.change import changed
+from dynbench.config.digest import changed
 from dynbench.config.recipes import Recipe
 from dynbench.engine.launching.progress import Progress
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, NothingFits, ReplicasTooLarge, WorkerFailed
 from dynbench.experiment.state import CompareState, LaunchState, read_state
-from dynbench.experiment.training import run_arms
-from dynbench.experiment.without_communication import turn_steps, with_silent
+from dynbench.experiment.training import run_arms, turn_steps, with_silent
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 

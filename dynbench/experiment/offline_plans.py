@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.analysis.metrics import workers_of
-from dynbench.config.change import changed
+from dynbench.config.digest import changed
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_cost, build_problem
 from dynbench.errors import DynbenchError, NothingFits, UsageError
@@ -17,12 +17,12 @@ from dynbench.experiment.solve_run import keep_solution
 from dynbench.experiment.subject import SOLVE_FIGURES, Subject
 from dynbench.experiment.trace_sources import trained_trace
 from dynbench.runs.atomic import write_json
-from dynbench.runs.json_text import load_json
+from dynbench.runs.json_record import load_json
 from dynbench.runs.records import SCHEMA_VERSION
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.cost import CostModel, CostType
-from dynbench.schedule.cost_types import CostTypeLine, compare_cost_types
+from dynbench.schedule.greedy_gap import CostTypeLine, compare_cost_types
 from dynbench.schedule.plan import IntArray
 from dynbench.schedule.policy import Problem, policy_class
 from dynbench.schedule.solve import Line, Skipped, SolveRequest, cost_is_estimated, solve, speedup_is_estimated

@@ -22,7 +22,7 @@ from dynbench.padding import padded_lengths
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.plan import FloatArray
-from dynbench.schedule.speeds import distinct_speeds
+from dynbench.schedule.rank_classes import distinct_speeds
 from dynbench.schedule.traces import Trace
 
 

@@ -23,9 +23,9 @@ from dynbench.analysis.table_specs import (
 )
 from dynbench.analysis.tables import Label, format_value
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.bucket_answers import buckets_told, points_of
-from dynbench.experiment.communication_answers import launches_of
-from dynbench.experiment.formats import (
+from dynbench.experiment.offline_plans import Solved, float_of, static_over
+from dynbench.experiment.report_communication import buckets_told, launches_of, points_of
+from dynbench.experiment.report_formats import (
     NBSP,
     interval,
     loss_difference,
@@ -35,11 +35,10 @@ from dynbench.experiment.formats import (
     ratio,
     saved_hours,
 )
-from dynbench.experiment.offline_plans import Solved, float_of, static_over
-from dynbench.experiment.quality_answers import never_compressed, qualities
+from dynbench.experiment.report_layouts import trained
+from dynbench.experiment.report_quality import never_compressed, qualities
+from dynbench.experiment.report_server import STEPS, served_arms
 from dynbench.experiment.report_settings import arms_rows, common_rows, cost_of, distinct, dropout, shown
-from dynbench.experiment.server_answers import STEPS, served_arms
-from dynbench.experiment.steps_answers import trained
 from dynbench.experiment.subject import Json, Member, Subject, mean_of
 from dynbench.report import Template, signed_interval
 from dynbench.schedule.solve import cost_is_estimated

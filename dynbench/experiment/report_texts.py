@@ -10,7 +10,7 @@ from dynbench.analysis.finding import Finding
 from dynbench.analysis.questions.base import TOKENS
 from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.recovery import Recovery
-from dynbench.experiment.formats import NBSP
+from dynbench.experiment.report_formats import NBSP
 from dynbench.experiment.subject import Json, Subject
 from dynbench.report import Template, TemplateError
 from dynbench.runs.phrase import Texts

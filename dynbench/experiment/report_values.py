@@ -13,27 +13,30 @@ from dynbench.analysis.record import ComparisonRecord
 from dynbench.analysis.verdict import Verdict
 from dynbench.config.schema import Analysis
 from dynbench.experiment import (
-    answers,
-    bucket_answers,
-    communication_answers,
-    cost_answers,
     memory_safety,
-    profile_answers,
-    quality_answers,
-    server_answers,
-    steps_answers,
-    strategy_answers,
-    waste_answers,
+    report_arms,
+    report_communication,
+    report_layouts,
+    report_quality,
+    report_server,
+    report_time,
 )
 from dynbench.experiment import report_texts as texts
-from dynbench.experiment.compress_answers import compressors
-from dynbench.experiment.conclusions import best_of, claim_of, conclusion
 from dynbench.experiment.enumeration import Plans, plan_counts
 from dynbench.experiment.figure_numbers import number_figures
-from dynbench.experiment.formats import interval, loss_difference, percent, ratio, saved_hours, saved_interval
-from dynbench.experiment.layout_answers import packed_pairs
 from dynbench.experiment.offline_plans import Solved, static_over
-from dynbench.experiment.quoted import quoted
+from dynbench.experiment.report_compression import compressors
+from dynbench.experiment.report_conclusions import best_of, claim_of, conclusion
+from dynbench.experiment.report_formats import (
+    interval,
+    loss_difference,
+    percent,
+    quoted,
+    ratio,
+    saved_hours,
+    saved_interval,
+)
+from dynbench.experiment.report_layouts import packed_pairs
 from dynbench.experiment.report_settings import data_facts
 from dynbench.experiment.report_tables import Sources, ranks_kind, report_tables
 from dynbench.experiment.subject import Subject, mean_of
@@ -131,25 +134,25 @@ def _facts(sources: Sources) -> Values:
         "packed_pairs": list(packed_pairs(subject)),
         "conclusion": conclusion(subject, template),
         "compressors": compressors(subject, template),
-        "quality_kept": quality_answers.kept_quality(subject),
-        "steps_effects": steps_answers.steps_effects(subject),
-        "topics": {name: answers.topic(subject, name) for name in answers.TOPICS},
-        "losses": answers.losses(subject),
-        "predictions": list(answers.predictions(subject, solved)),
-        "planning": answers.planning(subject),
+        "quality_kept": report_quality.kept_quality(subject),
+        "steps_effects": report_layouts.steps_effects(subject),
+        "topics": {name: report_arms.topic(subject, name) for name in report_arms.TOPICS},
+        "losses": report_arms.losses(subject),
+        "predictions": list(report_arms.predictions(subject, solved)),
+        "planning": report_arms.planning(subject),
         "unplanned": [{"arm": each.get("arm"), **each} for each in (solved.skipped if solved else ())],
         "method": _method(sources),
         "marked": {name: texts.marked(subject, template, name) for name in arms},
         "plans": _plans(subject),
-        "exposures": list(communication_answers.exposures(subject)),
-        "not_exposed": communication_answers.why_not_exposed(subject),
-        "strategy_pairs": strategy_answers.strategy_pairs(subject),
-        "buckets": bucket_answers.buckets_of(subject),
+        "exposures": list(report_communication.exposures(subject)),
+        "not_exposed": report_communication.why_not_exposed(subject),
+        "strategy_pairs": report_communication.strategy_pairs(subject),
+        "buckets": report_communication.buckets_of(subject),
         **data_facts(subject),
-        **waste_answers.facts(subject, template),
-        **profile_answers.facts(subject),
-        **server_answers.facts(subject),
-        **cost_answers.facts(subject, solved),
+        **report_time.waste_facts(subject, template),
+        **report_communication.profile_facts(subject),
+        **report_server.facts(subject),
+        **report_time.cost_facts(subject, solved),
         **memory_safety.facts(subject),
     }
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from dynbench.experiment.bucket_answers import buckets_told
 from dynbench.experiment.html_page import to_html
 from dynbench.experiment.offline_plans import read_solved
-from dynbench.experiment.quoted import all_quoted
+from dynbench.experiment.report_communication import buckets_told, strategies_told
+from dynbench.experiment.report_formats import all_quoted
 from dynbench.experiment.report_tables import Sources
 from dynbench.experiment.report_values import report_values
-from dynbench.experiment.strategy_answers import strategies_told
 from dynbench.experiment.subject import Subject
 from dynbench.report import LANGUAGES, fill, for_question, load_template, of_samples
 from dynbench.runs.atomic import write_text

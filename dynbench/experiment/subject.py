@@ -28,7 +28,7 @@ from dynbench.errors import RecordError, RunLookupError
 from dynbench.experiment.state import STATE_FILE, CompareState, read_state
 from dynbench.plugins import WORKLOADS
 from dynbench.runs.json_record import read_json
-from dynbench.runs.own_files import check_own_files
+from dynbench.runs.lookup import check_own_files
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore, results_option
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dynbench.config.change import changed
 from dynbench.config.describe import field_of
-from dynbench.config.digest import flatten
+from dynbench.config.digest import changed, flatten
 from dynbench.config.image_rules import has_lengths
 from dynbench.config.schema import Config
 from dynbench.errors import DataError, UsageError

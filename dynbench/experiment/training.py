@@ -1,4 +1,9 @@
-"""A training run from launch to summary: what `train` and `compare` run."""
+"""A training run from launch to summary, alone or in turns with its like without communication.
+
+A training run from launch to summary: what `train` and `compare` run.
+
+Trainings in turns with their likes without communication: what a step takes more is what communication costs it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
+from dynbench.config.digest import SUFFIX, without_communication
+from dynbench.config.launches import Launches
 from dynbench.config.schema import Config
 from dynbench.engine.launching.progress import OnProgress
-from dynbench.engine.launching.ranks_given import started_as_rank
+from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import launch_arms, plan_launch
+from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, Interrupted, RecordError, ReplicasTooLarge, StorageError, UsageError
+from dynbench.experiment.meeting import check_silent_turns, least_turn
 from dynbench.experiment.probing import using_probe, wants_probe, with_probe
 from dynbench.runs.recorder import named
 from dynbench.runs.run import Run
@@ -24,6 +33,7 @@ from dynbench.runs.store import Naming, RunStore, results_option
 
 if TYPE_CHECKING:
     from dynbench.analysis.merge import MergedRun
+
 
 _log = logging.getLogger(__name__)
 
@@ -80,8 +90,6 @@ def run_training(
     arms: Sequence[tuple[Config, Naming]] = [(config, naming)]
     turns = None
     if config.train.exposed:
-        from dynbench.experiment.without_communication import one_with_silent
-
         arms, turns = one_with_silent(config, naming, store)
     if not attached and wants_probe(config):
         plan_launch(config, store, **naming)  # what cannot work is told before minutes of probing
@@ -173,7 +181,7 @@ def _warn_of_divergence(merged: MergedRun) -> None:
     """Say at once that a loss was no number; of a comparison's launches its checks say it."""
     from dynbench.analysis.arms import Arm
     from dynbench.analysis.checks.finding import Evidence, worded
-    from dynbench.analysis.checks.integrity import nan_loss
+    from dynbench.analysis.checks.runs import nan_loss
 
     run = merged.run
     if run.record().group is not None:
@@ -216,3 +224,50 @@ def summarise_partial(run: Run) -> None:
     warning = f"partial run: {summary['steps']} of {asked} measured steps were recorded by all ranks"
     run.update(warnings=[*run.record().warnings, warning])
     _log.warning("%s; the summary of what is there: %s", warning, run.path / "summary.md")
+
+
+class Launched(NamedTuple):
+    """An arm of a launch."""
+
+    arm: str
+    config: Config
+    naming: Naming
+    """What its run is called."""
+    member: int
+    """Position of the arm that it is, or of which it is the like without communication, among those given."""
+    silent: bool = False
+
+
+def with_silent(arms: Sequence[tuple[str, Config, Naming]]) -> list[Launched]:
+    """The arms, and behind each that asks for `train.exposed` its like without communication."""
+    found = []
+    for member, (arm, config, naming) in enumerate(arms):
+        found.append(Launched(arm, config, naming, member))
+        if config.train.exposed:
+            name = naming.get("name")
+            beside: Naming = {**naming, "name": None if name is None else f"{name}{SUFFIX}"}
+            found.append(Launched(f"{arm}{SUFFIX}", without_communication(config), beside, member, silent=True))
+    return found
+
+
+def one_with_silent(config: Config, naming: Naming, store: RunStore) -> tuple[list[tuple[Config, Naming]], Turns]:
+    """A training that asks for `train.exposed` with its like without communication, and how they take turns.
+
+    Args:
+        config: what to train, probed where that is asked for.
+        naming: what its run is called.
+        store: registry that the runs are put into.
+
+    Raises:
+        ConfigError: settings that cannot work, or with which the two cannot take turns.
+    """
+    resolved = resolve(config, this_machine(), store).config
+    check_silent_turns({"train": resolved})
+    arms = with_silent([("with", config, naming)])
+    turns = Turns(tuple(one.arm for one in arms), least_turn(resolved), config.train.seed)
+    return [(one.config, one.naming) for one in arms], turns
+
+
+def turn_steps(launches: Launches, configs: Sequence[Config]) -> int:
+    """Steps of a turn in a launch: as asked for; of one arm and its like, no fewer than the arm's work goes on for."""
+    return max(launches.block, least_turn(configs[0])) if len(configs) == 1 else launches.block

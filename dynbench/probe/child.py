@@ -24,9 +24,8 @@ from dynbench.engine.failure import is_out_of_memory, lasting_fault
 from dynbench.engine.rank.rank_process import die_with_parent
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.limits import RESERVE, limit_process, resident_bytes
-from dynbench.probe.rehearsal import rehearsed
-from dynbench.probe.split_price import split_price_ms
-from dynbench.probe.trial import TrialStep
+from dynbench.probe.timing import split_price_ms
+from dynbench.probe.trial import TrialStep, rehearsed
 from dynbench.runs.run import Run
 from dynbench.units import mb
 from dynbench.wire.null import silent_group

@@ -1,15 +1,91 @@
-"""Cost models of the measured step, fitted and judged on points held out of the fit."""
+"""The cost fitted to timed steps, the memory model, and what they predict.
+
+Peak memory of a training step as a function of the micro-batch, to answer lengths between the probed ones.
+
+Cost models of the measured step, fitted and judged on points held out of the fit.
+
+What a calibrated cost model promises: the speedup of each policy on this data, and from which batch size it pays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dynbench.runs.probe_record import AccuracyRow
+from dynbench.errors import NothingFits, UsageError
+from dynbench.runs.probe_record import AccuracyRow, MemoryFit, TrialRow
+from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import step_cost
 from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.planner import Planner
+from dynbench.schedule.policy import Problem
+from dynbench.windows import whole_windows
+
+TERMS = ("fixed_mb", "per_sample_mb", "per_length_mb", "per_token_mb", "per_square_mb")
+"""Coefficients of 1, n, L, n*L and n*L**2."""
+
+
+def peak_mb(model: MemoryFit, n: float, length: float) -> float:
+    """Predicted peak of a micro-batch, MB."""
+    per_length, per_token = model.per_length_mb * length, model.per_token_mb + model.per_square_mb * length
+    return model.fixed_mb + model.per_sample_mb * n + per_length + per_token * n * length
+
+
+def largest(model: MemoryFit, length: int, limit_mb: float) -> int:
+    """Most samples of `length` whose predicted peak stays within the limit; 0 when none does."""
+    per_sample = model.per_sample_mb + (model.per_token_mb + model.per_square_mb * length) * length
+    room = limit_mb - model.fixed_mb - model.per_length_mb * length
+    if room < 0:
+        return 0
+    return int(room // per_sample) if per_sample > 0 else 2**31
+
+
+def fit_memory(trials: Sequence[TrialRow]) -> MemoryFit | None:
+    """The model of the trials that passed and have a peak; None with fewer than three of them."""
+    points = [(t.n, t.length, t.peak_mem_mb) for t in trials if t.fits and t.peak_mem_mb]
+    if len(points) < 3:
+        return None
+    n, length, peak = np.array(points, dtype=np.float64).T
+    design = np.column_stack([np.ones_like(n), n, length, n * length, n * length**2])
+    weights = 1.0 / peak**2
+    full = nonnegative_least_squares(design, peak, weights)
+    proxy = nonnegative_least_squares(design[:, [0, 3]], peak, weights)
+
+    def error(columns: np.ndarray, coefficients: np.ndarray) -> float:
+        return float(np.mean(np.abs(columns @ coefficients - peak) / peak))
+
+    errors = {"mape": error(design, full), "tokens_only_mape": error(design[:, [0, 3]], proxy)}
+    return MemoryFit(**dict(zip(TERMS, full.tolist(), strict=True)), **errors)
+
+
+def between(model: MemoryFit | None, length: int, limit_mb: float, capacity: Mapping[int, int | None]) -> int | None:
+    """Capacity at any length: the probed one at a grid length, else the model's within the probed neighbours.
+
+    Capacity falls with length, so what was tested at the next longer length is safe, and what was tested at the next
+    shorter one must not be exceeded; beyond the longest probed length nothing is known and 0 is returned.
+
+    Args:
+        model: predicts peaks; None where too little was measured.
+        length: padded tokens.
+        limit_mb: predicted peaks stay within it.
+        capacity: probed length to samples; None where no limit was found, which then holds for all shorter lengths.
+    """
+    if length in capacity:
+        return capacity[length]
+    longer = [grid for grid in capacity if grid > length]
+    if not longer:
+        return 0
+    safe = capacity[min(longer)]
+    if safe is None:
+        return None
+    shorter = [grid for grid in capacity if grid < length]
+    predicted = safe if model is None else largest(model, length, limit_mb)
+    upper = capacity[max(shorter)] if shorter else None
+    return max(safe, predicted if upper is None else min(predicted, upper))
+
 
 Predictor = Callable[[IntArray, IntArray], FloatArray]
 
@@ -137,3 +213,77 @@ def judge(points: Sequence[GridPoint], seed: int, attention_a: float) -> dict[st
     judged["measured"] = accuracy(fit_measured(fitted).cost, held_out)
     judged["table"] = accuracy(table(fitted), held_out)
     return judged
+
+
+POLICIES = ("partition", "prefix", "window")
+WINDOW = 8
+STEPS = 40
+"""Optimizer steps of a prediction, in whole windows."""
+LARGEST_BATCH = 4096
+"""Global batches above it are tried only as far as `LEAST_PER_RANK` asks for, samples."""
+LEAST_PER_RANK = 8
+"""Samples per rank up to which global batches are tried, however many ranks there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From which global batch on scheduling pays."""
+
+    batch: int | None
+    """The smallest one tried that is predicted to gain; None if none is."""
+    tried: tuple[int, ...]
+    """What was compared until then, ascending; empty where nothing could be planned."""
+
+
+def predicted_step_ms(policy: str, problem: Problem, overhead_ms: float) -> float | None:
+    """Mean predicted step: the slowest rank's cost plus what every step pays alike; None where it cannot be planned."""
+    # Whole windows, for all policies the same.
+    steps = whole_windows(STEPS, (WINDOW,), len(problem.lengths) // problem.global_batch)
+    try:
+        planner = Planner(policy, problem)
+        slowest = [step_cost(planner.plan(step), problem) for step in range(steps)]
+    except (UsageError, NothingFits):
+        return None
+    return float(np.mean(slowest)) + overhead_ms
+
+
+def predicted_speedups(problem: Problem, overhead_ms: float) -> dict[str, float | None]:
+    """Static's predicted step over each policy's; None where either cannot be planned.
+
+    Args:
+        problem: with the measured cost model, the capacities found and the relative speeds.
+        overhead_ms: time of a step outside the ranks' own work, such as the all-reduce.
+    """
+    static = predicted_step_ms("static", problem, overhead_ms)
+    speedups: dict[str, float | None] = {}
+    for policy in POLICIES:
+        asked = replace(problem, window=WINDOW if policy == "window" else 1, buffer=problem.global_batch)
+        planned = predicted_step_ms(policy, asked, overhead_ms)
+        speedups[policy] = None if static is None or planned is None else static / planned
+    return speedups
+
+
+def break_even_batch(problem: Problem, overhead_ms: float, worth: float) -> BreakEven:
+    """The smallest global batch at which `partition` is predicted to gain over `worth`.
+
+    Tried are G, 2G, 4G, … samples, which `static` can deal equally whatever the number of ranks G, up to 4,096 (8 per
+    rank where that is more) and to the size of the data.
+
+    Args:
+        problem: as in `predicted_speedups`; its capacities are left out, since they bound B for another reason.
+        overhead_ms: as in `predicted_speedups`.
+        worth: gain below which nothing counts as gained, a part (0.02 is 2 %).
+    """
+    ranks = problem.workers
+    largest = min(len(problem.lengths), max(LARGEST_BATCH, LEAST_PER_RANK * ranks))
+    tried: list[int] = []
+    for global_batch in (ranks * 2**exponent for exponent in range((largest // ranks).bit_length())):
+        asked = replace(problem, global_batch=global_batch, capacity=Capacity())
+        static = predicted_step_ms("static", asked, overhead_ms)
+        dynamic = predicted_step_ms("partition", asked, overhead_ms)
+        if static is None or dynamic is None:
+            continue
+        tried.append(global_batch)
+        if static / dynamic > 1.0 + worth:
+            return BreakEven(global_batch, tuple(tried))
+    return BreakEven(None, tuple(tried))

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from dynbench.config.change import changed
-from dynbench.config.held import copies_held, held_said
-from dynbench.config.ranks import ranks_of
+from dynbench.config.digest import changed
+from dynbench.config.ranks import copies_held, held_said, ranks_of
 from dynbench.config.schema import Config
 from dynbench.config.unread import unread
 from dynbench.engine.comm_model import build_comm_model, charged_ms
@@ -20,14 +19,18 @@ from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
 from dynbench.errors import UsageError
 from dynbench.padding import padded_lengths
-from dynbench.probe.capacity import ProbedCapacities, Report, find_capacities, refuse_if_nothing_fits
+from dynbench.probe.capacity import (
+    ProbedCapacities,
+    Report,
+    capacity_tables,
+    find_capacities,
+    length_grid,
+    refuse_if_nothing_fits,
+)
 from dynbench.probe.children import Children
+from dynbench.probe.fit import WINDOW, break_even_batch, fit_memory, predicted_speedups
 from dynbench.probe.limits import memory_limit_bytes, served_mb
-from dynbench.probe.memory_model import fit_memory
-from dynbench.probe.predict import WINDOW, break_even_batch, predicted_speedups
-from dynbench.probe.search import length_grid
 from dynbench.probe.soak import soak
-from dynbench.probe.tables import capacity_tables
 from dynbench.probe.timing import (
     at_full_speed,
     fit_cost,
@@ -45,7 +48,7 @@ from dynbench.runs.store import Naming, RunStore
 from dynbench.schedule.capacity import Capacity, capacity_of
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.speeds import distinct_speeds
+from dynbench.schedule.rank_classes import distinct_speeds
 from dynbench.units import mb
 from dynbench.workloads.base import Workload
 from dynbench.workloads.inputs import check_inputs

@@ -9,14 +9,13 @@ from itertools import zip_longest
 from typing import Any
 
 from dynbench.errors import NothingFits, UsageError
-from dynbench.probe.capacity import Report, StartChildren
+from dynbench.probe.capacity import Report, StartChildren, capacity_tables
 from dynbench.probe.children import Reply
-from dynbench.probe.tables import capacity_tables
 from dynbench.runs.probe_record import CapacityRow, MemoryFit, Soak
 from dynbench.schedule.capacity import capacity_of
+from dynbench.schedule.evaluate import largest_fitting
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.whole_run import largest_fitting
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,15 @@
-"""Files and folders replaced whole: a reader sees the old content or the new one, never a part."""
+"""Files that appear whole or not at all, locked and with room kept for them.
+
+One process at a time: an advisory lock on a file, released by the system when its holder dies.
+
+Room on the disk for saying how a run ended, kept while it runs: a full disk must not leave it without an end.
+
+Files and folders replaced whole: a reader sees the old content or the new one, never a part.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -13,6 +21,38 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import IO
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a file, which is made where it is missing and stays; others wait.
+
+    Raises:
+        OSError: the file cannot be opened, or its file system has no locks.
+    """
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+RESERVE_BYTES = 2**18
+"""Holds `run.json`, `env.json` and what some tens of ranks write about their failure, a block of the disk each."""
+
+_NAME = ".reserve"
+
+
+def reserve(folder: Path) -> None:
+    """Take the room; `release` gives it back.
+
+    Raises:
+        OSError: there is not that much.
+    """
+    (folder / _NAME).write_bytes(bytes(RESERVE_BYTES))
+
+
+def release(folder: Path) -> None:
+    """Give the room back; where none was taken, nothing happens."""
+    (folder / _NAME).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

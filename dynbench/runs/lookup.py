@@ -1,16 +1,56 @@
-"""What a reference to a run means: an id, a name, a unique prefix of an id, `@latest`, or a path."""
+"""Finding runs by what they are called, and the entries that belong together.
+
+What a run folder may hold: files and folders of its own. A folder from a stranger may lead anywhere else.
+
+What a reference to a run means: an id, a name, a unique prefix of an id, `@latest`, or a path.
+
+Which runs belong to a comparison, which of them something else reads, and so what may go with it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+from zipfile import BadZipFile, ZipFile
 
-from dynbench.errors import RunLookupError, did_you_mean
-from dynbench.runs.names import NOT_NAMES, slug_of
+from dynbench.errors import RecordError, RunLookupError, did_you_mean
+from dynbench.runs.export import EXPORT_FILE, RUNS
 from dynbench.runs.run import Run, current_status
-from dynbench.runs.run_record import RunRecord
+from dynbench.runs.run_record import NOT_NAMES, RunRecord, ids_in, slug_of
+
+
+def check_own_files(folder: Path) -> None:
+    """Refuse a run folder with a link that leads out of it, and with what is neither a file nor a folder.
+
+    Through such a link an analysis would write elsewhere and a report show what lies there; from a pipe or a device it
+    would read without an end. Links within the folder lead nowhere else.
+
+    Raises:
+        RecordError: the first of them.
+    """
+    for path, reason in _strange(folder):
+        raise RecordError(f"{path}: {reason}, so the run is not read", "Remove it, or put what is meant in its place.")
+
+
+def _strange(folder: Path) -> Iterator[tuple[Path, str]]:
+    base = os.path.realpath(folder)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files)):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # gone meanwhile
+                continue
+            if stat.S_ISLNK(mode):
+                target = os.path.realpath(path)
+                if not target.startswith(f"{base}{os.sep}") or not path.exists():
+                    yield path, "is a link that leads out of the folder, or nowhere"
+            elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                yield path, "is a pipe, a socket or a device"
+
 
 LATEST = "@latest"
 _MATCHES_SHOWN = 5
@@ -86,3 +126,121 @@ def _unknown(message: str, ref: str, entries: Entries) -> RunLookupError:
 
 def _shown(run: Run, record: RunRecord | None) -> str:
     return f"{run.id} ({'unreadable' if record is None else record.name or current_status(record)})"
+
+
+_MAKES = ("compare.json", "cells.json")
+"""Files of a comparison that list what it launched."""
+_READS = (*_MAKES, "comparison.json", "runs.json", "solve.json", "recipe.yaml", "config.yaml")
+"""Files of an entry that name the runs which it cannot do without: arms, probes, plans."""
+
+
+def groups_of(entries: Entries) -> dict[str, str]:
+    """Run id to the id of the comparison that the run was made for.
+
+    The run's record says it; where it does not, the list of launches of a comparison that is there. A link, or a
+    copy of a run under another name, belongs to none.
+    """
+    listed = {
+        run_id: run.id
+        for run, record in entries
+        if record.command == "compare"
+        for run_id in _named_in(run.path, _MAKES) - {run.id}
+    }
+    own = [(run, record) for run, record in entries if record.id == run.id and not run.path.is_symlink()]
+    groups = {run.id: record.group or listed.get(run.id) for run, record in own}
+    return {run_id: group for run_id, group in groups.items() if group not in (None, run_id)}
+
+
+def members_of(group: str, groups: Mapping[str, str]) -> list[str]:
+    """Ids of what was made for a comparison, what that made in turn included."""
+    own = [run_id for run_id, other in groups.items() if other == group]
+    return [*own, *(further for run_id in own for further in members_of(run_id, groups))]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run of a comparison that stays, because something else reads it."""
+
+    run: Run
+    used_by: str
+    """Name of the folder that names it."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is taken out of a registry.
+
+    Attributes:
+        runs: the runs chosen.
+        members: the runs of comparisons that go with them.
+        kept: the runs of these comparisons that something else reads.
+    """
+
+    runs: Sequence[Run]
+    members: Sequence[Run]
+    kept: Sequence[Kept]
+
+
+def plan_removal(root: Path, chosen: Sequence[Run], comparisons: Sequence[Run], entries: Entries) -> Removal:
+    """What goes together with the runs chosen.
+
+    What lies in the results folder reads a run where one of its files names the id, be its own record readable or not.
+
+    Args:
+        root: the results folder.
+        chosen: what is removed in any case.
+        comparisons: those of them of which all goes that was made for them and that nothing reads which stays.
+        entries: of the registry.
+    """
+    groups = groups_of(entries)
+    known: dict[str, tuple[Run, RunRecord]] = {run.id: (run, record) for run, record in entries}
+    taken = {run.id for run in chosen}
+    made = [run_id for run in comparisons for run_id in members_of(run.id, groups)]
+    members = {run_id: known[run_id][0] for run_id in made if run_id not in taken}
+    reads = _reads_of(root, members)
+    kept: list[Kept] = []
+    while True:
+        used = {
+            run_id: folder
+            for folder, ids in reads.items()
+            if folder not in taken and folder not in members
+            for run_id in members
+            if run_id in ids
+        }
+        if not used:
+            return Removal(chosen, list(members.values()), kept)
+        kept += [Kept(members.pop(run_id), folder) for run_id, folder in used.items()]
+
+
+def _reads_of(root: Path, wanted: Iterable[str]) -> dict[str, set[str]]:
+    """Name of every folder in the results folder to which of the ids its files name, less its own and its copies."""
+    ids = set(wanted)
+    if not ids:
+        return {}
+    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    return {path.name: (_named_in(path, _READS) & ids) - {path.name} - _copies_in(path) for path in folders}
+
+
+def _copies_in(folder: Path) -> set[str]:
+    """Ids of the runs that an analysis against an exported file has in its copy of the file, and reads there."""
+    try:
+        with ZipFile(folder / EXPORT_FILE) as file:
+            return {name.split("/")[1] for name in file.namelist() if name.startswith(f"{RUNS}/")}
+    except (OSError, BadZipFile):
+        return set()
+
+
+def _named_in(folder: Path, names: Iterable[str]) -> set[str]:
+    """Ids of runs that stand in some files of a folder; files that are not there or cannot be read name none."""
+    found: set[str] = set()
+    for name in names:
+        try:
+            found |= ids_in((folder / name).read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def size_of(run: Run) -> int:
+    """Bytes of the files of a run folder."""
+    return sum(path.lstat().st_size for path in run.path.rglob("*") if path.is_symlink() or path.is_file())

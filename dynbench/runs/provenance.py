@@ -20,9 +20,8 @@ from dynbench.config.digest import config_digest
 from dynbench.config.schema import Config
 from dynbench.plugins.outside import digests
 from dynbench.runs.cgroup import ROOT, cpu_quota, memory_available_bytes, memory_limit_bytes
-from dynbench.runs.owner import host_name
 from dynbench.runs.records import SCHEMA_VERSION
-from dynbench.runs.run_record import now
+from dynbench.runs.run_record import host_name, now
 from dynbench.units import mb
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "polars", "pydantic", "triton", "click", "rich")

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import dump_config
 from dynbench.config.schema import Config
 from dynbench.errors import (
     EXIT_OK,
@@ -39,8 +39,7 @@ from dynbench.errors import (
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.provenance import collect
 from dynbench.runs.run import Run, refuse_owned
-from dynbench.runs.run_record import Failure
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Failure, Status
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled, terminate
 

@@ -7,18 +7,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dynbench.config.load import load_mapping, validate_config
+from dynbench.config.layers import load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError, RecordError, UsageError
 from dynbench.plugins.outside import VARIABLE, digests
-from dynbench.runs.atomic import write_json
-from dynbench.runs.json_record import read_json
-from dynbench.runs.json_text import is_special
-from dynbench.runs.lock import locked
-from dynbench.runs.owner import host_name, is_gone, start_mark
-from dynbench.runs.reserve import release, reserve
-from dynbench.runs.run_record import RunRecord, changed, now, read_record
-from dynbench.runs.status import Status, check_transition
+from dynbench.runs.atomic import locked, release, reserve, write_json
+from dynbench.runs.json_record import is_special, read_json
+from dynbench.runs.run_record import (
+    RunRecord,
+    Status,
+    changed,
+    check_transition,
+    host_name,
+    is_gone,
+    now,
+    read_record,
+    start_mark,
+)
 
 _LOCK = ".lock"
 

@@ -16,16 +16,11 @@ from typing import TypedDict
 
 from dynbench import __version__
 from dynbench.errors import RecordError, RunLookupError, UsageError
-from dynbench.runs.atomic import write_json
+from dynbench.runs.atomic import locked, write_json
 from dynbench.runs.foreign import why_foreign
-from dynbench.runs.lock import locked
-from dynbench.runs.lookup import Entries, Runs, resolve_ref
-from dynbench.runs.names import check_spelling, new_id
-from dynbench.runs.own_files import check_own_files
-from dynbench.runs.owner import host_name, start_mark
+from dynbench.runs.lookup import Entries, Runs, check_own_files, resolve_ref
 from dynbench.runs.run import Run
-from dynbench.runs.run_record import RunRecord, now
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import RunRecord, Status, check_spelling, host_name, new_id, now, start_mark
 
 _LOCK = ".lock"
 _log = logging.getLogger(__name__)

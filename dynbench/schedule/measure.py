@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dynbench.schedule.evaluate import StepFacts, step_facts
-from dynbench.schedule.order import DataOrder
-from dynbench.schedule.plan import Exactness, FloatArray, IntArray
+from dynbench.schedule.plan import DataOrder, Exactness, FloatArray, IntArray
 from dynbench.schedule.policy import BatchPolicy, Policy, Problem
 
 Clock = Callable[[], float]

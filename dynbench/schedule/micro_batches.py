@@ -1,10 +1,10 @@
 """Several padded micro-batches per rank, for ranks of equal capacity and one global batch.
 
-This contains multiprocessor scheduling: few samples are dealt in every way (`small_steps`), more by a heuristic that
+This contains multiprocessor scheduling: few samples are dealt in every way (`slots`), more by a heuristic that
 proves nothing. The sorted batch is cut into M contiguous micro-batches in a few ways. Where ranks meet once a step,
 these are dealt to them, dearest first to the rank that would end it first (LPT: Graham 1969; with unequal speeds
 Gonzalez, Ibarra and Sahni 1977); where they meet in every micro-batch, neighbours in cost run together, and one of the
-cuts is made for that (`slots`). The best of all is polished (`micro_batch_polish`). Where samples have a second cost,
+cuts is made for that (`slots`). The best of all is polished (`accumulation`). Where samples have a second cost,
 one micro-batch per rank is made here too, and contiguous ones are a heuristic.
 """
 
@@ -15,18 +15,24 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dynbench.errors import UsageError
-from dynbench.schedule import fits
-from dynbench.schedule.accumulation import TOO_LARGE, Accumulation, SortedStep
-from dynbench.schedule.capacity import BoolArray
+from dynbench.schedule.accumulation import FEW_ROUNDS, TOO_LARGE, Accumulation, Deal, SortedStep, deal_of, polished
+from dynbench.schedule.capacity import BoolArray, batch_too_large, sample_too_long
 from dynbench.schedule.longest_first import deal_longest_first, deal_to_first_finish
-from dynbench.schedule.micro_batch_polish import FEW_ROUNDS, Deal, deal_of, polished
-from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
-from dynbench.schedule.partition_total import TABLE_LIMIT, fits_table, group_costs, least_total, least_work
+from dynbench.schedule.partition_search import (
+    TABLE_LIMIT,
+    fits_table,
+    group_costs,
+    largest_groups,
+    least_maximum,
+    least_total,
+    least_work,
+    reach,
+    search_weights,
+)
 from dynbench.schedule.partition_unequal import UnequalRanks, even_sizes
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, Share
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.slots import cut_by_slots
-from dynbench.schedule.small_steps import best_grouping, cheapest, every_cut
+from dynbench.schedule.slots import best_grouping, cheapest, cut_by_slots, every_cut
 
 EVERY_NUMBER = 64
 """Largest global batch for which `auto` weighs every number of micro-batches; above, multiples of the world size."""
@@ -107,13 +113,13 @@ class MicroBatchPlanner:
         """Largest micro-batch that may begin at each position, shape [B]; raises what `shares` raises."""
         limits, ranks = self._limits(lengths), self._problem.workers
         if limits[0] == 0:
-            raise fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
+            raise sample_too_long(step, int(ids[0]), int(lengths[0]))
         if self._fixed is not None:
             most = reach(limits, ranks * self._fixed)
             if most < len(ids):
-                raise fits.batch_too_large(step, len(ids), most)
+                raise batch_too_large(step, len(ids), most)
         elif self._fewest(limits) > len(ids):  # not one sample for each micro-batch of the last slot
-            raise fits.batch_too_large(step, len(ids), len(ids) // ranks * ranks, may_split=False)
+            raise batch_too_large(step, len(ids), len(ids) // ranks * ranks, may_split=False)
         return limits
 
     def _limits(self, lengths: IntArray) -> IntArray:

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 
 from dynbench.errors import NothingFits, UsageError
-from dynbench.schedule import fits
+from dynbench.schedule import capacity
 from dynbench.schedule.accumulation import TOO_LARGE, Accumulation
 from dynbench.schedule.bounds import packed_bound
 from dynbench.schedule.capacity import UNLIMITED, BoolArray
@@ -19,7 +19,7 @@ from dynbench.schedule.packed_slots import Rows, rows_by_slot
 from dynbench.schedule.partition_search import sort_longest_first
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import Problem
-from dynbench.schedule.small_steps import best_grouping
+from dynbench.schedule.slots import best_grouping
 
 
 class PackedRows:
@@ -27,7 +27,7 @@ class PackedRows:
 
     One row per rank: exact where the bound is met or few samples let all deals be searched, else a heuristic. With
     `micro_batches` N every rank runs N rows, with auto as many as the capacities ask for: a heuristic but for very few
-    samples (`small_steps`). Where ranks meet in every row, all run as many (`packed_slots`).
+    samples (`slots`). Where ranks meet in every row, all run as many (`packed_slots`).
 
     Args:
         problem: of packed micro-batches.
@@ -80,7 +80,7 @@ class PackedRows:
         alone = problem.capacity.hold(problem.workers, lengths)
         if not alone.any(axis=0).all():
             longest = int(np.argmin(alone.any(axis=0)))
-            raise fits.row_too_short(step, int(ids[longest]), int(lengths[longest]))
+            raise capacity.row_too_short(step, int(ids[longest]), int(lengths[longest]))
         return problem.capacity.limits(problem.workers, lengths)
 
     def _work(self, ids: IntArray, step: int) -> Work:
@@ -112,7 +112,7 @@ class PackedRows:
             search = Search(work, peak, floor)
             owners, proven = owners if search.best is None else search.best, search.proven
         if owners is None:
-            raise fits.rows_too_short(step, len(work.lengths), int(work.lengths.sum()), work.ranks)
+            raise capacity.rows_too_short(step, len(work.lengths), int(work.lengths.sum()), work.ranks)
         return owners, "none" if not proven else "maximum" if self._squared else "both"
 
     def _all_tried(self, work: Work, extra: FloatArray | float, step: int) -> Rows | None:
@@ -145,7 +145,9 @@ class PackedRows:
         raise self._misfit(lengths, step)
 
     def _misfit(self, lengths: IntArray, step: int) -> NothingFits:
-        return fits.rows_too_short(step, len(lengths), int(lengths.sum()), self._problem.workers * (self._rows or 1))
+        return capacity.rows_too_short(
+            step, len(lengths), int(lengths.sum()), self._problem.workers * (self._rows or 1)
+        )
 
     def _several(self, limited: Work, floor: float, step: int) -> Rows:
         """Rows per rank: the batch dealt as if rows had no limit, then each share packed into rows.
@@ -194,7 +196,7 @@ class PackedRows:
             found = within_limits(Work(weights, lengths, np.ones(rows), np.zeros(rows), np.tile(limits, (rows, 1))))
             if found is not None:
                 return _groups(np.arange(len(lengths)), found, rows)
-        raise fits.rows_too_short(step, len(lengths), int(lengths.sum()), self._rows or 0)
+        raise capacity.rows_too_short(step, len(lengths), int(lengths.sum()), self._rows or 0)
 
 
 def _within(work: Work, floor: float) -> IntArray | None:

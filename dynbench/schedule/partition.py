@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import fits
+from dynbench.schedule import capacity
 from dynbench.schedule.micro_batches import MicroBatchPlanner
 from dynbench.schedule.packed import PackedRows
 from dynbench.schedule.partition_search import (
+    TABLE_LIMIT,
+    fits_table,
+    group_costs,
     largest_groups,
     least_maximum,
+    least_total,
     reach,
     search_weights,
     sort_longest_first,
 )
-from dynbench.schedule.partition_total import TABLE_LIMIT, fits_table, group_costs, least_total
 from dynbench.schedule.partition_unequal import UnequalRanks
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Problem
@@ -113,8 +116,8 @@ class Partition(BatchPolicy):
 
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
         if limits[0] == 0:
-            return fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
-        return fits.batch_too_large(step, len(ids), reach(limits, self.problem.workers))
+            return capacity.sample_too_long(step, int(ids[0]), int(lengths[0]))
+        return capacity.batch_too_large(step, len(ids), reach(limits, self.problem.workers))
 
 
 def cut(ids: IntArray, counts: Sequence[int]) -> list[IntArray]:

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import fits
 from dynbench.schedule.bounds import batch_bound
+from dynbench.schedule.capacity import batch_too_large, sample_too_long
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.partition_search import most_within
+from dynbench.schedule.partition_search import at_least_threshold, most_within
 from dynbench.schedule.plan import Exactness, FloatArray, IntArray
 from dynbench.schedule.policy import Problem
 from dynbench.schedule.rank_classes import ClassSearch, Path, sweep_order
-from dynbench.schedule.threshold_search import at_least_threshold
 
 STATE_LIMIT = 4096
 """Largest product of (ranks + 1) over the classes that is searched exactly: 12 ranks all different, or 63 and 63."""
@@ -98,14 +97,14 @@ class UnequalRanks:
 
     def _misfit(self, ids: IntArray, lengths: IntArray, limits: IntArray, step: int) -> NothingFits:
         if limits[:, 0].max() == 0:
-            return fits.sample_too_long(step, int(ids[0]), int(lengths[0]))
+            return sample_too_long(step, int(ids[0]), int(lengths[0]))
         for kind, members in enumerate(self._members):
             if limits[kind].max() == 0:
-                return fits.sample_too_long(step, int(ids[-1]), int(lengths[-1]), f"rank {members[0]}")
+                return sample_too_long(step, int(ids[-1]), int(lengths[-1]), f"rank {members[0]}")
         ranks = self._problem.workers
         fails = range(ranks, len(ids))
         fitting = ranks - 1 + bisect_left(fails, True, key=lambda n: self._path(np.minimum(limits[:, :n], n)) is None)
-        return fits.batch_too_large(step, len(ids), fitting, may_split=False)
+        return batch_too_large(step, len(ids), fitting, may_split=False)
 
 
 def even_sizes(cost: CostModel, lengths: IntArray, ranks: int, limits: IntArray, extra: FloatArray) -> list[int]:

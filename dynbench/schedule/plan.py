@@ -1,4 +1,9 @@
-"""What a policy produces: for each step, who computes which samples, in which micro-batches."""
+"""A plan of a step, and the order of samples that steps take.
+
+What a policy produces: for each step, who computes which samples, in which micro-batches.
+
+The order in which samples arrive: what `static` takes, and what every other policy deals anew.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dynbench.errors import UsageError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -48,3 +55,46 @@ class StepPlan:
 def single(groups: Sequence[IntArray]) -> tuple[Share, ...]:
     """Shares of one micro-batch per rank."""
     return tuple((ids,) for ids in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrder:
+    """Seeded permutations of the samples, one per epoch, cut into global batches; the incomplete last one is dropped.
+
+    Args:
+        n_samples: samples in the data set (N).
+        global_batch: samples per step (B), at most N.
+        seed: seed of the permutations.
+        order: `shuffle`, or `file` for the order in which they stand.
+
+    Raises:
+        UsageError: fewer samples than one global batch.
+    """
+
+    n_samples: int
+    global_batch: int
+    seed: int = 0
+    order: Literal["shuffle", "file"] = "shuffle"
+
+    def __post_init__(self) -> None:
+        if self.n_samples < self.global_batch:
+            raise UsageError(
+                f"train.global_batch: {self.global_batch} is more than the {self.n_samples} samples of the data",
+                f"Use at most {self.n_samples}.",
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full global batches in one epoch."""
+        return self.n_samples // self.global_batch
+
+    def permutation(self, epoch: int) -> IntArray:
+        """Sample ids of one epoch in order of arrival, shape [N]."""
+        if self.order == "file":
+            return np.arange(self.n_samples, dtype=np.int64)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.n_samples).astype(np.int64)
+
+    def epoch_batches(self, epoch: int) -> IntArray:
+        """Global batches of one epoch, shape [steps_per_epoch, B]; rank g of `static` takes every G-th from g on."""
+        used = self.steps_per_epoch * self.global_batch
+        return self.permutation(epoch)[:used].reshape(self.steps_per_epoch, self.global_batch)

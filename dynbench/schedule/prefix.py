@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 
 from dynbench.errors import UsageError
-from dynbench.schedule import fits
+from dynbench.schedule.capacity import batch_too_large, sample_too_long
 from dynbench.schedule.plan import FloatArray, IntArray, StepPlan, single
 from dynbench.schedule.policy import Policy, Problem
 from dynbench.schedule.prefix_enumerate import check_enumerable, room_of
@@ -92,7 +92,7 @@ class Prefix(Policy):
         if limits.min() == 0:
             rank = int(limits.argmin())
             stream = streams[rank]
-            raise fits.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {rank}")
+            raise sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {rank}")
         require_room(limits, self.problem.global_batch, step)
 
 
@@ -103,4 +103,4 @@ def require_room(limits: IntArray, global_batch: int, step: int) -> None:
         NothingFits: with the largest global batch that fits.
     """
     if int(limits.sum()) < global_batch:
-        raise fits.batch_too_large(step, global_batch, int(limits.sum()), may_split=False)
+        raise batch_too_large(step, global_batch, int(limits.sum()), may_split=False)

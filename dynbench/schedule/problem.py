@@ -14,8 +14,7 @@ from dynbench.plugins.policies import Layout
 from dynbench.plugins.strategies import Objective
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.order import DataOrder
-from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.plan import DataOrder, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dynbench.errors import UsageError
-from dynbench.schedule import fits
+from dynbench.schedule.capacity import batch_too_large, row_too_short, rows_too_short, sample_too_long
 from dynbench.schedule.plan import IntArray, Share, StepPlan
 from dynbench.schedule.policy import BatchPolicy, Problem
 
@@ -70,12 +70,12 @@ class Static(BatchPolicy):
         limits = capacity.limits_of(rank, lengths)
         if np.any(lengths > limits):
             longest = int(lengths.argmax())
-            raise fits.row_too_short(step, int(share[longest]), int(lengths[longest]), f"rank {rank}")
+            raise row_too_short(step, int(share[longest]), int(lengths[longest]), f"rank {rank}")
         for parts in range(1, len(share) + 1) if wanted == "auto" else (wanted,):
             rows = np.array_split(np.arange(len(share)), parts)
             if all(lengths[row].sum() <= limits[row].min() for row in rows):
                 return tuple(share[row] for row in rows)
-        raise fits.rows_too_short(step, len(share), int(lengths.sum()), parts)
+        raise rows_too_short(step, len(share), int(lengths.sum()), parts)
 
     def _limits(self, shares: IntArray) -> IntArray:
         """Largest micro-batch of each rank at its longest sample, shape [G]."""
@@ -94,12 +94,12 @@ class Static(BatchPolicy):
         if least == 0:
             rank = int(limits.argmin())
             sample = int(shares[rank, self.problem.padded_lengths[shares[rank]].argmax()])
-            raise fits.sample_too_long(step, sample, int(self.problem.padded_lengths[sample]), f"rank {rank}")
+            raise sample_too_long(step, sample, int(self.problem.padded_lengths[sample]), f"rank {rank}")
         if wanted == "auto":
             return -(-share_size // least)
         if -(-share_size // wanted) > least:
             largest = least * wanted * self.problem.workers
-            raise fits.batch_too_large(step, self.problem.global_batch, largest, self.problem.equal_ranks)
+            raise batch_too_large(step, self.problem.global_batch, largest, self.problem.equal_ranks)
         return wanted
 
 

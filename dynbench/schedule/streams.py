@@ -7,8 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dynbench.schedule.order import DataOrder
-from dynbench.schedule.plan import FloatArray, IntArray
+from dynbench.schedule.plan import DataOrder, FloatArray, IntArray
 from dynbench.schedule.policy import Problem
 
 MIN_BUFFER = 32

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynbench.schedule.plan import IntArray
-from dynbench.schedule.window_guess import guesses
-from dynbench.schedule.window_polish import polished
+from dynbench.schedule.window_guess import guesses, polished
 from dynbench.schedule.window_sweep import Deal, SortedWindow
 
 SPREADS = (0.97, 1.0)

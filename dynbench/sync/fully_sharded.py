@@ -18,11 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from dynbench.errors import UsageError
-from dynbench.sync.blocks import blocks_of
 from dynbench.sync.empty import give_memory, share_what_is_trained
 from dynbench.sync.flat import FlatDDP
-from dynbench.sync.fully_sharded_messages import Gather, Scatter
-from dynbench.sync.fully_sharded_streams import Waiting, streams_of
+from dynbench.sync.fully_sharded_streams import Gather, Scatter, Waiting, blocks_of, streams_of
 from dynbench.sync.one_model import check_same_model, share_tensors, unused_everywhere, wire_for
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import Segment, lay_out

@@ -1,4 +1,8 @@
-"""Gradients sent while the backward pass still runs, in one order on all ranks.
+"""Buckets sent in order, and the times of a strategy's step.
+
+What parts of a step take on a strategy's device, for columns of its rows.
+
+Gradients sent while the backward pass still runs, in one order on all ranks.
 
 Ranks need not complete their gradients in the same order: a rank may leave a parameter unused that another one uses.
 So what is sent has a fixed order, and whatever is complete waits for what comes before it. A parameter that no rank
@@ -8,17 +12,48 @@ used in some step goes behind all others from then on, where it keeps nothing wa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
+from dynbench.clock import clock_for
 from dynbench.errors import UsageError
 from dynbench.sync.synchronised import SynchronisedModule
 from dynbench.wire.base import Wire
 from dynbench.wire.segment import lay_out
+
+
+class StepTimes:
+    """Intervals of a step by name; nothing waits for the device until they are taken.
+
+    Args:
+        device: whose clock they are on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock = clock_for(device)
+        self._spans: list[tuple[str, object, object]] = []
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Time a block; those of one name add up."""
+        start = self._clock.mark()
+        yield
+        self._spans.append((name, start, self._clock.mark()))
+
+    def take_ms(self) -> defaultdict[str, float]:
+        """Milliseconds by name since the last call, 0 for any other; the device must be synchronised."""
+        spans, self._spans = self._spans, []
+        total: defaultdict[str, float] = defaultdict(float)
+        for name, start, end in spans:
+            total[name] += self._clock.elapsed_ms(start, end)
+        return total
+
 
 Members = Mapping[int, tuple[str, nn.Parameter]]
 """Name and parameter by place among the trained ones."""

@@ -14,9 +14,9 @@ from dynbench.runs.columns import Column
 from dynbench.sync.base import Strategy
 from dynbench.sync.bucketed import BucketedDDP
 from dynbench.sync.flat import FlatDDP, Named
+from dynbench.sync.in_order import StepTimes
 from dynbench.sync.naive import NaiveDDP
 from dynbench.sync.overlap import OverlapDDP
-from dynbench.sync.step_times import StepTimes
 from dynbench.sync.synchronised import SynchronisedModule
 from dynbench.wire.base import Wire
 

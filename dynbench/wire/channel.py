@@ -18,9 +18,9 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from dynbench.clock import clock_for
-from dynbench.runs.calls import EVERYONE
+from dynbench.runs.row_writer import EVERYONE
 from dynbench.wire.link import Link
-from dynbench.wire.ranges import named_range
+from dynbench.wire.segment import named_range
 from dynbench.wire.traffic import SENT, Ledger
 
 _SENT_AS_THEY_ARE = (

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dynbench.clock import NS_PER_MS, Clock
-from dynbench.runs.calls import EVERYONE, Call
+from dynbench.runs.row_writer import EVERYONE, Call
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda size, ranks: 2 * (ranks - 1) * size // ranks,

@@ -1,4 +1,9 @@
-"""Tokenizers over the bytes of a text: single bytes, or GPT-2's byte pairs (Radford et al., 2019)."""
+"""The byte-level tokenizer and its vocabulary.
+
+A WordPiece vocabulary: one token per line, its id the line's number from 0.
+
+Tokenizers over the bytes of a text: single bytes, or GPT-2's byte pairs (Radford et al., 2019).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,24 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from dynbench.errors import DataError
-from dynbench.workloads.vocabulary import KEY
+from dynbench.workloads.datasets.lines import read_lines
+
+KEY = "workload.tokenizer"
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """The tokens by id.
+
+    Raises:
+        DataError: a file that cannot be used, or that lacks one of the special tokens.
+    """
+    words = read_lines(path, KEY, "expected one WordPiece token per line")
+    missing = [token for token in SPECIAL_TOKENS if token not in words]
+    if missing:
+        raise DataError(f"{KEY}: {path}: no {', '.join(missing)}; expected a WordPiece vocabulary, one token per line")
+    return words
+
 
 BYTE_BEGIN, BYTE_END, BYTE_PAD = 256, 257, 258
 """Token ids behind those of the 256 bytes, each of which is its own id."""

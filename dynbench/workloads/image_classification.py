@@ -15,13 +15,13 @@ from dynbench.plugins import options_of
 from dynbench.plugins.workloads import ImageOptions
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.decoding import RESIZED, Decoder, Pixels, square
-from dynbench.workloads.graded import grade
 from dynbench.workloads.image_model import image_model
 from dynbench.workloads.image_samples import image_samples
 from dynbench.workloads.image_side import image_side
 from dynbench.workloads.model_config import IMAGE_CLASSIFIER
 from dynbench.workloads.readable import without_unreadable
 from dynbench.workloads.saved_model import save_model
+from dynbench.workloads.token_loss import grade
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's pixels between 0 and 1: red, green, blue."""

@@ -19,8 +19,8 @@ from dynbench.runs.atomic import replacing_folder
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.digits import CLASSES, SIDE
-from dynbench.workloads.graded import grade
 from dynbench.workloads.image_samples import image_samples
+from dynbench.workloads.token_loss import grade
 
 WIDTHS = (SIDE * SIDE, 50, 50, CLASSES)
 MEAN, DEVIATION = 0.1307, 0.3081

@@ -1,9 +1,18 @@
-"""Where a workload of the user's own is: found, read and digested without running any of it, or importing torch."""
+"""Code of the user's own: found, pinned, and what runs on it.
+
+The runs of code of the user's own that were made on this machine by this user, who named it then.
+
+A run's folder may be anybody's, so that its word for what it ran counts for nothing; this lies in the user's cache.
+
+Where a workload of the user's own is: found, read and digested without running any of it, or importing torch.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +20,50 @@ from pathlib import Path
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError, did_you_mean
 from dynbench.plugins.code import Code, content_digest, find_code, own_folders
+from dynbench.workloads.cache import cache_folder
+
+FILE = "own_code.jsonl"
+logger = logging.getLogger(__name__)
+
+
+def remember_run(run_id: str, settings: Workload) -> None:
+    """Keep that the user named the code of a run, if it is their own; else nothing.
+
+    Args:
+        run_id: of the run.
+        settings: resolved.
+    """
+    if not settings.is_own:
+        return
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with _file().open("a", encoding="utf-8") as lines:
+            lines.write(_line(run_id, settings) + "\n")
+    except OSError as error:  # then it is named again when it is wanted
+        logger.debug("%s: %s", _file(), error)
+
+
+def is_remembered(run_id: str, settings: Workload) -> bool:
+    """Whether the user made this very run here, with this very code.
+
+    Args:
+        run_id: of the run.
+        settings: as its folder has them now.
+    """
+    try:
+        return settings.code_digest is not None and _line(run_id, settings) in _file().read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return False
+
+
+def _file() -> Path:
+    """Never in the folder that a run's settings name."""
+    return cache_folder(Workload()) / FILE
+
+
+def _line(run_id: str, settings: Workload) -> str:
+    return json.dumps([run_id, settings.name, settings.import_from, settings.code_digest])
+
 
 KEY = "workload.name"
 PROTOCOL = "dynbench/workloads/base.py documents the protocol, recipes/length_regression.py is an example."

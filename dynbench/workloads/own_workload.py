@@ -18,8 +18,8 @@ from dynbench.errors import DynbenchError, UsageError, WorkerFailed
 from dynbench.plugins.code import content_digest
 from dynbench.runs.phrase import Phrase
 from dynbench.workloads.data import IntArray, TokenisedData
-from dynbench.workloads.loss_sums import check_sums
 from dynbench.workloads.own_code import KEY, METHODS, PROTOCOL, OwnCode, missing_methods
+from dynbench.workloads.token_loss import check_sums
 
 EVAL_SUMS = "eval_sums(self, model, batch)"
 

@@ -1,33 +1,176 @@
-"""Pretrained weights from a local folder or by hub name."""
+"""Models from the hub or a folder, with their weights or random ones.
+
+Keeps the progress bars and advice of the Hugging Face libraries off stderr: rank 0's own log says what matters.
+
+Models for classifying text: pretrained weights by name or folder, or random ones in a known or stored shape.
+
+DistilBERT's architecture with random weights (Sanh et al., 2019, arXiv:1910.01108).
+
+A model that can be built again and again, wherever it is from.
+
+The architecture of a transformers configuration with random weights.
+
+Pretrained weights from a local folder or by hub name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+import transformers
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import DistilBertConfig, PretrainedConfig
 
 from dynbench.config.schema import Workload
 from dynbench.errors import UsageError
 from dynbench.runs.phrase import Phrase
+from dynbench.workloads.first_step import Trial, fit_for_training
 from dynbench.workloads.hub import cached_revision, load_stored, local_folder
 from dynbench.workloads.model_config import (
     CLASSIFIER,
     EXPECTED,
     KEY,
     Kind,
+    describe,
     fit_to_data,
     make_model,
     read_config,
     usable_positions,
 )
-from dynbench.workloads.model_source import ModelSource, facts_of
+
+
+def quiet_libraries() -> None:
+    """Only errors of transformers and huggingface_hub are shown from here on."""
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    disable_progress_bars()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+
+
+def model_source(
+    settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None = None
+) -> ModelSource:
+    """The model that `workload.weights`, `.model` and `.size` mean, with `workload.dropout` applied.
+
+    Args:
+        settings: the configuration's `workload` section.
+        vocab_size: token ids of the data are below it.
+        pad_id: token id of the padding.
+        num_labels: classes of the data.
+        end_id: token that ends every sample and stands nowhere else, where there is one.
+
+    Raises:
+        DataError: a local folder that holds no model.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: a model that cannot take the data's tokens.
+    """
+    quiet_libraries()
+    if settings.weights == "pretrained":
+        return pretrained_model(settings, vocab_size, pad_id, num_labels)
+    if settings.shape == "model":
+        return configured_model(settings, vocab_size, pad_id, num_labels, end_id)
+    return random_model(settings, vocab_size, pad_id, num_labels)
+
+
+SMALL_SHAPE = {"dim": 256, "hidden_dim": 1024, "n_layers": 2, "n_heads": 4}
+"""Forward and backward cost about 0.1 ms per padded token of one CPU core, so that padding shows in the step time."""
+
+
+def random_model(settings: Workload, vocab_size: int, pad_id: int, num_labels: int) -> ModelSource:
+    """The shape of `workload.size`; `base` keeps distilbert-base-uncased's vocabulary unless the data need more."""
+    size = settings.shape
+    if size == "base":
+        vocab_size = max(vocab_size, DistilBertConfig().vocab_size)
+    config = DistilBertConfig.from_dict({**(SMALL_SHAPE if size == "small" else {}), "vocab_size": vocab_size})
+    fit_to_data(config, num_labels, pad_id, settings.dropout)
+    source = Phrase.of("model.random", size=size)
+
+    def make() -> nn.Module:
+        from transformers import DistilBertForSequenceClassification
+
+        return DistilBertForSequenceClassification(config)
+
+    return ModelSource(config, config.max_position_embeddings, facts_of(source, config), make)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a workload's model comes from.
+
+    Args:
+        config: its configuration, fitted to the data.
+        positions: longest padded sample that it takes, tokens; None for any.
+        facts: source and shape, ready for JSON; see `facts_of`.
+        make: the model on torch's default device, what is random in it from its random state; raises what its maker
+            says.
+    """
+
+    config: PretrainedConfig
+    positions: int | None
+    facts: dict[str, object]
+    make: Callable[[], nn.Module]
+
+    def build(self, seed: int) -> nn.Module:
+        """The model in fp32 and training mode; equal seeds give equal weights, the caller's random state stays."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make().float().train()
+
+    def build_empty(self) -> nn.Module:
+        """The same on the meta device, without values; makers read none there, and try nothing."""
+        with torch.device("meta"):
+            return self.make().float().train()
+
+
+def facts_of(source: Phrase, config: PretrainedConfig, **more: object) -> dict[str, object]:
+    """What records say of a model: its source, what else is known of that, and its shape."""
+    return {"source": source, "said": source.record(), **more, **describe(config)}
+
 
 logger = logging.getLogger(__name__)
 
-WAYS_OUT = "Name a local folder (--model FOLDER), or use --weights random."
+WAYS_OUT = "Name the folder of a text classifier's or language model's configuration, or set workload.size=small."
+
+
+def configured_model(
+    settings: Workload, vocab_size: int, pad_id: int, num_labels: int, end_id: int | None
+) -> ModelSource:
+    """The shape that the configuration of `workload.model` describes; its vocabulary grows to the data's.
+
+    A model that is made is tried on a sample of the data's shape.
+
+    Raises:
+        DataError: a local folder that holds no configuration.
+        HubError: a hub name that is neither cached nor reachable.
+        UsageError: a configuration of something else than a classifier of token ids; also when the model is made.
+    """
+    config, folder = read_config(settings.model, WAYS_OUT), local_folder(KEY, settings.model)
+    name, text, architecture = str(folder or settings.model), config.get_text_config(), config.model_type
+    if getattr(text, "vocab_size", vocab_size) < vocab_size:
+        logger.info("%s: the vocabulary of %d grows to the data's, %d", name, text.vocab_size, vocab_size)
+        text.vocab_size = vocab_size
+    fit_to_data(config, num_labels, pad_id, settings.dropout, end_id)
+    positions = usable_positions(config, settings.model, WAYS_OUT)
+    longest = settings.max_length if positions is None else min(settings.max_length, positions)
+    trial = Trial(longest, vocab_size, pad_id, num_labels, end_id, settings.dropout)
+
+    def make() -> nn.Module:
+        model = make_model(config, name, WAYS_OUT).float()
+        fit_for_training(model, f"{name} ({architecture})", trial)
+        return model
+
+    source = Phrase.of("model.configured", architecture=architecture, name=name)
+    stored = None if folder is None else (folder / "config.json").read_bytes()
+    digest = None if stored is None else hashlib.sha256(stored).hexdigest()[:16]
+    return ModelSource(config, positions, facts_of(source, config, digest=digest), make)
+
+
+HUB_WAYS_OUT = "Name a local folder (--model FOLDER), or use --weights random."
 
 HEAD_PREFIXES = ("pre_classifier.", "classifier.", "score.")
 """Parameters of the classification head, which a model pretrained on plain text does not have."""
@@ -44,21 +187,21 @@ def pretrained_model(settings: Workload, vocab_size: int, pad_id: int, num_label
         UsageError: no text encoder, or one whose vocabulary is smaller than the data's; when it is made, weights of
             another architecture.
     """
-    config, folder = read_config(settings.model, WAYS_OUT), local_folder(KEY, settings.model)
+    config, folder = read_config(settings.model, HUB_WAYS_OUT), local_folder(KEY, settings.model)
     name = str(folder or settings.model)
     if not hasattr(config, "vocab_size") or not hasattr(config, "max_position_embeddings"):
-        raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", WAYS_OUT)
+        raise UsageError(f"{KEY}: {settings.model} ({config.model_type}) is no text encoder", HUB_WAYS_OUT)
     check_vocabulary(settings, config.vocab_size, vocab_size)
     fit_to_data(config, num_labels, pad_id, settings.dropout)
 
     def make() -> nn.Module:
-        model, report = load_stored(KEY, name, weights_loader(config, CLASSIFIER), EXPECTED, WAYS_OUT)
+        model, report = load_stored(KEY, name, weights_loader(config, CLASSIFIER), EXPECTED, HUB_WAYS_OUT)
         _check_fit(name, report)
         return model
 
     source = Phrase.of("model.pretrained", name=name)
     facts = facts_of(source, config, revision=cached_revision(name) if folder is None else None)
-    return ModelSource(config, usable_positions(config, settings.model, WAYS_OUT), facts, make)
+    return ModelSource(config, usable_positions(config, settings.model, HUB_WAYS_OUT), facts, make)
 
 
 def check_vocabulary(settings: Workload, known: int, vocab_size: int) -> None:
@@ -90,7 +233,7 @@ def weights_loader(config: PretrainedConfig, kind: Kind) -> Callable[[str, bool]
 
     def load(where: str, local_only: bool) -> Loaded:
         if torch.empty(0).is_meta:
-            return make_model(config, where, WAYS_OUT, kind), {"missing_keys": set(), "mismatched_keys": set()}
+            return make_model(config, where, HUB_WAYS_OUT, kind), {"missing_keys": set(), "mismatched_keys": set()}
         model, report = kind.auto_class().from_pretrained(
             where,
             config=config,
@@ -124,6 +267,6 @@ def check_weights(name: str, report: dict[str, set[object]], heads: tuple[str, .
         raise UsageError(
             f"{KEY}: the weights of {name} do not fit its configuration: {len(body)} parameters are missing "
             f"or of another shape, {body[0]} first",
-            WAYS_OUT,
+            HUB_WAYS_OUT,
         )
     return fresh

@@ -14,7 +14,7 @@ from torch import Tensor
 from dynbench.runs.atomic import replacing_folder
 from dynbench.workloads.image_side import PREPROCESSOR
 from dynbench.workloads.model_config import Kind, make_model
-from dynbench.workloads.model_source import ModelSource
+from dynbench.workloads.pretrained_model import ModelSource
 from dynbench.workloads.tokenizer import TextTokenizer
 
 

@@ -15,9 +15,9 @@ from dynbench.config.schema import Config
 from dynbench.workloads.data import IntArray, TokenisedData
 from dynbench.workloads.datasets.base import TextSplit
 from dynbench.workloads.datasets.registry import load_dataset
-from dynbench.workloads.model import model_source
 from dynbench.workloads.model_config import CLASSIFIER
 from dynbench.workloads.packed import rows_of
+from dynbench.workloads.pretrained_model import model_source
 from dynbench.workloads.samples import Samples, prepare_samples
 from dynbench.workloads.saved_model import save_model
 from dynbench.workloads.tokenizer import load_tokenizer

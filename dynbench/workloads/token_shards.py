@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynbench.errors import DataError
-from dynbench.runs.atomic import replacing, write_json
-from dynbench.runs.lock import locked
+from dynbench.runs.atomic import locked, replacing, write_json
 from dynbench.workloads.datasets.lines import quoted
 from dynbench.workloads.pace import Pace
 

@@ -25,11 +25,11 @@ from warm import RankError, WarmRanks
 from dynbench.analysis.checks.communication import BYTES_LIMIT
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summarise
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.rules import check_rules
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
-from dynbench.engine.rank.sent_bytes import can_count
+from dynbench.engine.rank.row_builder import can_count
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.columns import read_columns
 from dynbench.runs.store import RunStore

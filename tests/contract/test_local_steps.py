@@ -9,7 +9,7 @@ from apart_jobs import MOMENTUM, RATE, SCALE, averaged, resumed, sent_and_met, s
 from strategy_jobs import SETTINGS, STEPS
 from warm import RankError, WarmRanks
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.plugins import STRATEGIES

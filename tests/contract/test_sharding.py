@@ -25,7 +25,7 @@ from sharding_jobs import (
 from warm import WarmRanks
 
 from dynbench.plugins import STRATEGIES
-from dynbench.sync.blocks import blocks_of
+from dynbench.sync.fully_sharded_streams import blocks_of
 
 pytestmark = pytest.mark.multiproc
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.planning import build_problem
 from dynbench.plugins import POLICIES

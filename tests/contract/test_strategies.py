@@ -27,7 +27,7 @@ from toys import BROKEN_STRATEGIES, STRATEGIES, TiedModel
 from warm import RankError, WarmRanks
 
 from dynbench.analysis.merge import merge_run
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.cause import root_cause
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run

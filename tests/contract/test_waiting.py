@@ -8,7 +8,7 @@ import pytest
 from strategy_jobs import PLACES, SETTINGS, train_late
 from warm import WarmRanks
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.plugins import STRATEGIES

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from batches import batch_of
 from toys import GivesMeans, Toy
 
-from dynbench.analysis.rankfiles import read_rank_file
+from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import step_table
-from dynbench.config.change import changed
-from dynbench.config.load import load_config
+from dynbench.config.digest import changed
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 import torch
 
-from dynbench.analysis.rankfiles import read_rank_file
-from dynbench.config.load import load_config
+from dynbench.analysis.rank_files import read_rank_file
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.rank.memory import memory_meter

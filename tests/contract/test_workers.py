@@ -15,7 +15,7 @@ from warm import RankError, WarmRanks
 
 from dynbench.analysis.merge import MergedRun, merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run
 from dynbench.engine.rank.rank_facts import merge_facts

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from toys import Toy
 
-from dynbench.analysis.rankfiles import read_rank_file
+from dynbench.analysis.rank_files import read_rank_file
 from dynbench.analysis.steps import step_table
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.rank.evaluation import EVAL_FILE

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from dynbench.bench.allocations import watch
 from dynbench.bench.model_step import VOCABULARY, build_model
 from dynbench.sync import FullyShardedDDP
-from dynbench.sync.blocks import blocks_of
+from dynbench.sync.fully_sharded_streams import blocks_of
 from dynbench.units import mb
 from dynbench.workloads.language_model import logits_of
 

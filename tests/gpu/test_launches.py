@@ -11,13 +11,13 @@ import polars as pl
 import pytest
 from multiproc.launches import TINY, global_loss, rows_of
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.run_launch import launch_training
 from dynbench.errors import NothingFits
 from dynbench.probe.prober import run_probe
 from dynbench.runs.probe_record import read_probe
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multiproc]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import pytest
 from forked import forked_ranks
 from multiproc.launches import TINY, Launch
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.run_launch import launch_training
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.rank.exchange import GlobalBatch
+from dynbench.engine.rank.real import build_strategy
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.engine.rank.wiring import build_strategy
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.micro_batch import make_micro_batch
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.rank import worker
 from dynbench.engine.rank.rank_process import RankContext
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.runs.records import work_hash
 from dynbench.sampler import PlannedBatchSampler
 from dynbench.workloads.micro_batch import make_micro_batch

@@ -8,12 +8,12 @@ from multiproc.launches import TINY
 
 from dynbench.bench.bench_run import run_bench
 from dynbench.bench.collectives import COMM_FILE, Collectives
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.plugins.benchmarks import CollectivesOptions
 from dynbench.runs.provenance import usable_cores
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]

@@ -25,9 +25,9 @@ from multiproc.faults import (
 from pixel import UNRENDERED
 from planted import at
 
-from dynbench.analysis.rankfiles import read_rank_file
+from dynbench.analysis.rank_files import read_rank_file
 from dynbench.experiment.state import read_state
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 
 pytestmark = pytest.mark.multiproc
 

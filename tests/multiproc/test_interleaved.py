@@ -15,13 +15,13 @@ from multiproc.launches import TINY, fork, global_loss, rows_of, start, wait_unt
 from pixel import UNRENDERED
 
 from dynbench.analysis.merge import merge_run
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.leftovers import rank_pids
 from dynbench.engine.launching.run_launch import WORKER_MODULE, launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import NothingFits
 from dynbench.experiment.state import read_state
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -11,7 +11,7 @@ import pytest
 from multiproc.launches import Launch, rows_of, work_hashes
 
 from dynbench.cli.main import main
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_problem
 from dynbench.runs.records import work_hash
 from dynbench.schedule.planner import Planner

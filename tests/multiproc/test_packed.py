@@ -12,12 +12,12 @@ from multiproc.launches import TINY, fork, global_loss, rows_of, work_hashes
 from dynbench.analysis.arms import named_arms
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis
 from dynbench.engine.launching.run_launch import launch_arms
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import EXIT_CHECKS
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 pytestmark = pytest.mark.multiproc

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.engine.planning import build_problem

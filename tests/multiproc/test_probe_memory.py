@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import NothingFits, WorkerFailed
 from dynbench.probe.capacity import ProbedCapacities, find_capacities

@@ -22,7 +22,7 @@ from reference.rank_steps import FAULTY, Answer, Steps, built, steps
 from torch import Tensor, nn
 from warm import WarmRanks
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.plugins import POLICIES, STRATEGIES, WORKLOADS

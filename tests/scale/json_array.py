@@ -26,7 +26,7 @@ from subprocess import PIPE, Popen
 
 import numpy as np
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.runs.atomic import replacing
 from dynbench.workloads import token_shards
 from dynbench.workloads.token_shards import RECORD

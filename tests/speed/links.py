@@ -27,9 +27,9 @@ from torch import nn
 
 from dynbench.analysis.link_model import predicted_ms
 from dynbench.analysis.links import faster_gbps
-from dynbench.config.load import load_config
-from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.wiring import build_strategy
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.real import build_strategy
 from dynbench.sync.base import Strategy
 
 CPU, RANKS, WIDTH, LAYERS, ROWS = torch.device("cpu"), 2, 2048, 8, 64

@@ -26,9 +26,9 @@ import torch.multiprocessing as mp
 from scipy import stats
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dynbench.config.load import load_config
-from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.wiring import build_strategy
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.real import build_strategy
 from dynbench.sync.base import Strategy
 
 SEQUENCES, LENGTH, VOCABULARY, RANKS = 8, 128, 50257, 2

@@ -29,7 +29,7 @@ os.environ["DYNBENCH_PLUGINS"] = str(HERE / "plugins.py")
 from dynbench.analysis.arms import named_arms  # noqa: E402  # plug-ins are read where dynbench is imported
 from dynbench.analysis.comparison import compare_arms  # noqa: E402
 from dynbench.analysis.merge import merge_run  # noqa: E402
-from dynbench.analysis.speedup import log_ratios  # noqa: E402
+from dynbench.analysis.verdict import log_ratios  # noqa: E402
 from dynbench.config.recipes import load_recipe  # noqa: E402
 from dynbench.experiment.compare import start_comparison  # noqa: E402
 from dynbench.experiment.launches import run_launches  # noqa: E402

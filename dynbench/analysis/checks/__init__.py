@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from dynbench.analysis.checks import communication, comparisons, conditions, integrity, ranks, samples
+from dynbench.analysis.checks import communication, comparisons, runs
 from dynbench.analysis.checks.finding import Evidence, Seen, worded, wordings
 from dynbench.analysis.finding import Finding
 from dynbench.errors import ChecksFailed
 
 Check = Callable[[Evidence], Iterator[Seen]]
-_MODULES = (communication, comparisons, conditions, integrity, ranks, samples)
+_MODULES = (communication, comparisons, runs)
 
 
 def _named(check: str) -> Check:

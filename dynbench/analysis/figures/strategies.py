@@ -32,7 +32,7 @@ from dynbench.analysis.memory import memory_parts
 from dynbench.analysis.merge import MergedRun
 from dynbench.analysis.metrics import lookup
 from dynbench.analysis.scaling import reference_of
-from dynbench.analysis.speedup import seconds_per_unit, unit_of
+from dynbench.analysis.verdict import seconds_per_unit, unit_of
 from dynbench.config.digest import flatten
 from dynbench.units import mib
 

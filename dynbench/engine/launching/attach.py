@@ -15,14 +15,13 @@ from dynbench.config.schema import Config
 from dynbench.engine.cause import root_cause
 from dynbench.engine.failure import MEMORY_HINT, is_aftermath, is_out_of_memory, rank_title
 from dynbench.engine.launching.asked import launch_warnings
-from dynbench.engine.launching.ranks_given import ranks_from_environment
 from dynbench.engine.launching.resolve import Resolved, resolve, this_machine
 from dynbench.engine.launching.run_launch import create_run, gather_said
+from dynbench.engine.launching.torchrun import ranks_from_environment
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.rank.exchange import broadcast_text, wait_for_all
-from dynbench.engine.rank.hearsay import tell_failure
+from dynbench.engine.rank.rank_facts import keep_warnings, tell_failure
 from dynbench.engine.rank.rank_process import RankContext, StopFlag, process_group, set_threads
-from dynbench.engine.rank.rank_warnings import keep_warnings
 from dynbench.engine.rank.worker import train
 from dynbench.errors import NothingFits, UsageError, WorkerFailed, told
 from dynbench.runs.recorder import recorded

@@ -12,8 +12,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dynbench.config.schema import Launch
 from dynbench.engine.cause import root_cause
-from dynbench.engine.launching.leftovers import marked_environment, stop_leftovers
-from dynbench.engine.launching.logs import collect_logs
+from dynbench.engine.launching.leftovers import collect_logs, marked_environment, stop_leftovers
 from dynbench.engine.launching.torchrun import run_torchrun, thread_environment, torchrun_argv
 from dynbench.errors import DynbenchError, Interrupted, WorkerFailed
 from dynbench.runs.run import Run

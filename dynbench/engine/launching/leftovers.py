@@ -1,14 +1,46 @@
-"""No process outlives its run: ranks, and what they started, that are there after torchrun has returned are stopped."""
+"""What a launch leaves: logs, and processes that outlive it.
+
+The ranks' output, left as `logs/rank_<r>.log` and nothing else.
+
+No process outlives its run: ranks, and what they started, that are there after torchrun has returned are stopped.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dynbench.engine.launching.torchrun import torchrun_log_dir
 from dynbench.runs.run import Run
+
+EARLY_LOG = "launch.log"
+
+
+def collect_logs(runs: Sequence[Run]) -> None:
+    """Keep what ranks printed before they opened their own log, remove torchrun's folders; every run gets all logs."""
+    run, *others = runs
+    _collect(run)
+    for other in others:
+        for log in run.logs_dir.glob("*.log"):
+            shutil.copyfile(log, other.logs_dir / log.name)
+
+
+def _collect(run: Run) -> None:
+    folder = torchrun_log_dir(run.path)
+    if not folder.exists():
+        return
+    early = [path for path in sorted(folder.rglob("*.log")) if path.stat().st_size > 0]
+    if early:
+        with (run.logs_dir / EARLY_LOG).open("ab") as log:
+            for path in early:
+                log.write(f"--- local rank {path.parent.name}, {path.stem}\n".encode() + path.read_bytes())
+    shutil.rmtree(folder)
+
 
 GRACE_S = 5.0
 _POLL_S = 0.05

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dynbench.config.change import changed
-from dynbench.config.held import copies_held
-from dynbench.config.rank_rules import buffer_size
-from dynbench.config.ranks import Ranks, ranks_of
+from dynbench.config.digest import changed
+from dynbench.config.part_rules import buffer_size
+from dynbench.config.ranks import Ranks, copies_held, ranks_of
 from dynbench.config.schema import Config, Workload
 from dynbench.config.situation import Situation
 from dynbench.engine.planning import least_capacity_warning, load_probe, names_a_probe
@@ -16,7 +15,7 @@ from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.workloads import ImageOptions
 from dynbench.runs.probe_record import ProbeRecord
 from dynbench.runs.provenance import UnknownFactError, cpu_model
-from dynbench.schedule.speeds import distinct_speeds
+from dynbench.schedule.rank_classes import distinct_speeds
 from dynbench.workloads.own_code import registered_code
 
 PROBE_AGAIN = "Probe again with this run's settings (dynbench probe --name NAME, then --probe NAME), or name no probe."

@@ -14,18 +14,20 @@ from functools import cache
 import torch
 
 from dynbench.config.batch import batch_problem, with_global_batch
-from dynbench.config.change import changed
-from dynbench.config.rank_rules import buffer_size
+from dynbench.config.digest import changed
+from dynbench.config.part_rules import buffer_size
 from dynbench.config.ranks import ranks_of
 from dynbench.config.rules import DEFAULT_VIRTUAL_RANKS, check_rules
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model, decide_comm_model
-from dynbench.engine.launching.epochs import decide_steps
-from dynbench.engine.launching.error_feedback import decide_error_feedback
-from dynbench.engine.launching.image_size import decide_image_size
-from dynbench.engine.launching.learning_rate import decide_learning_rate
-from dynbench.engine.launching.model_shape import decide_shape
+from dynbench.engine.launching.auto_settings import (
+    decide_error_feedback,
+    decide_image_size,
+    decide_learning_rate,
+    decide_shape,
+)
 from dynbench.engine.launching.probe_use import PROBE_AGAIN, device_name, probe_problems, same_slowdown
+from dynbench.engine.launching.progress import decide_steps
 from dynbench.engine.planning import (
     default_cost_type,
     default_objective,

@@ -19,18 +19,17 @@ from dynbench.engine.launching.resolve import Machine, Resolved, resolve, this_m
 from dynbench.engine.launching.torchrun import thread_environment, torchrun_argv
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.rank.keeping import settle_kept
-from dynbench.engine.rank.nodes import settle
-from dynbench.engine.rank.rank_facts import merge_facts
-from dynbench.engine.rank.rank_warnings import read_warnings
+from dynbench.engine.rank.rank_facts import merge_facts, read_warnings
+from dynbench.engine.rank.row_builder import settle
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import DynbenchError, WorkerFailed
+from dynbench.runs.atomic import release
 from dynbench.runs.recorder import Recording, new_run, recorded
-from dynbench.runs.reserve import release
 from dynbench.runs.run import Run
 from dynbench.runs.store import Naming, RunStore
 from dynbench.signals import handled
 from dynbench.workloads.inputs import check_batch, check_inputs
-from dynbench.workloads.own_runs import remember_run
+from dynbench.workloads.own_code import remember_run
 
 _log = logging.getLogger(__name__)
 WORKER_MODULE = "dynbench.engine.rank.worker"

@@ -1,4 +1,11 @@
-"""Small facts exchanged between ranks through CPU tensors: batch sizes, sums, plans, names."""
+"""What ranks tell each other beside gradients: facts gathered, agreed on, and exchanged.
+
+Plans for rank-private streams: costs are gathered to rank 0, which solves and broadcasts the counts.
+
+Small facts exchanged between ranks through CPU tensors: batch sizes, sums, plans, names.
+
+Ranks that were started apart must have been started alike.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +18,61 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dynbench.config.digest import NOT_IDENTITY, differences
 from dynbench.config.ranks import Ranks
-from dynbench.errors import DynbenchError
-from dynbench.schedule.plan import Share
+from dynbench.config.schema import Config
+from dynbench.errors import ConfigError, DynbenchError
+from dynbench.plugins.outside import VARIABLE, digests
+from dynbench.schedule import capacity
+from dynbench.schedule.plan import IntArray, Share
+from dynbench.schedule.policy import Problem
+from dynbench.schedule.prefix import require_room
+from dynbench.schedule.prefix_enumerate import room_of
+from dynbench.schedule.prefix_solvers import solve_counts
+from dynbench.schedule.streams import RankStream, candidate_costs
+
+
+class GatheredPlans:
+    """`prefix` with `schedule.exchange=gather`; the same plans as every rank would make by itself.
+
+    Args:
+        problem: only this rank's part of its lengths is looked at.
+        rank: this worker's number.
+        group: the workers; None is all ranks.
+    """
+
+    def __init__(self, problem: Problem, rank: int, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self._problem = problem
+        self._rank = rank
+        self._stream = RankStream(problem, rank)
+
+    def share(self, step: int) -> Share:
+        """This rank's next samples; a collective.
+
+        Raises:
+            NothingFits: the capacities cannot hold the samples at the front of the streams.
+        """
+        stream = self._stream
+        costs = candidate_costs(self._problem, stream.lengths[None], [self._rank], stream.extra)[0]
+        if np.isinf(costs[0]):
+            raise capacity.sample_too_long(step, int(stream.ids[0]), int(stream.lengths[0]), f"rank {self._rank}")
+        offers = gather_floats(costs, self._group)
+        counts = None if offers is None else self._solve(step, offers)
+        counts = broadcast_integers(counts, self._problem.workers, self._group)
+        return (stream.take(int(counts[self._rank])),)
+
+    def all_shares(self) -> None:
+        """Streams are private to their ranks."""
+
+    def observe(self, share: Share, compute_ms: float) -> None:
+        """Of no use: the speeds are given."""
+
+    def _solve(self, step: int, costs: np.ndarray) -> IntArray:
+        """Counts from every rank's candidate costs, shape [G, K]; shape [G]."""
+        require_room(room_of(costs), self._problem.global_batch, step)
+        return solve_counts(costs, self._problem.global_batch, self._problem.solver).counts
+
 
 T = TypeVar("T")
 
@@ -159,3 +218,55 @@ def gather_objects(value: T) -> list[T]:
     found: list[T] = [value] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+_MAY_DIFFER = (*(key for key in NOT_IDENTITY if key != "train.seed"), "workload.data_path", "workload.eval_path")
+"""Keys of this node alone; data are compared by fingerprint instead of path."""
+
+
+def check_same_config(config: Config) -> None:
+    """Refuse ranks that were started with different configurations or plug-ins from outside; a collective.
+
+    Raises:
+        ConfigError: one line per plug-in's file or key that differs from rank 0's; raised on every rank.
+    """
+    _check_same_plugins()
+    first, *others = gather_objects(config)
+    problems = [
+        f"nodes disagree in config: {key} is {ours!r} on rank 0, {theirs!r} on rank {rank}"
+        for rank, other in enumerate(others, 1)
+        for key, (ours, theirs) in differences(first, other).items()
+        if key not in _MAY_DIFFER
+    ]
+    if problems:
+        raise ConfigError(problems, "Start every node with the same settings.")
+
+
+def check_same_data(fingerprint: str) -> None:
+    """Refuse ranks that loaded different data; a collective.
+
+    Raises:
+        ConfigError: some rank's fingerprint is not rank 0's; raised on every rank.
+    """
+    first, *others = gather_objects(fingerprint)
+    problems = [
+        f"nodes disagree in data: fingerprint {first} on rank 0, {other} on rank {rank}"
+        for rank, other in enumerate(others, 1)
+        if other != first
+    ]
+    if problems:
+        raise ConfigError(problems, "Point workload.data_path and the caches at the same data on every node.")
+
+
+def _check_same_plugins() -> None:
+    """First of all: what other plug-ins declare has other settings."""
+    first, *others = gather_objects(digests())
+    problems = [
+        f"nodes disagree in plug-ins: {file} is {first.get(file, 'not loaded')} on rank 0, "
+        f"{other.get(file, 'not loaded')} on rank {rank}"
+        for rank, other in enumerate(others, 1)
+        for file in dict.fromkeys((*first, *other))
+        if first.get(file) != other.get(file)
+    ]
+    if problems:
+        raise ConfigError(problems, f"Name the same files in {VARIABLE} on every node.")

@@ -26,7 +26,7 @@ from dynbench.runs.profile_record import (
     RankProfile,
 )
 from dynbench.runs.run import Run
-from dynbench.wire.ranges import PREFIX, named_range
+from dynbench.wire.segment import PREFIX, named_range
 from dynbench.wire.traffic import SENT, union_ms
 
 STEP = "step"

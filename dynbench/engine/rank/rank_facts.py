@@ -1,31 +1,166 @@
-"""Facts that only the ranks know: devices, data, how memory is measured. Rank 0 writes them once."""
+"""What a rank tells of itself and warns about.
+
+How far training is, said in the log of the first rank that trains.
+
+Why a rank ends, told to all others before they can notice: ranks of other nodes may not see its files.
+
+What ranks say that people have to see, handed to the launcher: a log that nobody reads is no place for it.
+
+Facts that only the ranks know: devices, data, how memory is measured. Rank 0 writes them once.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.cuda import nccl
+from torch.distributed.distributed_c10d import Store, _get_default_store
 
-from dynbench.config.ranks import ranks_of
+from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
 from dynbench.engine.comm_model import build_comm_model
-from dynbench.engine.rank.clocks import compare_clocks
+from dynbench.engine.failure import RankFailure, keep_failure, record_failure
 from dynbench.engine.rank.exchange import gather_objects
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.rank_process import RankContext
+from dynbench.engine.rank.timers import compare_clocks
 from dynbench.runs.atomic import write_json
 from dynbench.runs.lengths_file import write_lengths
+from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
 from dynbench.schedule.plan import IntArray
 from dynbench.units import mb
+from dynbench.workloads import pace
 from dynbench.workloads.base import Workload
 
 _log = logging.getLogger(__name__)
+LINES = 10
+"""In a run, about."""
+
+
+class Told:
+    """Says the loss of some steps, evenly over a run.
+
+    Args:
+        steps: of the run, warm-up included.
+        says: whether this rank does.
+    """
+
+    def __init__(self, steps: int, *, says: bool) -> None:
+        self._steps = steps
+        self._every = max(1, steps // LINES)
+        self._says = says
+
+    def step(self, row: StepRow) -> None:
+        """A step of this rank that is written."""
+        done = row.step + 1
+        if self._says and (done % self._every == 0 or done == self._steps):
+            own = f"loss {row.loss:.4f} over the {row.local_batch} samples of this rank"
+            _log.info("step %d of %d: %s, %.1f ms", done, self._steps, own, row.step_time_ms)
+
+
+_KEY = "dynbench/failure"
+
+
+def tell_failure(run: Run, rank: int, error: BaseException) -> None:
+    """Record why this rank ends, and with it the cause where that is another rank's; within the process group.
+
+    The first cause is kept where the ranks met; one that ended because another did finds it there.
+    """
+    failure = record_failure(run, rank, error)
+    try:
+        cause = exchange_cause(_get_default_store(), failure)
+    except RuntimeError as gone:
+        _log.debug("the place where the ranks met is gone: %s", gone)
+        return
+    if cause is not None:
+        keep_failure(run, cause)
+
+
+def exchange_cause(store: Store, failure: RankFailure) -> RankFailure | None:
+    """The first cause that a rank told, by now also this one; None where nobody told any."""
+    if failure.is_cause:
+        text = store.compare_set(_KEY, "", json.dumps(asdict(failure)))
+    elif store.check([_KEY]):
+        text = store.get(_KEY)
+    else:
+        return None
+    return RankFailure(**json.loads(text))
+
+
+class _ToFile(logging.Handler):
+    """Appends each text once, a line each."""
+
+    def __init__(self, path: Path, level: int) -> None:
+        super().__init__(level)
+        self._path = path
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())
+        if text not in self._seen:
+            self._seen.add(text)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+
+class _LastLine(logging.Handler):
+    """Keeps what was said last about something that takes long."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.INFO)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._path.write_text(record.getMessage(), encoding="utf-8")
+
+
+def keep_warnings(run: Run, context: RankContext, ranks: Ranks) -> None:
+    """From here on, what dynbench warns about is kept, and on rank 0 how far the preparing of its data has got.
+
+    Of rank 0 and of the first that trains, which speak for the others.
+    """
+    if context.speaks(ranks):
+        logging.getLogger("dynbench").addHandler(_ToFile(_file(run), logging.WARNING))
+    if context.is_first:
+        logging.getLogger(pace.__name__).addHandler(_LastLine(_preparing_file(run)))
+
+
+def read_warnings(run: Run) -> list[str]:
+    """What ranks warned about, each once."""
+    path = _file(run)
+    return list(dict.fromkeys(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+
+
+def read_epochs(run: Run) -> list[str]:
+    """What came of the epochs of a run that have ended, a line each."""
+    path = epochs_file(run)
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def read_preparing(run: Run) -> str:
+    """How far the preparing of the data had got when rank 0 last said it; empty where that took no time."""
+    path = _preparing_file(run)
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def epochs_file(run: Run) -> Path:
+    """Where the first rank writes what came of an epoch."""
+    return run.ranks_dir / "epochs.txt"
+
+
+def _preparing_file(run: Run) -> Path:
+    return run.ranks_dir / "preparing.txt"
+
+
+def _file(run: Run) -> Path:
+    return run.ranks_dir / "warnings.txt"
 
 
 def facts_file(run: Run) -> Path:

@@ -1,44 +1,96 @@
-"""The loop of a real rank, put together from the configuration."""
+"""A rank that trains with others, and how it is wired to them.
+
+A strategy, the wire it talks through, and what the wire compresses with: put together from the configuration.
+
+The loop of a real rank, put together from the configuration.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+
+from dynbench.compress.base import Compressor
 from dynbench.config.image_rules import ahead
 from dynbench.config.ranks import Ranks, ranks_of
 from dynbench.config.schema import Config
-from dynbench.engine.plan_check import check_steps_of_rank
+from dynbench.engine.plan_check import check_steps_of_rank, total_steps
 from dynbench.engine.planning import NoPlans, PlansAhead, PlanSource, ReplicatedPlans, build_problem
 from dynbench.engine.rank.batch_norm import warn_of_unequal_numbers
-from dynbench.engine.rank.epochs import Epochs
-from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator, evaluated_together
-from dynbench.engine.rank.exchange import all_floats, group_of_workers, sum_over_ranks, wait_for_all
-from dynbench.engine.rank.gather import GatheredPlans
+from dynbench.engine.rank.evaluation import EVAL_FILE, Epochs, Evaluator, evaluated_together
+from dynbench.engine.rank.exchange import GatheredPlans, all_floats, group_of_workers, sum_over_ranks, wait_for_all
 from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter
 from dynbench.engine.rank.profile import Profile, profiled_steps
+from dynbench.engine.rank.rank_facts import Told, epochs_file
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.rank_warnings import epochs_file
 from dynbench.engine.rank.replica import Replica
-from dynbench.engine.rank.row_builder import RowBuilder, extra_columns
+from dynbench.engine.rank.row_builder import RowBuilder, SentBytes, can_count, extra_columns
 from dynbench.engine.rank.scalars import scalars_of
-from dynbench.engine.rank.sent_bytes import SentBytes, can_count
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.engine.rank.told import Told
-from dynbench.engine.rank.wiring import build_strategy, session
-from dynbench.engine.run_check import total_steps
 from dynbench.engine.speeds import SPEEDS_FILE, step_plans
-from dynbench.plugins import options_of
+from dynbench.errors import UsageError
+from dynbench.plugins import COMPRESSORS, STRATEGIES, options_of
 from dynbench.plugins.policies import PrefixOptions
-from dynbench.runs.calls import CallWriter
+from dynbench.plugins.strategies import ShardOptions
 from dynbench.runs.columns import write_columns
-from dynbench.runs.row_writer import RowWriter
+from dynbench.runs.row_writer import CallWriter, RowWriter
 from dynbench.runs.run import Run
 from dynbench.schedule.policy import Problem, policy_class
+from dynbench.sync.base import Strategy
+from dynbench.sync.local import Local
+from dynbench.wire.base import Wire
+from dynbench.wire.channel import Channel
+from dynbench.wire.link import Link
+from dynbench.wire.null import NullWire, silent_group
+from dynbench.wire.plain import PlainWire
+from dynbench.wire.queued import QueuedWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import Expects
+
+
+@contextmanager
+def session(strategy: Strategy) -> Iterator[Strategy]:
+    """Closes a strategy where all went well.
+
+    A rank that fails leaves it open and ends: the others notice when its group goes, and find the cause told by then.
+    """
+    yield strategy
+    strategy.close()
+
+
+def build_wire(config: Config, device: torch.device) -> Wire:
+    """A wire over a process group of its own, with the compressor of `compress.name` in it; a collective.
+
+    Or, with `sync.communicate: false`, one that sends nothing, where nothing is compressed either.
+    """
+    if not config.sync.communicate:
+        entry = STRATEGIES.find(config.sync.name)
+        silent = silent_group() if entry.moments == "divided" else None  # whose ranks hold their part here too
+        return NullWire(dist.get_rank(), dist.get_world_size(), silent, echoes=not entry.whole)
+    channel = Channel.of_its_own(device, timedelta(seconds=config.launch.timeout_s))
+    if options_of(config.sync, ShardOptions).reduce_scatter == "native":
+        channel.native_reduce_scatter = True
+    if config.launch.link_gbps is not None:
+        if device.type == "cuda" or config.launch.nnodes > 1:  # GPUs go on before a host would have waited
+            asked = f"launch.link_gbps: {config.launch.link_gbps:g}, but a link is emulated on CPUs of one node only"
+            raise UsageError(asked, "Leave it out, or --set launch.device=cpu on one node.")
+        channel.link = Link(config.launch.link_gbps)
+    compressor: Compressor | None = COMPRESSORS.find(config.compress.name).load()(config.compress)
+    return PlainWire(channel) if compressor is None else QueuedWire(channel, compressor)
+
+
+def build_strategy(config: Config, device: torch.device) -> Strategy:
+    """The strategy `sync.name` on a wire of its own, or what virtual ranks play instead; of real ranks a collective."""
+    if config.launch.launcher == "virtual":
+        return Local(config.sync)
+    strategy: Strategy = STRATEGIES.find(config.sync.name).load()(config.sync, build_wire(config, device))
+    return strategy
 
 
 @contextmanager

@@ -1,4 +1,9 @@
-"""One rank's model and what is done with it in a step: load, forward and backward, update."""
+"""A replica of the model on a rank, and whether there is room for it.
+
+Whether the replicas of several arms fit into one process beside the largest step of one of them.
+
+One rank's model and what is done with it in a step: load, forward and backward, update.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dynbench.config.ranks import copies_held, copies_served, ranks_of, residuals_held
 from dynbench.config.schema import Config, Train
+from dynbench.engine.planning import load_probe
 from dynbench.engine.rank.batch_norm import statistics_kept
-from dynbench.engine.rank.clipping import CLIP_COLUMNS, Clipper
-from dynbench.engine.rank.exchange import max_over_ranks
-from dynbench.engine.rank.learning_rate import LearningRate
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.exchange import gather_objects, max_over_ranks
+from dynbench.engine.rank.optimizer_step import CLIP_COLUMNS, Clipper, LearningRate, Precision
 from dynbench.engine.rank.second_work import SecondWork
 from dynbench.engine.rank.timers import StepTimer
+from dynbench.errors import ReplicasTooLarge
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import SecondOptions
 from dynbench.runs.columns import CORRECT, Column
+from dynbench.runs.provenance import UnknownFactError, memory_mb
 from dynbench.schedule.plan import Share
 from dynbench.sync.base import Strategy
 from dynbench.sync.empty import fillable
@@ -32,6 +40,66 @@ from dynbench.wire.null import NullWire
 from dynbench.workloads.base import Workload
 from dynbench.workloads.micro_batch import LossPart, MicroBatch, make_micro_batch, total_correct
 from dynbench.workloads.registry import BuildsEmpty, Grades
+
+SHARE = 0.5
+"""Of the memory, what the replicas may take together where nothing says how much a step needs."""
+SHARE_PROBED = 0.1
+"""The same where the capacities are probed limits, up to which a step may use all the rest."""
+
+
+def check_room(configs: Sequence[Config], model: nn.Module, device: torch.device, root: Path | None = None) -> None:
+    """Refuse several arms whose replicas do not fit, before the second is built; a collective.
+
+    Args:
+        configs: of all arms of the launch.
+        model: of the one that was built; the others have such a one.
+        device: where it is.
+        root: results folder in which a probe run is looked up.
+
+    Raises:
+        ReplicasTooLarge: on some rank they do not fit; raised on every rank.
+    """
+    if len(configs) == 1:
+        return
+    parameters_mb = mb(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    replicas_mb = sum(map(_copies, configs)) * parameters_mb
+    share = SHARE_PROBED if any(_probed_limits(config, root) for config in configs) else SHARE
+    room_mb = min(gather_objects(_room_mb(configs[0], device)))
+    if replicas_mb > share * room_mb:
+        raise ReplicasTooLarge(
+            f"the models of {len(configs)} arms take {replicas_mb:,.0f} MB per rank at rest, more than {share:.0%} of "
+            f"{room_mb:,.0f} MB",
+            "Launch the arms apart: launches.mode=apart (--launch-mode apart).",
+        )
+
+
+def _copies(config: Config) -> float:
+    """Of the parameters, in a rank of an arm that holds most of them."""
+    assert isinstance(config.launch.nproc, int), "resolved"
+    ranks = ranks_of(config, config.launch.nproc * config.launch.nnodes)
+    return max(copies_held(config, ranks) + residuals_held(config), copies_served(config))
+
+
+def _probed_limits(config: Config, root: Path | None) -> bool:
+    """Whether a probe found where memory ends."""
+    capacity = config.schedule.capacity
+    if not isinstance(capacity, str):
+        return False
+    tables = load_probe(capacity, "schedule.capacity", root).tables
+    return any(most is not None for rows in tables for _, most in rows)
+
+
+def _room_mb(config: Config, device: torch.device) -> float:
+    """Memory for a rank, MB: of its GPU, or its share of what is available; without end where that is not known."""
+    if device.type == "cuda":
+        return mb(torch.cuda.get_device_properties(device).total_memory)
+    ranks = config.launch.nproc
+    assert isinstance(ranks, int), "resolved"
+    try:
+        available = memory_mb()["available"]
+    except UnknownFactError:
+        return float("inf")
+    return float("inf") if available is None else available / ranks
 
 
 class Replica:

@@ -10,23 +10,22 @@ from typing import Any
 
 import torch
 
-from dynbench.config.layers import Layers
-from dynbench.config.load import load_config
+from dynbench.config.layers import Layers, load_config
 from dynbench.config.paths import BPE_VOCABULARY, VOCABULARY, means_path
 from dynbench.config.schema import Config, Workload
 from dynbench.config.yaml_strict import Document
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.engine.rank.keeping import BEST, FOLDER
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.errors import DataError, RecordError, UsageError
 from dynbench.plugins import DATASETS, WORKLOADS, options_of
 from dynbench.plugins.datasets import FileOptions
-from dynbench.runs.json_text import load_json
+from dynbench.runs.json_record import load_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.language_model import language_model
-from dynbench.workloads.own_runs import is_remembered
+from dynbench.workloads.own_code import is_remembered
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.tokenizer import TextTokenizer, load_tokenizer
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine.rank.precision import Precision
-from dynbench.engine.rank.wiring import build_strategy, session
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.real import build_strategy, session
 from dynbench.plugins import STRATEGIES
 from dynbench.sync.base import Strategy
 

@@ -9,16 +9,15 @@ from contextlib import AbstractContextManager, ExitStack
 
 from dynbench.config.schema import Config
 from dynbench.engine.failure import note_turn
-from dynbench.engine.rank.agreement import check_same_config, check_same_data
-from dynbench.engine.rank.exchange import wait_for_all, wait_patiently
+from dynbench.engine.rank.exchange import check_same_config, check_same_data, wait_for_all, wait_patiently
 from dynbench.engine.rank.launched import run_as_rank
 from dynbench.engine.rank.loop import Loop
 from dynbench.engine.rank.memory import MemoryMeter, arm_meter, memory_meter
-from dynbench.engine.rank.precision import DTYPES, refuse_tf32
+from dynbench.engine.rank.optimizer_step import DTYPES, refuse_tf32
 from dynbench.engine.rank.rank_facts import write_facts
 from dynbench.engine.rank.rank_process import RankContext, StopFlag
 from dynbench.engine.rank.real import real_loop
-from dynbench.engine.rank.replica_room import check_room
+from dynbench.engine.rank.replica import check_room
 from dynbench.engine.rank.turns import Player, Switch, garbage_between_turns, play
 from dynbench.engine.rank.virtual import VirtualLoop, virtual_loop
 from dynbench.engine.turn_order import Turns, read_turns

@@ -12,7 +12,7 @@ from dynbench import __version__, table_text
 from dynbench.bench.base import Row
 from dynbench.experiment.assignment.evidence import Grid, Said, Table, place
 from dynbench.experiment.assignment.questions import QUESTIONS, Question
-from dynbench.experiment.quoted import all_quoted, quoted
+from dynbench.experiment.report_formats import all_quoted, quoted
 from dynbench.experiment.report_texts import say
 from dynbench.report import Template, TemplateError, fill, load_template
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dynbench.bench.base import Row
 from dynbench.bench.record import read_name, read_rows
-from dynbench.experiment.strategy_answers import NUMBERS
+from dynbench.experiment.report_communication import NUMBERS
 from dynbench.experiment.subject import Subject, mean_of, whole
 from dynbench.runs.run import Run
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from dynbench.bench.base import Row
-from dynbench.experiment.assignment import sharing_answers as sharing
+from dynbench.experiment.assignment import sharing_answers
 from dynbench.experiment.assignment.evidence import Grid, Said, by, column, number_in, side, where
 from dynbench.experiment.assignment.model_answers import CLOSE, plain, spread
 from dynbench.experiment.assignment.sharing_answers import WAYS
@@ -117,7 +117,7 @@ def sharded_memory(rows: Sequence[Row]) -> list[Said]:
     models = dict.fromkeys(key[:2] for key in found)
     whole = [model for model in models if all((*model, *each) in found for each in wanted)]
     if not whole:
-        return sharing.sharded_memory(rows)
+        return sharing_answers.sharded_memory(rows)
     model = _shown(whole)
     held = {each: found[(*model, *each)] for each in wanted}
     cells = [
@@ -129,7 +129,7 @@ def sharded_memory(rows: Sequence[Row]) -> list[Said]:
     ranks = number_in(shard, "processes") or 1
     share = (kept.p50 or 0) > 0 and abs((shard.p50 or 0) / (kept.p50 or 1) * ranks - 1) <= 2 * CLOSE
     values: dict[str, object] = {"whole": plain(kept.p50), "shard": plain(shard.p50), "ranks": plain(ranks)}
-    values |= sharing.beside(*([held[way, "before", part].p50 for way in WAYS] for part in PARTS[:2]))
+    values |= sharing_answers.beside(*([held[way, "before", part].p50 for way in WAYS] for part in PARTS[:2]))
     grid = Grid(("arm", "moment", *PARTS), cells, 2)
     return [Said(f"sharded.{'share' if share else 'other'}", list(held.values()), values, grid), _in_all(held)]
 
@@ -150,7 +150,7 @@ def sharded_time(rows: Sequence[Row]) -> list[Said]:
     models = [key[:2] for key in found if all((*key[:2], "step", way) in found for way in WAYS)]
     same = [model for model in dict.fromkeys(models) if model[0] == _shown(models)[0]]
     if not same:
-        return sharing.sharded_time(rows)
+        return sharing_answers.sharded_time(rows)
     pairs = [(found[(*model, "step", "zero1")], found[(*model, "step", "adamw")]) for model in same]
     cells = [
         [
@@ -180,8 +180,8 @@ def sharded_traffic(rows: Sequence[Row]) -> list[Said]:
     """5.2c."""
     pair = _pair(where(rows, quantity="traffic"))
     if not pair or not pair[0].p50:
-        return sharing.sharded_traffic(rows)
-    return [sharing.traffic(pair, pair[0].p50, pair[1].p50 or 0)]
+        return sharing_answers.sharded_traffic(rows)
+    return [sharing_answers.traffic(pair, pair[0].p50, pair[1].p50 or 0)]
 
 
 def _pair(rows: Sequence[Row]) -> list[Row]:

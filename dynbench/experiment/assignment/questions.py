@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynbench.bench.base import Row
-from dynbench.experiment.assignment import accounting_answers as accounting
 from dynbench.experiment.assignment import attention_answers as attention
-from dynbench.experiment.assignment import kernel_answers as kernels
 from dynbench.experiment.assignment import memory_answers as memory
-from dynbench.experiment.assignment import model_answers as model
-from dynbench.experiment.assignment import sharing_answers as sharing
+from dynbench.experiment.assignment import model_answers, sharing_answers
 from dynbench.experiment.assignment.evidence import CHECK, Table, matches
 
 COMMANDS: Mapping[str, str] = {
@@ -54,7 +51,7 @@ class Question:
 
     number: str
     sources: Sequence[str]
-    answer: sharing.Answer
+    answer: sharing_answers.Answer
     gpu: str | None = None
     only: Mapping[str, object] = field(default_factory=dict)
     options: str = ""
@@ -73,14 +70,14 @@ class Question:
 
 
 def _bench(
-    number: str, name: str, answer: sharing.Answer, *further: str, full: bool = True, **only: object
+    number: str, name: str, answer: sharing_answers.Answer, *further: str, full: bool = True, **only: object
 ) -> Question:
     gpu = f"dynbench bench {name} --full" if full else None
     return Question(number, (name, *further), answer, gpu, only, figures=FIGURES.get(number, ()))
 
 
 def _formulas(number: str, key: str, *beginnings: str) -> Question:
-    return _bench(number, "accounting", accounting.stated(key, *beginnings), full=False)
+    return _bench(number, "accounting", sharing_answers.stated(key, *beginnings), full=False)
 
 
 STATE = "weights, gradients and optimizer state, fp32"
@@ -92,18 +89,18 @@ BOUND = tuple(
 """How the quantities are called that an answer is made of, in the order in which its sentence has them."""
 
 QUESTIONS: Sequence[Question] = (
-    _bench("1.1a", "transformer", model.script),
-    _bench("1.1b", "transformer", model.by_size),
-    _bench("1.1c", "transformer", model.warmup),
-    _bench("1.2a", "nsys", kernels.timer),
-    _bench("1.2b", "nsys", kernels.most),
-    _bench("1.2c", "nsys", kernels.others),
-    _bench("1.2d", "nsys", kernels.matmul),
-    _bench("1.2e", "nsys", kernels.softmax),
-    _bench("1.3", "precision", model.sums, full=False, study="sum"),
-    _bench("1.4a", "precision", model.types, study="type"),
-    _bench("1.4b", "precision", model.layer_norm, study=("type", "sum")),
-    _bench("1.4c", "transformer", model.mixed, "precision"),
+    _bench("1.1a", "transformer", model_answers.script),
+    _bench("1.1b", "transformer", model_answers.by_size),
+    _bench("1.1c", "transformer", model_answers.warmup),
+    _bench("1.2a", "nsys", model_answers.timer),
+    _bench("1.2b", "nsys", model_answers.most),
+    _bench("1.2c", "nsys", model_answers.others),
+    _bench("1.2d", "nsys", model_answers.matmul),
+    _bench("1.2e", "nsys", model_answers.softmax),
+    _bench("1.3", "precision", model_answers.sums, full=False, study="sum"),
+    _bench("1.4a", "precision", model_answers.types, study="type"),
+    _bench("1.4b", "precision", model_answers.layer_norm, study=("type", "sum")),
+    _bench("1.4c", "transformer", model_answers.mixed, "precision"),
     _bench("1.5a", "memory", memory.phases),
     _bench("1.5b", "memory", memory.by_context),
     _bench("1.5c", "memory", memory.mixed),
@@ -111,25 +108,25 @@ QUESTIONS: Sequence[Question] = (
     _bench("1.5e", "memory", memory.largest),
     _bench("2.1", "attention", attention.by_length, way=("plain", "flash_torch")),
     replace(_bench("2.2a", "attention", attention.compiled, way=("plain", "compiled")), options=COMPILED),
-    replace(_bench("2.2b", "transformer", model.compiled_model), options=BOTH),
+    replace(_bench("2.2b", "transformer", model_answers.compiled_model), options=BOTH),
     _bench("3.1", "flash", attention.forward, way=("plain", "flash_torch", "flash_triton")),
     _bench("3.2", "flash", attention.backward, way=("flash_torch", "flash_triton")),
     _bench("3.3", "flash", attention.against_plain, way=("plain", "flash_torch", "flash_triton")),
     replace(_bench("3.4", "flash", attention.triton, way=("plain", "flash_triton")), options=TRITON),
-    _bench("4.1", "collectives", sharing.collectives),
-    Question("4.2", (CHECK,), sharing.checked("naive")),
-    Question("4.3", ("sync",), sharing.naive, XL),
-    Question("4.4", ("sync",), sharing.flat, XL),
-    Question("4.5", (CHECK,), sharing.checked("overlap")),
-    Question("4.6", ("sync",), sharing.overlap, XL),
-    Question("4.7", (CHECK,), sharing.checked("bucketed")),
-    Question("4.8a", ("buckets",), sharing.buckets, XL),
+    _bench("4.1", "collectives", sharing_answers.collectives),
+    Question("4.2", (CHECK,), sharing_answers.checked("naive")),
+    Question("4.3", ("sync",), sharing_answers.naive, XL),
+    Question("4.4", ("sync",), sharing_answers.flat, XL),
+    Question("4.5", (CHECK,), sharing_answers.checked("overlap")),
+    Question("4.6", ("sync",), sharing_answers.overlap, XL),
+    Question("4.7", (CHECK,), sharing_answers.checked("bucketed")),
+    Question("4.8a", ("buckets",), sharing_answers.buckets, XL),
     _formulas("4.8b", "bucket_model", *BUCKETS),
     _formulas("4.9a", "one_device", *ONE_DEVICE),
     _formulas("4.9b", "fewest", "least devices", "memory of each"),
     _formulas("4.9c", "bound", *BOUND),
-    _bench("4.9d", "accounting", accounting.levers, full=False),
-    Question("5.1", (CHECK,), sharing.checked("zero1")),
+    _bench("4.9d", "accounting", sharing_answers.levers, full=False),
+    Question("5.1", (CHECK,), sharing_answers.checked("zero1")),
     _bench("5.2a", "optimizer", memory.sharded_memory, "sync"),
     _bench("5.2b", "optimizer", memory.sharded_time, "sync"),
     _bench("5.2c", "optimizer", memory.sharded_traffic, "sync"),

@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from dynbench.analysis.figures import draw_figures
-from dynbench.bench.base import Benchmark, Row
+from dynbench.bench.base import Benchmark, Row, read_options
 from dynbench.bench.bench_run import lacks_gpus, measure_bench, start_bench
-from dynbench.bench.options import read_options
-from dynbench.config.load import load_config, load_mapping
+from dynbench.config.layers import load_config, load_mapping
 from dynbench.config.recipes import Recipe, find_recipe, resolve_cells
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.errors import DynbenchError, Interrupted, RecordError, StorageError, UsageError
@@ -32,11 +31,10 @@ from dynbench.plugins import BENCHMARKS
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.json_record import read_json
-from dynbench.runs.names import RunId
-from dynbench.runs.own_files import check_own_files
+from dynbench.runs.lookup import check_own_files
 from dynbench.runs.recorder import new_run, recorded, refuse_running
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import RunId, Status
 from dynbench.runs.store import Naming, RunStore
 
 _log = logging.getLogger(__name__)

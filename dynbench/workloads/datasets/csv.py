@@ -12,10 +12,8 @@ from dynbench.errors import DataError
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import TextFileOptions
 from dynbench.workloads.datasets.base import Splits
-from dynbench.workloads.datasets.files import FileRows, load_files
-from dynbench.workloads.datasets.formats import looks_like
-from dynbench.workloads.datasets.lines import read_text
-from dynbench.workloads.datasets.table import table_rows
+from dynbench.workloads.datasets.files import FileRows, load_files, table_rows
+from dynbench.workloads.datasets.lines import looks_like, read_text
 
 EXPECTED = "expected a header line with separated column names, then one sample per line, quoted where needed"
 DELIMITERS = ",;\t|"

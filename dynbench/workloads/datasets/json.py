@@ -14,8 +14,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError
 from dynbench.workloads.datasets.articles import TITLE, article, stream_files
 from dynbench.workloads.datasets.base import Splits
-from dynbench.workloads.datasets.formats import looks_like, why_no_text
-from dynbench.workloads.datasets.lines import quoted
+from dynbench.workloads.datasets.lines import looks_like, quoted, why_no_text
 
 KEYS = ("id", TITLE, "text")
 EXPECTED = 'expected an array of objects {"id", "title", "text"}'

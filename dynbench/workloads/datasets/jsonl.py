@@ -13,8 +13,7 @@ from dynbench.plugins.datasets import TextFileOptions
 from dynbench.workloads.datasets.articles import TITLE, article, has_classes, stream_files
 from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.files import ODD_LINE, FileRows, check_columns, load_files, text_column
-from dynbench.workloads.datasets.formats import looks_like, why_no_text
-from dynbench.workloads.datasets.lines import numbered, quoted, read_lines
+from dynbench.workloads.datasets.lines import looks_like, numbered, quoted, read_lines, why_no_text
 
 EXPECTED = "expected one JSON object per line"
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from dynbench.config.schema import Workload
 from dynbench.workloads.datasets.base import Splits
-from dynbench.workloads.datasets.files import FileRows, load_files
-from dynbench.workloads.datasets.formats import looks_like
-from dynbench.workloads.datasets.lines import numbered, read_lines
-from dynbench.workloads.datasets.table import table_rows
+from dynbench.workloads.datasets.files import FileRows, load_files, table_rows
+from dynbench.workloads.datasets.lines import looks_like, numbered, read_lines
 
 EXPECTED = "expected a header line with tab-separated column names, then one sample per line"
 

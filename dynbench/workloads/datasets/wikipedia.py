@@ -13,8 +13,7 @@ from dynbench.config.schema import Workload
 from dynbench.errors import DataError, HubError
 from dynbench.plugins import options_of
 from dynbench.plugins.datasets import WikipediaOptions
-from dynbench.runs.atomic import replacing
-from dynbench.runs.lock import locked
+from dynbench.runs.atomic import locked, replacing
 from dynbench.units import BYTES_PER_MB
 from dynbench.workloads.cache import cache_folder
 from dynbench.workloads.datasets.articles import stream_file
@@ -22,7 +21,7 @@ from dynbench.workloads.datasets.base import Splits
 from dynbench.workloads.datasets.json import KEYS, read
 from dynbench.workloads.hub import LOAD_ERRORS, first_line, load_from_hub
 from dynbench.workloads.pace import Pace
-from dynbench.workloads.quiet import quiet_libraries
+from dynbench.workloads.pretrained_model import quiet_libraries
 
 KEY = "workload.dataset"
 REPOSITORY = "wikimedia/wikipedia"

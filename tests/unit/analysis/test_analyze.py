@@ -8,8 +8,8 @@ from probes import make_probe
 from dynbench.analysis import measures
 from dynbench.analysis.analyze import analyze_runs
 from dynbench.analysis.proxy import proxy_error
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis
 from dynbench.errors import UsageError
 from dynbench.experiment.reporting import FORMATS

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from dynbench.analysis.arms import group_runs, named_arms
+from dynbench.analysis.arms import group_runs, named_arms, pair_launches
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.pairing import pair_launches
 from dynbench.errors import UsageError
 
 

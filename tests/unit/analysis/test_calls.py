@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynbench.analysis.calls import by_operation, read_calls, waiting_and_transfer
 from dynbench.analysis.merge import merge_run
+from dynbench.analysis.rank_files import by_operation, read_calls, waiting_and_transfer
 from dynbench.analysis.summary import summary_of
-from dynbench.runs.calls import CALL_COLUMNS, Call, CallWriter
+from dynbench.runs.row_writer import CALL_COLUMNS, Call, CallWriter
 from dynbench.runs.run import Run
 
 Make = Callable[..., Run]

@@ -13,17 +13,8 @@ import pytest
 from probes import make_probe
 
 from dynbench.analysis.arms import named_arms
-from dynbench.analysis.checks import (
-    CHECKS,
-    communication,
-    comparisons,
-    conditions,
-    integrity,
-    ranks,
-    require_clean,
-    run_checks,
-    samples,
-)
+from dynbench.analysis.checks import CHECKS, communication, comparisons, require_clean, run_checks
+from dynbench.analysis.checks import runs as checks_of_runs
 from dynbench.analysis.checks.finding import Evidence, Finding, Seen, worded, wordings
 from dynbench.analysis.comparability import all_differences
 from dynbench.analysis.comparison import compare_arms
@@ -36,7 +27,7 @@ from dynbench.config.schema import Analysis
 from dynbench.errors import ChecksFailed, RecordError
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.atomic import write_json
-from dynbench.runs.owner import host_name, start_mark
+from dynbench.runs.run_record import host_name, start_mark
 
 
 @pytest.fixture
@@ -59,7 +50,7 @@ def with_steps(run, **columns):
 def test_every_check_has_its_wordings_and_none_is_left_over():
     written = {
         name
-        for module in (communication, comparisons, conditions, integrity, ranks, samples)
+        for module in (communication, comparisons, checks_of_runs)
         for name, member in vars(module).items()
         if getattr(member, "__annotations__", {}).get("return") == "Iterator[Seen]"
     }
@@ -467,8 +458,8 @@ def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
     The t test of the slope, the most powerful unbiased one, sees the drift of these in 0.88 at a level of 0.75 %, that
     of 20 that get slower in 0.92 at one of 1.25 %, and either in 0.90 at one of 1 %.
     """
-    assert found_in(conditions.drift, steps, TOTAL, drift=change) >= 0.9
-    assert found_in(conditions.drift, steps, OWN, drift=change, runs=2000) >= least
+    assert found_in(checks_of_runs.drift, steps, TOTAL, drift=change) >= 0.9
+    assert found_in(checks_of_runs.drift, steps, OWN, drift=change, runs=2000) >= least
 
 
 @pytest.mark.slow
@@ -476,7 +467,7 @@ def test_drift_is_seen_in_nine_of_ten_runs(steps, change, least):
 def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
     """In all; each kind of noise is allowed two standard errors of its thousand runs."""
     alarms = [
-        found_in(conditions.drift, steps, spreads, noise=noise, runs=1000)
+        found_in(checks_of_runs.drift, steps, spreads, noise=noise, runs=1000)
         for spreads, noise in itertools.product((OWN, TOTAL), ("normal", "heavy"))
     ]
     assert np.mean(alarms) <= 0.02 and max(alarms) <= 0.02 + 2 * math.sqrt(0.02 * 0.98 / 1000)
@@ -486,10 +477,10 @@ def test_drift_is_seen_in_two_of_a_hundred_runs_without(steps):
 @pytest.mark.parametrize(("steps", "own"), [(10, 0.85), (20, 0.9), (100, 0.9)])
 def test_a_first_step_of_twice_the_time_is_seen_in_nine_of_ten_runs(steps, own):
     for noise in ("normal", "heavy"):
-        assert found_in(conditions.short_warmup, steps, TOTAL, first=2.0, noise=noise) >= 0.9
-        assert found_in(conditions.short_warmup, steps, OWN, first=2.0, noise=noise) >= own
+        assert found_in(checks_of_runs.short_warmup, steps, TOTAL, first=2.0, noise=noise) >= 0.9
+        assert found_in(checks_of_runs.short_warmup, steps, OWN, first=2.0, noise=noise) >= own
         for spreads in (OWN, TOTAL):
-            assert found_in(conditions.short_warmup, steps, spreads, noise=noise, runs=1000) <= 0.02
+            assert found_in(checks_of_runs.short_warmup, steps, spreads, noise=noise, runs=1000) <= 0.02
 
 
 def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
@@ -503,7 +494,7 @@ def test_steps_that_grow_with_their_tokens_do_not_drift(merged):
 
 def test_drift_is_not_seen_in_heavy_tails():
     """Independent heavy-tailed steps must hardly ever look like drift."""
-    assert found_in(conditions.drift, 60, (0.0, 0.6), noise="heavy", runs=2000) <= 0.02
+    assert found_in(checks_of_runs.drift, 60, (0.0, 0.6), noise="heavy", runs=2000) <= 0.02
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from dynbench.analysis.selection import export_runs
 from dynbench.analysis.summary import summary_of
 from dynbench.config.schema import Analysis
 from dynbench.runs.atomic import write_json
+from dynbench.runs.export import open_export
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.runs.unpack import open_export
 
 Make = Callable[..., Run]
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from compressed_runs import compressed_run
 
-from dynbench.analysis.compression import compression_of
+from dynbench.analysis.communication import compression_of
 from dynbench.analysis.merge import PARQUET, MergedRun, merge_run
 from dynbench.runs.run import Run
 

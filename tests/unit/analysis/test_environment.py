@@ -12,7 +12,7 @@ from dynbench.analysis.checks.finding import worded
 from dynbench.analysis.comparability import environment_differences
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.turn_order import Turns
 from dynbench.runs.atomic import jsonable

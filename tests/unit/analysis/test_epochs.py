@@ -7,8 +7,7 @@ from unit.analysis.conftest import Fake, build_run
 
 from dynbench.analysis.merge import merge_run
 from dynbench.analysis.summary import summary_of
-from dynbench.config.change import changed
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import changed, dump_config
 from dynbench.runs.columns import CORRECT, Column, write_columns
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

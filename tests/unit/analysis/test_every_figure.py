@@ -25,11 +25,11 @@ from dynbench.analysis.merge import merge_run
 from dynbench.bench.attention import Flash
 from dynbench.bench.collectives import BUS_FACTORS
 from dynbench.bench.precision import HALF, SUMS
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.experiment.solve_run import SolveOptions, run_solve
 from dynbench.plugins.benchmarks import Way
 from dynbench.runs.atomic import write_json, write_text
-from dynbench.runs.calls import Call, CallWriter
+from dynbench.runs.row_writer import Call, CallWriter
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
 from dynbench.schedule.traces import Trace

@@ -6,7 +6,7 @@ import pytest
 
 from dynbench.analysis.levels import agreements, comparison_level, loss_difference, windows_agree, work_level
 from dynbench.analysis.merge import merge_run
-from dynbench.config.change import changed
+from dynbench.config.digest import changed
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ measures.SUBJECTS += (Added,)
 measures.MEASURES += tuple(measures_of(Added))
 
 from dynbench.analysis.metrics import HEADINGS, improvements
-from dynbench.analysis.over_launches import over_launches
+from dynbench.analysis.results_csv import over_launches
 from dynbench.analysis.results_csv import results_csv
 from dynbench.analysis.summary import summarise
 from dynbench.fields.page import page

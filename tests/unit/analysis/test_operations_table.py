@@ -6,7 +6,7 @@ import pytest
 
 from dynbench.analysis.table_specs import TABLES
 from dynbench.report import LANGUAGES
-from dynbench.runs.calls import Call, CallWriter
+from dynbench.runs.row_writer import Call, CallWriter
 
 
 def test_a_further_table_says_of_which_operation_its_numbers_are() -> None:

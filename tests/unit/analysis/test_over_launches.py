@@ -11,9 +11,9 @@ import pytest
 
 from dynbench.analysis.analyze import Report, analyze_runs
 from dynbench.analysis.figures.views import ArmView, caption
-from dynbench.analysis.over_launches import BY_ARM_FILE, by_arm_csv, over_launches
 from dynbench.analysis.page import rank_notes, verdict_lines
 from dynbench.analysis.record import MeanRecord
+from dynbench.analysis.results_csv import BY_ARM_FILE, by_arm_csv, over_launches
 from dynbench.analysis.summary import summarise
 from dynbench.analysis.table_specs import TABLES
 from dynbench.config.schema import Analysis

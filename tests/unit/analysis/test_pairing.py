@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynbench.analysis.arms import Arm, group_runs
+from dynbench.analysis.arms import Arm, group_runs, pair_launches
 from dynbench.analysis.comparison import compare_arms
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.pairing import pair_launches
 from dynbench.analysis.stats import paired_ratio
 from dynbench.analysis.verdict import Verdict, decide
 from dynbench.config.schema import Analysis

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dynbench.analysis.power import launches_needed, pair_spread, smallest_shown
-from dynbench.analysis.stats import paired_ratio
+from dynbench.analysis.stats import launches_needed, pair_spread, paired_ratio, smallest_shown
 
 SPREADS = st.floats(1e-4, 1.0)
 

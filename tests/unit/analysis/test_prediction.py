@@ -1,7 +1,7 @@
 import pytest
 
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.prediction import predicted_speedup
+from dynbench.analysis.proxy import predicted_speedup
 from dynbench.runs.atomic import write_json
 
 RECORD = {

@@ -17,13 +17,11 @@ from dynbench.analysis.merge import merge_run
 from dynbench.analysis.metrics import METRICS
 from dynbench.analysis.questions import DEFAULT, QUESTIONS, find_question, question_named, settings_differences
 from dynbench.analysis.questions.base import ALWAYS, NEVER, SAMPLES, within
-from dynbench.analysis.speedup import seconds_per_unit
-from dynbench.analysis.verdict import Verdict
+from dynbench.analysis.verdict import Verdict, seconds_per_unit
 from dynbench.cli.analyze import command as analyze
 from dynbench.cli.compare import command as compare
-from dynbench.config.change import changed
-from dynbench.config.digest import flatten
-from dynbench.config.load import load_config
+from dynbench.config.digest import changed, flatten
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Analysis, Config
 from dynbench.errors import NotComparable, UsageError
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from dynbench.analysis.rankfiles import find_rank_files, read_rank_file
+from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.runs.columns import Column, read_columns, write_columns
 
 

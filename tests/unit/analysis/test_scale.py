@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.analysis.rankfiles import find_rank_files, read_rank_file
+from dynbench.analysis.rank_files import find_rank_files, read_rank_file
 from dynbench.engine.launching.progress import ProgressReader
 from dynbench.runs.records import COLUMNS, StepRow
 from dynbench.runs.row_writer import RowWriter

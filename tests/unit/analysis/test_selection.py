@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.analysis.calls import read_calls
+from dynbench.analysis.arms import Pair
+from dynbench.analysis.levels import LAST, weights_difference
 from dynbench.analysis.merge import merge_run
-from dynbench.analysis.pairing import Pair
-from dynbench.analysis.prediction import predicted_speedup
 from dynbench.analysis.profile import profile_of
+from dynbench.analysis.proxy import predicted_speedup
+from dynbench.analysis.rank_files import read_calls
 from dynbench.analysis.selection import export_runs, select_runs
-from dynbench.analysis.weights import LAST, weights_difference
 from dynbench.errors import DynbenchError, RecordError, RunLookupError, UsageError
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

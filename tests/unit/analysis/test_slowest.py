@@ -11,7 +11,7 @@ from dynbench.analysis.arms import named_arms
 from dynbench.analysis.checks import run_checks
 from dynbench.analysis.checks.finding import Evidence, Finding
 from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.slowest import slowest_ranks
+from dynbench.analysis.pace import slowest_ranks
 from dynbench.config.schema import Analysis
 from dynbench.runs.run import Run
 

@@ -9,7 +9,7 @@ import pytest
 
 from dynbench.analysis.figures import FIGURES, draw_figure, style
 from dynbench.analysis.figures.plans import solve_lines
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
 from dynbench.experiment.solve_run import SolveOptions, run_solve
 from dynbench.runs.run import Run

@@ -13,7 +13,7 @@ from dynbench.analysis.figures import draw_figure, style
 from dynbench.analysis.figures.views import ArmView
 from dynbench.analysis.figures.waterfall import MOST_PANELS
 from dynbench.analysis.merge import MergedRun, merge_run
-from dynbench.analysis.shared_ideal import share_ideal
+from dynbench.analysis.recovery import share_ideal
 from dynbench.analysis.waste import PARTS, waste_of
 from dynbench.runs.run import Run
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dynbench.analysis.weights import LAST, weights_difference
+from dynbench.analysis.levels import LAST, weights_difference
 
 NAN, INF = float("nan"), float("inf")
 

@@ -15,14 +15,13 @@ from answered import unanswered
 from dynbench.bench import nsys_profile
 from dynbench.bench.base import Row
 from dynbench.bench.model_step import build_model
-from dynbench.bench.nsys import Nsys
-from dynbench.bench.nsys_commands import run_nsys, write_commands
+from dynbench.bench.nsys import Nsys, run_nsys, write_commands
 from dynbench.bench.nsys_profile import KINDS, RANGES, TOGETHER, kind_of, ranged_model
 from dynbench.bench.nsys_target import run_step
 from dynbench.bench.rank import rows_of
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.plugins.benchmarks import NsysOptions
-from dynbench.runs.owner import start_mark
+from dynbench.runs.run_record import start_mark
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, CHANNELS, CONTEXT = 4, 4, 32, 16
@@ -224,7 +223,7 @@ def test_nsys_finds_the_memory_that_its_case_has_cached(tmp_path: Path, monkeypa
     done: list[str] = []
     monkeypatch.setattr(nsys_profile, "profile_phases", lambda *_: done.append("profiled") or [])
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
-    monkeypatch.setattr("dynbench.bench.nsys_commands.run_nsys", lambda _: done.append("nsys"))
+    monkeypatch.setattr("dynbench.bench.nsys.run_nsys", lambda _: done.append("nsys"))
     benchmark = Nsys(OPTIONS.model_copy(update={"nsys": "auto"}))
     benchmark.folder = tmp_path
     benchmark.measure(benchmark.cases()[0], RankContext(0, 0, 1, torch.device("cuda", 0)))

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynbench.cli.compare_progress import compare_display
 from dynbench.cli.main import main
+from dynbench.cli.progress import compare_display
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError
-from dynbench.experiment import launches, startable
+from dynbench.experiment import launches, preflight
 from dynbench.experiment.launches import CompareProgress
 from dynbench.experiment.state import LaunchState
 
@@ -55,7 +55,7 @@ def test_what_no_arm_reads_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_every_workload_of_the_arms_is_looked_at_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(startable, "check_inputs", lambda config: seen.append(config.workload.layout))
+    monkeypatch.setattr(preflight, "check_inputs", lambda config: seen.append(config.workload.layout))
     arms = ("a:mode=static", "b:mode=static,layout=packed", "c:policy=partition", "d:policy=packed,layout=packed")
     assert main(["compare", "--dry-run", "--nproc", "2", *(word for arm in arms for word in ("--arm", arm))]) == 0
     assert seen == ["padded", "packed"]

@@ -10,8 +10,8 @@ import pytest
 from recipe_files import load_cells
 
 from dynbench.cli.main import main
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE
 from dynbench.engine.launching.resolve import resolve, this_machine
 from dynbench.experiment.cells import read_cells

@@ -10,7 +10,7 @@ import pytest
 from compared import compared
 
 from dynbench.cli import console
-from dynbench.cli.compare_cells import show_cells
+from dynbench.cli.compare_plan import show_cells
 from dynbench.experiment.cells import Cell
 from dynbench.runs.atomic import write_json
 from dynbench.runs.store import RunStore

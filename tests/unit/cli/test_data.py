@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.experiment.trace_sources import training_trace
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run

@@ -19,17 +19,15 @@ from dynbench.cli import probe, solve_next
 from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.next_command import next_command, setting_words
 from dynbench.cli.options import Settings, _take_settings
-from dynbench.config.change import changed
 from dynbench.config.describe import all_keys
-from dynbench.config.digest import flatten
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import changed, dump_config, flatten
 from dynbench.config.effects import EFFECTS
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.config.situation import Situation
 from dynbench.engine.launching.resolve import Machine, resolve
-from dynbench.experiment import next_training, training
-from dynbench.experiment.next_training import NextTraining
+from dynbench.experiment import probing, training
+from dynbench.experiment.probing import NextTraining
 from dynbench.experiment.training import TrainingResult
 from dynbench.probe import prober
 from dynbench.runs import probe_record
@@ -185,7 +183,7 @@ def test_probe_suggests_training_with_what_was_probed(
     monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
     monkeypatch.setattr(probe, "_show", lambda _: None)
     fits = NextTraining(64, 110, None, 64, split_fits=True)
-    monkeypatch.setattr(next_training, "next_training", lambda *_: fits)
+    monkeypatch.setattr(probing, "next_training", lambda *_: fits)
     assert main(["probe", *words, "--soak-steps", "0", "--results", str(results)]) == 0
 
     settings = parsed(suggested(capsys.readouterr().out))

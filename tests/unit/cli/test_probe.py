@@ -9,10 +9,10 @@ from probes import COST, make_probe
 
 from dynbench.cli.options import Settings
 from dynbench.cli.probe import _next_lines, _show
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.errors import NothingFits
-from dynbench.experiment.next_training import NextTraining, next_training
+from dynbench.experiment.probing import NextTraining, next_training
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, Soak
 from dynbench.runs.store import RunStore
 

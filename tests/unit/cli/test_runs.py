@@ -9,8 +9,8 @@ import click
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.runs.atomic import write_json
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore

@@ -22,9 +22,9 @@ from dynbench.cli.main import COMMANDS, main
 from dynbench.cli.options import Settings, common_options, table_option
 from dynbench.config.recipes import list_recipes
 from dynbench.engine.launching import toy_ranks
-from dynbench.experiment import next_training
+from dynbench.experiment import probing
 from dynbench.experiment.cells import Cell
-from dynbench.experiment.next_training import NextTraining
+from dynbench.experiment.probing import NextTraining
 from dynbench.plugins import COMPRESSORS, DATASETS, POLICIES, STRATEGIES
 from dynbench.probe import prober
 from dynbench.runs import probe_record
@@ -93,7 +93,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(prober, "run_probe", lambda *_, **__: run)
     monkeypatch.setattr(probe_record, "read_probe", lambda _: record)
     fits = NextTraining(64, 110, None, 64, split_fits=True)
-    monkeypatch.setattr(next_training, "next_training", lambda *_: fits)
+    monkeypatch.setattr(probing, "next_training", lambda *_: fits)
     monkeypatch.setattr("dynbench.analysis.figures.draw_figures", lambda *_: [])
     monkeypatch.setattr(bench_run, "launch_ranks", launched_at_once({}))
     monkeypatch.setattr(toy_ranks, "_on_processes", checked_at_once)
@@ -231,7 +231,7 @@ def test_a_command_says_the_rest_on_stderr(capsys: pytest.CaptureFixture[str]) -
 def test_a_sweep_has_a_line_per_comparison_and_arm(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dynbench.cli.compare_cells import show_cells
+    from dynbench.cli.compare_plan import show_cells
 
     store = RunStore(tmp_path)
     measured = {"verdict": "FASTER", "level": "step", "speedup": 1.2512345678, "ci95": [1.2, 1.3]}

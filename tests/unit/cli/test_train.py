@@ -12,12 +12,12 @@ import pytest
 from dynbench.cli.main import main
 from dynbench.cli.progress import describe, progress_display
 from dynbench.cli.train import analysis_command
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.progress import Progress
 from dynbench.runs.atomic import write_text
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 Output = pytest.CaptureFixture[str]
@@ -53,7 +53,8 @@ def test_a_launch_is_planned_without_the_code_of_models(results: Path) -> None:
     code = (
         "import sys; from dynbench.cli.main import main; assert main(['train', '--dry-run']) == 0\n"
         "import dynbench.workloads.text_classification\n"
-        "assert 'dynbench.workloads.random_model' in sys.modules; print('transformers.modeling_utils' in sys.modules)"
+        "assert 'dynbench.workloads.pretrained_model' in sys.modules\n"
+        "print('transformers.modeling_utils' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynbench.compress import error
-from dynbench.compress.error import ERROR_COLUMNS, Error, exact_mean
+from dynbench.compress import feedback
+from dynbench.compress.feedback import ERROR_COLUMNS, Error, exact_mean
 
 NAMES = [column.name for column in ERROR_COLUMNS]
 
@@ -63,7 +63,7 @@ def test_the_exact_mean_leaves_the_gradient_as_it_is(monkeypatch: pytest.MonkeyP
         world_size, group = 4, "those that train"
 
     asked: list[object] = []
-    monkeypatch.setattr(error.dist, "all_reduce", lambda sent, group: asked.append(group) or sent.mul_(4))
+    monkeypatch.setattr(feedback.dist, "all_reduce", lambda sent, group: asked.append(group) or sent.mul_(4))
     flat = torch.tensor([8.0, -4.0])
     assert exact_mean(Channel(), flat).tolist() == [8.0, -4.0]
     assert flat.tolist() == [8.0, -4.0]

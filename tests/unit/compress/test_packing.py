@@ -9,9 +9,8 @@ from compressors import compressor, on_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.compress.bits import pack, packed_bytes, unpack
-from dynbench.compress.draws import normal, numbers, seed_of, some_of
-from dynbench.compress.indices import coding, index_field, read_indices, write_indices
+from dynbench.compress.base import normal, numbers, seed_of, some_of
+from dynbench.compress.message import coding, index_field, pack, packed_bytes, read_indices, unpack, write_indices
 from dynbench.wire.segment import lay_out
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dynbench.config.digest import NOT_IDENTITY, config_digest, differences, flatten
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dynbench.config.describe import all_keys
 from dynbench.config.effects import EFFECTS
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.rules import makes_probe
 from dynbench.config.schema import Config
 from dynbench.config.situation import Command, Situation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynbench.config.image_rules import image_warnings
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.rules import check_rules
 from dynbench.errors import ConfigError
 from dynbench.plugins import DATASETS, POLICIES, WORKLOADS

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dynbench.config.launches import FLAGS, MOST_LAUNCHES, Launches
-from dynbench.config.load import load_mapping
+from dynbench.config.layers import load_mapping
 from dynbench.config.recipes import dump_recipe, load_recipe, resolve_cells
 from dynbench.errors import ConfigError
 

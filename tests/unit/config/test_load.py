@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynbench.config.describe import describe
-from dynbench.config.load import load_config, load_mapping, validate_config
+from dynbench.config.layers import load_config, load_mapping, validate_config
 from dynbench.config.schema import Config
 from dynbench.config.typed_text import read_field
 from dynbench.errors import ConfigError, UsageError

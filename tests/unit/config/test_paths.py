@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from recipe_files import load_cells
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import ConfigError
 from dynbench.plugins import DATASETS
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.ranks import Ranks, ranks_of, shared_ranks
 from dynbench.config.rules import check_rules, rule_warnings
 from dynbench.plugins import COMPRESSORS, STRATEGIES, CompressorEntry

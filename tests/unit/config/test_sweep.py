@@ -14,12 +14,11 @@ from recipe_files import load_cells
 
 from dynbench.cli.flags import FLAGS
 from dynbench.config.describe import all_keys
-from dynbench.config.load import load_config
-from dynbench.config.recipe_file import recipe_yaml, written_recipe
+from dynbench.config.layers import load_config
+from dynbench.config.recipe_file import recipe_yaml, sweep_document, written_recipe
 from dynbench.config.recipes import Recipe, RecipeText, find_recipe, list_recipes, resolve_cells
 from dynbench.config.schema import Config
-from dynbench.config.sweep import sweep_document
-from dynbench.config.typed_settings import full_key, read_settings, read_values, short_keys, split_commas
+from dynbench.config.typed_text import full_key, read_settings, read_values, short_keys, split_commas
 from dynbench.config.yaml_strict import Document
 from dynbench.errors import ConfigError, UsageError
 

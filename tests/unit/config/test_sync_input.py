@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from dynbench.config.image_rules import image_warnings
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.rules import check_rules, rule_warnings
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import STRATEGIES

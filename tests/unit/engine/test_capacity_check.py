@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.load import load_config
-from dynbench.engine.capacity_check import check_capacity
+from dynbench.config.layers import load_config
+from dynbench.engine.plan_check import check_capacity
 from dynbench.errors import NothingFits
 
 PREFIX = ("schedule.mode=dynamic", "schedule.policy=prefix")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from probes import make_probe
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import build_comm_model, decide_comm_model
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import UsageError

@@ -9,7 +9,7 @@ import torch
 from architectures import CONFIGS, write_config
 from toys import InDouble
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.failure import lasting_fault
 from dynbench.engine.launching.probe_use import measured_settings
 from dynbench.engine.launching.resolve import Machine, resolve

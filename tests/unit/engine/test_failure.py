@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.engine.cause import root_cause
 from dynbench.engine.failure import (
     RankFailure,
@@ -24,11 +24,11 @@ from dynbench.engine.failure import (
     read_failures,
     record_failure,
 )
-from dynbench.engine.rank.hearsay import exchange_cause
+from dynbench.engine.rank.rank_facts import exchange_cause
 from dynbench.engine.turn_order import Turns
 from dynbench.engine.whereabouts import MEETING, PREPARING, Place, Whereabouts
 from dynbench.errors import BatchTooLarge, ConfigError, DataError, NothingFits, StorageError, UsageError, WorkerFailed
-from dynbench.runs.reserve import reserve
+from dynbench.runs.atomic import reserve
 from dynbench.runs.run import Run
 
 CLOSED = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:39121")

@@ -13,7 +13,7 @@ from own import NAME
 from toys import InDouble
 
 from dynbench.analysis.merge import _read_evaluations
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.failure import record_failure
 from dynbench.engine.launching.probe_use import measured_settings
@@ -21,7 +21,7 @@ from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank import rank_facts
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.timers import StepTimer
 from dynbench.plugins import POLICIES, WORKLOADS
@@ -131,7 +131,7 @@ def test_the_lengths_of_a_registered_workload_are_kept_too(
 
 
 def test_an_error_in_a_step_names_the_line_of_the_users_own_file(tmp_path: Path) -> None:
-    from dynbench.config.dump import dump_config
+    from dynbench.config.digest import dump_config
     from dynbench.runs.atomic import write_text
 
     config = resolved()

@@ -13,7 +13,7 @@ from batches import batch_of
 from packed import WINDOW
 from toys import InDouble
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.cause import root_cause
 from dynbench.engine.failure import record_failure

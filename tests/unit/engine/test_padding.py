@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_problem
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.turns import Moment

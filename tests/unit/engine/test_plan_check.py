@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.plan_check import check_plan
 from dynbench.engine.planning import build_problem
 from dynbench.errors import DynbenchError, NothingFits, UsageError

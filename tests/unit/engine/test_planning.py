@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.planning import PlansAhead, ReplicatedPlans, build_problem, probe_speeds
 from dynbench.engine.speeds import StepPlans
 from dynbench.errors import UsageError

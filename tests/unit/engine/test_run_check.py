@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from probes import make_probe
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.engine import plan_check, run_check
+from dynbench.engine import plan_check
+from dynbench.engine import plan_check as run_check
 from dynbench.engine.known_data import data_at_hand, known_workload
 from dynbench.engine.plan_check import check_plan, check_steps_of_rank
 from dynbench.engine.planning import build_problem

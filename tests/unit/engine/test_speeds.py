@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.speeds import EstimatedSpeeds, StepPlans, step_plans
 from dynbench.lengths import SST2
 from dynbench.schedule.cost import CostModel

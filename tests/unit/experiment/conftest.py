@@ -9,8 +9,8 @@ from types import MappingProxyType
 import pytest
 from pixel import png
 
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.experiment.meeting import apart
 from dynbench.experiment.state import plan_state
 from dynbench.runs.atomic import write_json, write_text

@@ -10,7 +10,7 @@ from languages import english_words
 
 from dynbench.analysis.questions import question_named
 from dynbench.analysis.record import ComparisonRecord, PairRecord
-from dynbench.experiment.bucket_answers import buckets_of
+from dynbench.experiment.report_communication import buckets_of
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run

@@ -20,7 +20,7 @@ import pytest
 from probes import make_probe
 
 from dynbench.cli.main import COMMANDS, main
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import dump_config
 from dynbench.config.recipes import RECIPE_FILE, Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching import run_launch
@@ -49,7 +49,7 @@ from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import Naming, RunStore
 
 RECIPE = """\

@@ -10,13 +10,13 @@ import pytest
 from probes import make_probe
 from recipe_files import load_cells
 
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.config.recipes import Recipe, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.errors import ConfigError, Interrupted, RunLookupError, WorkerFailed
-from dynbench.experiment import launches, probing, startable
+from dynbench.experiment import launches, preflight, probing
 from dynbench.experiment.cells import start_cells
 from dynbench.experiment.compare import RECIPE_FILE, run_comparison, start_comparison
 from dynbench.experiment.state import read_state
@@ -40,7 +40,7 @@ SETTINGS = "settings: {train: {steps: 6, global_batch: 8}, launch: {launcher: to
 @pytest.fixture(params=MACHINES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """CPU or GPUs, as the whole comparison sees them."""
-    for module in (probing, startable):
+    for module in (probing, preflight):
         monkeypatch.setattr(module, "this_machine", lambda: MACHINES[request.param])
     return str(request.param)
 
@@ -77,7 +77,7 @@ class Training:
         arm, reference = name.rsplit("-", 2)[0], config.probe.run
         self.probes[arm] = store.resolve(reference).name if reference not in (None, "auto", "off") else reference
         run = store.create("train", arm, name=name)
-        write_text(run.config_file, dump_config(startable.resolve(config, startable.this_machine(), store).config))
+        write_text(run.config_file, dump_config(preflight.resolve(config, preflight.this_machine(), store).config))
         return [TrainingResult(run, {})]
 
 

@@ -9,8 +9,8 @@ import pytest
 from languages import facts, said
 
 from dynbench.analysis.checks.finding import Seen, worded
-from dynbench.experiment.conclusions import advice_of, best_of, doubts_of, faster_otherwise, same_of, training_of
-from dynbench.experiment.formats import saved_hours
+from dynbench.experiment.report_conclusions import advice_of, best_of, doubts_of, faster_otherwise, same_of, training_of
+from dynbench.experiment.report_formats import saved_hours
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject

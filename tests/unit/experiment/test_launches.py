@@ -12,7 +12,7 @@ from recipe_files import load_cells
 
 from dynbench.cli import compare
 from dynbench.cli.main import main
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine
@@ -20,7 +20,7 @@ from dynbench.engine.launching.run_launch import plan_launch
 from dynbench.engine.turn_order import Turns
 from dynbench.errors import WorkerFailed
 from dynbench.experiment import launches
-from dynbench.experiment.recipe_warnings import recipe_warnings
+from dynbench.experiment.preflight import recipe_warnings
 from dynbench.experiment.state import read_state
 from dynbench.runs.store import Naming, RunStore
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dynbench.experiment.conclusions import best_of
-from dynbench.experiment.cost_answers import row_costs
+from dynbench.experiment.report_conclusions import best_of
+from dynbench.experiment.report_time import row_costs
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject
 from dynbench.report import LANGUAGES

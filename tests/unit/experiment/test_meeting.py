@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.config.change import changed
+from dynbench.config.digest import changed
 from dynbench.config.launches import Launches
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.errors import ConfigError
 from dynbench.experiment import meeting

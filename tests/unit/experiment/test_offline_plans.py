@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from languages import facts, said
 
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_problem
 from dynbench.experiment.offline_plans import (
     STEPS,
@@ -28,7 +28,7 @@ from dynbench.experiment.trace_sources import dataset_trace, run_trace, trained_
 from dynbench.report import LANGUAGES
 from dynbench.runs.atomic import write_json, write_text
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.schedule.measure import run_policy
 from dynbench.schedule.policy import make_policy

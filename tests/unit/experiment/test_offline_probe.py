@@ -9,7 +9,7 @@ import pytest
 from probes import make_probe
 
 from dynbench.cli.solve_view import print_solution
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import ConfigError
 from dynbench.experiment.offline_probe import OfflineRanks
 from dynbench.experiment.solve_run import Solution, SolveOptions, run_solve

@@ -10,8 +10,8 @@ import pytest
 from own import NAME, imports_forgotten, write_own
 
 from dynbench.cli.main import main
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.config.recipes import RECIPE_FILE, load_recipe
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import resolve, this_machine
@@ -28,7 +28,7 @@ from dynbench.runs.lengths_file import LENGTHS_FILE, write_lengths
 from dynbench.runs.records import StepRow, work_hash
 from dynbench.runs.row_writer import RowWriter
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 from dynbench.workloads.registry import build_workload
 

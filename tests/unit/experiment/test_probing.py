@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import Machine
 from dynbench.experiment import probing
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from languages import english_words, numbers
 
-from dynbench.experiment.quality_answers import kept_quality, qualities
+from dynbench.experiment.report_quality import kept_quality, qualities
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, Template, load_template, substitute

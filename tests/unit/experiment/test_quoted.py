@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.experiment.quoted import all_quoted, quoted
+from dynbench.experiment.report_formats import all_quoted, quoted
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import read_subject
 from dynbench.report import TemplateError

@@ -9,8 +9,8 @@ import pytest
 from languages import facts, said
 
 from dynbench.analysis.verdict import Verdict
-from dynbench.experiment.answers import TOPICS, change, planning
 from dynbench.experiment.offline_plans import Solved, planned_speedup
+from dynbench.experiment.report_arms import TOPICS, change, planning
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template

@@ -12,7 +12,7 @@ from languages import english_sentences
 from dynbench.analysis.questions import DEFAULT, QUESTIONS
 from dynbench.analysis.verdict import Verdict
 from dynbench.errors import UsageError
-from dynbench.experiment.conclusions import advice_of
+from dynbench.experiment.report_conclusions import advice_of
 from dynbench.experiment.reporting import FORMATS, render_report
 from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template, of_samples

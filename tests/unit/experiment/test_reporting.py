@@ -14,7 +14,7 @@ from dynbench.analysis.comparability import describe
 from dynbench.analysis.stats import Ratio
 from dynbench.analysis.verdict import Verdict, sentence
 from dynbench.errors import RecordError, RunLookupError
-from dynbench.experiment.conclusions import best_of
+from dynbench.experiment.report_conclusions import best_of
 from dynbench.experiment.reporting import FORMATS, render_report, write_report
 from dynbench.experiment.subject import Member, find_subject, mean_of
 from dynbench.report import LANGUAGES, TemplateError

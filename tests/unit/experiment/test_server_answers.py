@@ -12,8 +12,8 @@ from languages import english_sentences
 
 from dynbench.analysis.bottlenecks import bottlenecks
 from dynbench.analysis.record import PairRecord, ScalingRecord
-from dynbench.experiment import profile_answers, server_answers
-from dynbench.experiment.communication_answers import exposures, launches_of, why_not_exposed
+from dynbench.experiment import report_communication, report_server
+from dynbench.experiment.report_communication import exposures, launches_of, why_not_exposed
 from dynbench.experiment.report_tables import Sources, report_tables
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template, substitute
@@ -80,7 +80,12 @@ def texts(found: Subject, block: str, language: str = "en") -> str:
     """`{{ say.BLOCK }}` of the servers' and profiles' facts."""
     template = load_template(language)
     marked = {name: f"`{name}`" for name in found.arms}
-    known = {**server_answers.facts(found), **profile_answers.facts(found), "marked": marked, "baseline.name": "`ddp`"}
+    known = {
+        **report_server.facts(found),
+        **report_communication.profile_facts(found),
+        "marked": marked,
+        "baseline.name": "`ddp`",
+    }
     return substitute(template, f"{{{{ say.{block} }}}}", known)
 
 
@@ -95,7 +100,7 @@ def test_the_six_steps_of_a_batch_with_their_code_and_times(tmp_path: Path) -> N
 def test_without_a_server_there_are_no_steps(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "by_hand"))
     assert table(found, "server_steps") == table(found, "growth") == ""
-    assert server_answers.served_arms(found) == []
+    assert report_server.served_arms(found) == []
 
 
 def test_servers_stand_beside_all_reduce_at_equal_workers_and_processes(tmp_path: Path) -> None:
@@ -132,19 +137,19 @@ def test_the_order_holds_only_where_every_verdict_says_so(
     couples = (("ddp", "by_hand"), ("ddp", "ps"), ("by_hand", "ps"))
     pairs = [against(verdict, *couple) for verdict, couple in zip(verdicts, couples, strict=True)]
     found = replace(subject(tmp_path), pairs=[*pairs, against("FASTER", "ddp", "ps_1w")])
-    order = server_answers.order_of(found)
+    order = report_server.order_of(found)
     assert order is not None and order.expected == order.found == ["ddp", "by_hand", "ps"]
     assert (order.against, order.untold) == (against_it, untold)
 
 
 def test_what_communication_costs_and_what_came_of_the_epochs(tmp_path: Path) -> None:
     found = subject(tmp_path, ("ddp", "ps"), ps={"comm_ms": {}, "epochs": None})
-    costs = server_answers.communication_costs(found)
+    costs = report_server.communication_costs(found)
     assert {kind: told["ddp"] for kind, told in costs.items()} == pytest.approx(
         {"time": 20.0, "share": 0.375, "exposed": 15.0, "bytes": 4.0, "speed": 0.2}
     )
     assert {kind: told["ps"] for kind, told in costs.items() if "ps" in told} == {"exposed": 15.0, "bytes": 4.0}
-    outcomes = server_answers.outcomes(found)
+    outcomes = report_server.outcomes(found)
     assert outcomes == {
         "throughput": {"ddp": (900.0, None), "ps": (300.0, None)}, "training": {"ddp": 4.0}, "loss": {"ddp": (0.9, 0.4)}
     }  # fmt: skip

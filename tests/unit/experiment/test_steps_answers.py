@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from languages import english_words
 
+from dynbench.experiment.report_layouts import Effect, Effects, steps_effects
 from dynbench.experiment.report_tables import Sources, report_tables
-from dynbench.experiment.steps_answers import Effect, Effects, steps_effects
 from dynbench.experiment.subject import Member, Subject
 from dynbench.report import LANGUAGES, load_template, substitute
 from dynbench.runs.run import Run

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from dynbench.experiment.report_communication import PAIRS
 from dynbench.experiment.reporting import render_report
-from dynbench.experiment.strategy_answers import PAIRS
 from dynbench.experiment.subject import find_subject
 from dynbench.report import LANGUAGES, load_template
 from dynbench.runs.run import Run

@@ -9,9 +9,9 @@ from languages import english_words, said
 
 from dynbench.analysis.waste import PARTS
 from dynbench.experiment.report_tables import Sources, report_tables
+from dynbench.experiment.report_time import arms_waste, waterfall
 from dynbench.experiment.reporting import render_report
 from dynbench.experiment.subject import Subject, find_subject
-from dynbench.experiment.waste_answers import arms_waste, waterfall
 from dynbench.report import LANGUAGES, Template, load_template
 from dynbench.runs.phrase import Phrase
 from dynbench.runs.run import Run

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.digest import differences
+from dynbench.config.digest import differences, is_like
 from dynbench.config.launches import Launches
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
-from dynbench.config.silent import is_like
 from dynbench.engine.launching import attach
 from dynbench.errors import ConfigError, UsageError
 from dynbench.experiment import meeting, training
 from dynbench.experiment.meeting import decide_meeting
-from dynbench.experiment.training import run_training
-from dynbench.experiment.without_communication import one_with_silent, turn_steps, with_silent
+from dynbench.experiment.training import one_with_silent, run_training, turn_steps, with_silent
 from dynbench.plugins import STRATEGIES
 from dynbench.runs.store import RunStore
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynbench import plugins
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config, Schedule, Sync
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import KINDS, POLICIES, PolicyEntry, Section, options_of
@@ -95,9 +95,9 @@ register(DatasetEntry("mine", "", no_samples))
 BASES = ("sync.base", "compress.base", "schedule.policy", "workloads.base", "workloads.datasets.base")
 """Modules with what plug-ins are made of."""
 DIGESTS = """
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.digest import config_digest
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import dump_config
 from dynbench.plugins.outside import digests
 for given in ([], ['schedule.policy=window', 'schedule.window=8'], {more}):
     config = load_config(None, given)
@@ -219,7 +219,7 @@ def test_wrong_options_of_several_plugins_are_reported_together(tmp_path: Path) 
 def test_what_the_chosen_plugins_do_not_read_is_named_and_nothing_heavy_is_imported(tmp_path: Path) -> None:
     code = (
         "import json, sys\n"
-        "from dynbench.config.load import load_config\n"
+        "from dynbench.config.layers import load_config\n"
         "from dynbench.config.unread import unread\n"
         "from dynbench.config.situation import Situation\n"
         "def lines(*given):\n"
@@ -355,7 +355,7 @@ def test_mistakes_in_a_plugins_class_are_no_bug_of_dynbench(tmp_path: Path, poli
 @pytest.mark.slow
 def test_a_registered_workload_is_checked_as_a_class_of_ones_own(tmp_path: Path) -> None:
     code = """
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import DynbenchError
 from dynbench.workloads.registry import build_workload
 for name in ('means', 'empty'):

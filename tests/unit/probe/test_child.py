@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.plugins import STRATEGIES
 from dynbench.probe import child
 

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from dynbench.probe.fit import (
     GridPoint,
     accuracy,
+    between,
     fit_measured,
+    fit_memory,
     judge,
+    largest,
     nonnegative_least_squares,
+    peak_mb,
     split,
     table,
 )
-from dynbench.probe.memory_model import between, fit_memory, largest, peak_mb
 from dynbench.runs.probe_record import TrialRow
 
 GRID = [(n, length) for n in (1, 2, 4, 8, 16, 32) for length in (32, 64, 128, 256)]

@@ -16,13 +16,12 @@ import torch
 import torch.distributed as dist
 from probes import COST, make_probe
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.planning import build_cost
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
 from dynbench.probe.children import Children
-from dynbench.probe.split_price import SplitStep
-from dynbench.probe.timing import Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
+from dynbench.probe.timing import SplitStep, Timings, at_full_speed, fit_cost, further_at_full_speed, time_grid
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
 from dynbench.workloads.micro_batch import LossPart, MicroBatch

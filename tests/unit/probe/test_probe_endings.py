@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import UsageError
 from dynbench.probe import prober
 from dynbench.runs.store import RunStore

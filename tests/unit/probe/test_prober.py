@@ -12,7 +12,7 @@ import pytest
 import torch
 from probes import make_probe
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.comm_model import charged_ms
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.planning import build_problem

@@ -14,14 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dynbench.config.held import copies_held
-from dynbench.config.load import load_config
-from dynbench.config.ranks import ranks_under
+from dynbench.config.layers import load_config
+from dynbench.config.ranks import copies_held, ranks_under
 from dynbench.config.schema import Config
 from dynbench.engine.rank.held_memory import HeldMemory
 from dynbench.plugins import STRATEGIES
-from dynbench.probe.rehearsal import rehearsed
-from dynbench.probe.trial import TrialStep
+from dynbench.probe.trial import TrialStep, rehearsed
 from dynbench.runs.run import Run
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload

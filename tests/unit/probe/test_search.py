@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.probe.search import CapacitySearch, length_grid, monotone, with_margin
+from dynbench.probe.capacity import CapacitySearch, length_grid, monotone, with_margin
 
 
 def run(search: CapacitySearch, threshold: int) -> int:

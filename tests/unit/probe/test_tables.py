@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynbench.lengths import SST2
-from dynbench.probe.fit import GridPoint
-from dynbench.probe.memory_model import fit_memory
-from dynbench.probe.predict import BreakEven, break_even_batch, predicted_speedups
-from dynbench.probe.tables import capacity_tables
+from dynbench.probe.capacity import capacity_tables
+from dynbench.probe.fit import BreakEven, GridPoint, break_even_batch, fit_memory, predicted_speedups
 from dynbench.probe.timing import at_full_speed, grid, rank_speeds
 from dynbench.runs.probe_record import CapacityRow, TrialRow
 from dynbench.schedule.cost import CostModel

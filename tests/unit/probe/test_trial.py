@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import NothingFits, UsageError
 from dynbench.probe import trial
 from dynbench.probe.limits import served_mb

@@ -12,10 +12,9 @@ import pytest
 
 from dynbench.analysis.figures import draw_figures
 from dynbench.config.schema import Probe
-from dynbench.probe.capacity import find_capacities
-from dynbench.probe.memory_model import fit_memory
+from dynbench.probe.capacity import capacity_tables, find_capacities
+from dynbench.probe.fit import fit_memory
 from dynbench.probe.soak import soak
-from dynbench.probe.tables import capacity_tables
 from dynbench.runs.probe_record import CapacityRow, ProbeRecord, read_probe
 from dynbench.runs.store import RunStore
 from dynbench.schedule.capacity import UNLIMITED, Capacity

@@ -12,15 +12,14 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.dump import dump_config
+from dynbench.config.digest import dump_config
 from dynbench.config.schema import Config
 from dynbench.errors import UsageError
 from dynbench.runs.atomic import write_json
 from dynbench.runs.columns import COMM_COLUMNS, read_columns, write_columns
-from dynbench.runs.export import KIND, MANIFEST, record_files, write_export
+from dynbench.runs.export import KIND, MANIFEST, MOST_RATIO, open_export, record_files, write_export
 from dynbench.runs.run import Run
 from dynbench.runs.store import RunStore
-from dynbench.runs.unpack import MOST_RATIO, open_export
 
 Members = dict[str, bytes]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.runs import owner, provenance
-from dynbench.runs.owner import host_name, is_gone, start_mark
+from dynbench.runs import provenance, run_record
 from dynbench.runs.provenance import UnknownFactError
+from dynbench.runs.run_record import host_name, is_gone, start_mark
 
 
 def says(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str | OSError]) -> None:
@@ -147,4 +147,4 @@ def test_a_mark_is_boot_and_start_and_none_of_what_has_ended(monkeypatch: pytest
         assert start_mark(77) is None
     says(monkeypatch, {"/proc/77/stat": line.format("R"), "/proc/sys/kernel/random/boot_id": PermissionError(13, "no")})
     assert start_mark(77) == ":22"
-    assert owner._boot_id() == ""
+    assert run_record._boot_id() == ""

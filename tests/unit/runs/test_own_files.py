@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from dynbench.cli.main import main
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
-from dynbench.runs.json_text import load_json
-from dynbench.runs.names import is_part
-from dynbench.runs.own_files import check_own_files
+from dynbench.runs.json_record import load_json
+from dynbench.runs.lookup import check_own_files
 from dynbench.runs.run import Run
+from dynbench.runs.run_record import is_part
 from dynbench.runs.store import RunStore
-from dynbench.workloads.own_code import own_code_settings
-from dynbench.workloads.own_runs import FILE, remember_run
+from dynbench.workloads.own_code import FILE, own_code_settings, remember_run
 
 PLANTED: dict[str, Callable[[Path], object]] = {
     "a link to a file outside": lambda run: (run / "env.json").symlink_to(run.parent.parent / "precious"),

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from dynbench.runs.owner import host_name, is_gone, start_mark
+from dynbench.runs.run_record import host_name, is_gone, start_mark
 
 
 def test_this_process_is_there() -> None:

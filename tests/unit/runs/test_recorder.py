@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import (
     BatchTooLarge,
     BugError,
@@ -22,10 +22,9 @@ from dynbench.errors import (
     WorkerFailed,
 )
 from dynbench.runs import recorder
-from dynbench.runs.owner import start_mark
 from dynbench.runs.recorder import made, named, new_run, recorded, refuse_running
 from dynbench.runs.run import Run
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status, start_mark
 from dynbench.runs.store import RunStore
 from dynbench.signals import STOPPING, handle, handled
 

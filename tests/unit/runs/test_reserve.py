@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.runs.reserve import RESERVE_BYTES, release, reserve
+from dynbench.runs.atomic import RESERVE_BYTES, release, reserve
 from dynbench.runs.store import RunStore
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import dump_config
+from dynbench.config.layers import load_config
 from dynbench.errors import RecordError
 from dynbench.runs.run import Run, duration_s
-from dynbench.runs.status import Status
+from dynbench.runs.run_record import Status
 from dynbench.runs.store import RunStore
 
 

@@ -16,7 +16,7 @@ from dynbench.errors import NothingFits
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_cost, step_costs, step_facts
-from dynbench.schedule.partition_total import group_costs, least_total
+from dynbench.schedule.partition_search import group_costs, least_total
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.traces import built_in_trace

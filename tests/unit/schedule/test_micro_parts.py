@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynbench.schedule import micro_batches
-from dynbench.schedule.accumulation import SortedStep
+from dynbench.schedule.accumulation import Deal, SortedStep
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.micro_batch_polish import Deal
 from dynbench.schedule.micro_batches import MicroBatchPlanner
 from dynbench.schedule.policy import Problem
 

@@ -18,13 +18,12 @@ from dynbench.plugins.policies import LAYOUTS, plan_name, plan_names, plan_of
 from dynbench.schedule.bounds import packed_bound
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_costs, step_facts
+from dynbench.schedule.evaluate import largest_fitting, step_costs, step_facts
 from dynbench.schedule.packed_deal import Search, Work
 from dynbench.schedule.packed_exchange import exchanged
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.traces import built_in_trace
-from dynbench.schedule.whole_run import largest_fitting
 
 COSTS = (
     CostModel("tokens", pad_to_multiple_of=64),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_rules import judge_plan
 
 from dynbench.errors import NothingFits
-from dynbench.schedule import partition_total
+from dynbench.schedule import partition_search
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.evaluate import step_costs, step_facts
@@ -176,7 +176,7 @@ def test_large_batches_agree_with_a_search_over_every_candidate_cost(seed, worke
 
 
 def test_beyond_the_stated_size_only_the_maximum_is_proven(monkeypatch):
-    monkeypatch.setattr(partition_total, "TABLE_LIMIT", 0)
+    monkeypatch.setattr(partition_search, "TABLE_LIMIT", 0)
     monkeypatch.setattr("dynbench.schedule.partition.TABLE_LIMIT", 0)
     assert solve(problem_of(np.array([9, 8, 3, 2, 1]), 2)).exact == "maximum"
 

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from dynbench.schedule import partition_search
 from dynbench.schedule.cost import CostModel
 from dynbench.schedule.partition import cut
-from dynbench.schedule.partition_search import largest_groups, least_maximum, reach, search_weights
-from dynbench.schedule.partition_total import TABLE_LIMIT, fits_table, group_costs, least_total, least_work
+from dynbench.schedule.partition_search import (
+    TABLE_LIMIT,
+    fits_table,
+    group_costs,
+    largest_groups,
+    least_maximum,
+    least_total,
+    least_work,
+    reach,
+    search_weights,
+)
 from dynbench.schedule.partition_unequal import _Times
 
 COSTS = [

@@ -3,7 +3,7 @@ import pytest
 
 from dynbench.errors import UsageError
 from dynbench.schedule.capacity import Capacity
-from dynbench.schedule.order import DataOrder
+from dynbench.schedule.plan import DataOrder
 from dynbench.schedule.policy import Problem, make_policy
 
 LENGTHS = np.arange(1, 41)

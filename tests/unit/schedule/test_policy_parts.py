@@ -10,12 +10,12 @@ from dynbench.errors import BatchTooLarge, NothingFits, UsageError
 from dynbench.plugins import POLICIES
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import TRIED_ONE_BY_ONE, _candidates, _most
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import BatchPolicy, Problem, check_trainable, make_policy
 from dynbench.schedule.solve import cost_is_estimated, speedup_is_estimated
 from dynbench.schedule.static import Static
 from dynbench.schedule.traces import Trace, built_in_trace, describe, lognormal_lengths
-from dynbench.schedule.whole_run import TRIED_ONE_BY_ONE, _candidates, _most
 from dynbench.schedule.window import Window
 
 

@@ -9,7 +9,7 @@ from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageErro
 from dynbench.schedule.asked import asked_capacity, cost_model, whole, whole_lengths
 from dynbench.schedule.capacity import Capacity, PackedCapacity, capacity_of
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.order import DataOrder
+from dynbench.schedule.plan import DataOrder
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.prefix_enumerate import check_enumerable
 from dynbench.schedule.traces import Trace, load_trace

@@ -16,10 +16,9 @@ from dynbench.plugins import POLICIES
 from dynbench.plugins.policies import Layout, plan_names, plan_of
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.evaluate import step_costs, step_facts
+from dynbench.schedule.evaluate import largest_fitting, step_costs, step_facts
 from dynbench.schedule.plan import StepPlan
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.whole_run import largest_fitting
 
 PLANS = [name for name in plan_names("padded", "packed") if POLICIES[plan_of(name)[0]].missing is None]
 CUTS = "torchtitan"

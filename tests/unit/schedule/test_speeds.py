@@ -10,7 +10,7 @@ from dynbench.lengths import SST2
 from dynbench.schedule.evaluate import step_facts
 from dynbench.schedule.planner import Planner
 from dynbench.schedule.policy import Problem, make_policy
-from dynbench.schedule.speeds import SAME_SPEED, distinct_speeds
+from dynbench.schedule.rank_classes import SAME_SPEED, distinct_speeds
 
 ONE_SLOW = np.array([1.0, 1.0, 1.0, 0.5])
 LENGTHS = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 70).astype(int), 1, 200)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynbench.schedule.threshold_search import at_least_threshold
+from dynbench.schedule.partition_search import at_least_threshold
 
 COSTS = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40, unique=True).map(sorted)
 

@@ -10,11 +10,11 @@ import pytest
 
 from dynbench.errors import BatchTooLarge, DynbenchError, NothingFits, UsageError
 from dynbench.plugins import POLICIES
-from dynbench.schedule import whole_run
+from dynbench.schedule import evaluate
 from dynbench.schedule.capacity import Capacity
 from dynbench.schedule.cost import CostModel
+from dynbench.schedule.evaluate import TRIED_ONE_BY_ONE, Fitting, largest_fitting
 from dynbench.schedule.policy import Problem, make_policy, policy_class
-from dynbench.schedule.whole_run import TRIED_ONE_BY_ONE, Fitting, largest_fitting
 
 STEPS = 25
 CAPPED = [name for name, entry in POLICIES.items() if entry.in_train and POLICIES[name].capped]
@@ -114,7 +114,7 @@ def test_a_batch_of_which_larger_ones_were_left_out_is_not_called_the_largest() 
 def test_a_buffer_that_follows_the_batch_goes_on_following_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
     monkeypatch.setattr(
-        whole_run, "make_policy", lambda name, problem: tried.append(problem) or make_policy(name, problem)
+        evaluate, "make_policy", lambda name, problem: tried.append(problem) or make_policy(name, problem)
     )
     for buffer, expected in ((32, {None}), (7, {7})):
         tried.clear()
@@ -135,7 +135,7 @@ def test_a_batch_found_where_all_are_tried_is_the_largest(monkeypatch: pytest.Mo
     """The first sample lets no more than 4 of the 10 go along: 7, 6 and 5 are tried in vain."""
     lengths = np.array([30] + [1] * 11)
     problem = Problem(lengths, 1, 8, order="file", capacity=Capacity.table([[(1, 10), (30, 4)]]))
-    monkeypatch.setattr(whole_run, "TRIED_ONE_BY_ONE", 3)
+    monkeypatch.setattr(evaluate, "TRIED_ONE_BY_ONE", 3)
     told: list[int] = []
     assert largest_fitting("partition", problem, 1, told.append) == Fitting(4, True)
     assert told == [7, 6, 5, 4]

@@ -17,7 +17,7 @@ from dynbench.schedule.evaluate import step_costs
 from dynbench.schedule.plan import StepPlan, single
 from dynbench.schedule.policy import Problem, make_policy
 from dynbench.schedule.window import plan_window
-from dynbench.schedule.window_polish import polished
+from dynbench.schedule.window_guess import polished
 from dynbench.schedule.window_search import SPREADS, random_variance
 from dynbench.schedule.window_sweep import SortedWindow
 

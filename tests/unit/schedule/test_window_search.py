@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynbench.schedule import window_guess, window_polish, window_search
+from dynbench.schedule import window_guess, window_search
+from dynbench.schedule import window_guess as window_polish
 from dynbench.schedule.cost import CostModel
-from dynbench.schedule.window_guess import THRESHOLD_SPREAD, guesses
-from dynbench.schedule.window_polish import REACH, polished
+from dynbench.schedule.window_guess import REACH, THRESHOLD_SPREAD, guesses, polished
 from dynbench.schedule.window_search import SPREADS, random_variance, search
 from dynbench.schedule.window_sweep import Deal, SortedWindow
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from dynbench.config.load import load_config
-from dynbench.engine.rank.precision import Precision
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
-from dynbench.sync import step_times
+from dynbench.sync import in_order
 from dynbench.sync.base import Strategy
 from dynbench.wire.null import NullWire
 
@@ -61,7 +61,7 @@ class Wire(NullWire):
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """In a process group of one rank."""
     found = Clock()
-    monkeypatch.setattr(step_times, "clock_for", lambda device: found)
+    monkeypatch.setattr(in_order, "clock_for", lambda device: found)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     yield found
     dist.destroy_process_group()

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dynbench.config.load import load_config
-from dynbench.engine.rank.precision import Precision
+from dynbench.config.layers import load_config
+from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.plugins import STRATEGIES
 from dynbench.sync.sharded import Zero1
 from dynbench.wire.null import NullWire

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from architectures import write_config
 from batches import batch_of
 
-from dynbench.config.change import changed
-from dynbench.config.load import load_config
+from dynbench.config.digest import changed
+from dynbench.config.layers import load_config
 from dynbench.engine.rank.evaluation import Evaluator
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.plugins import WORKLOADS
@@ -25,8 +25,8 @@ from dynbench.workloads.causal_lm import CausalLanguageModel, unigram_perplexity
 from dynbench.workloads.data import TokenisedData
 from dynbench.workloads.datasets import language
 from dynbench.workloads.language_model import language_model
-from dynbench.workloads.loss_sums import check_sums
 from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model
+from dynbench.workloads.token_loss import check_sums
 
 MILLIONS = {
     "gpt2-62m": 62.4, "small": 129, "medium": 423, "large": 969, "xl-2025": 1998, "xl-2026": 3407, "2.7B": 3407,

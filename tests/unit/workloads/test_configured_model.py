@@ -12,12 +12,12 @@ import torch
 from architectures import CONFIGS, TABLE, write_config
 from batches import batch_of
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import DataError, HubError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.workloads.first_step import Trial, fit_for_training
-from dynbench.workloads.model import model_source
+from dynbench.workloads.pretrained_model import model_source
 from dynbench.workloads.registry import build_workload
 
 

@@ -11,14 +11,13 @@ from architectures import CONFIGS, write_config
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.sync.empty import fillable
 from dynbench.workloads.datasets import language
 from dynbench.workloads.image_model import image_model
 from dynbench.workloads.language_model import language_model
-from dynbench.workloads.model import model_source
 from dynbench.workloads.model_config import LANGUAGE_MODEL, make_model
-from dynbench.workloads.model_source import ModelSource
+from dynbench.workloads.pretrained_model import ModelSource, model_source
 
 VOCABULARY = 200
 

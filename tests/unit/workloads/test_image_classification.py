@@ -13,7 +13,7 @@ from batches import batch_of
 from photographs import CLASSES, write_folder
 from PIL import Image
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import DataError
 from dynbench.workloads.image_classification import DEVIATION, MEAN, ImageClassification
 from dynbench.workloads.image_side import image_side

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, ResNetConfig, ResNetForImageClassification, ViTConfig
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, UsageError
 from dynbench.workloads import image_model as module

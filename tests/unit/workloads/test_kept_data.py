@@ -12,8 +12,8 @@ import pytest
 from dynbench.cli import health
 from dynbench.cli.main import main
 from dynbench.cli.options import Settings
-from dynbench.config.load import load_config
-from dynbench.workloads.kept_data import kept_data
+from dynbench.config.layers import load_config
+from dynbench.workloads.cache import kept_data
 from dynbench.workloads.registry import build_workload
 from dynbench.workloads.token_shards import RECORD
 

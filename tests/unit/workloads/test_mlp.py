@@ -10,7 +10,7 @@ import torch
 from batches import batch_of
 from photographs import write_mnist
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import DataError, UsageError
 from dynbench.workloads.mlp import DigitClassification
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from own import EXAMPLE, NAME, write_own
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.paths import path_problems
 from dynbench.config.schema import Workload
-from dynbench.engine.launching.model_shape import decide_shape
+from dynbench.engine.launching.auto_settings import decide_shape
 from dynbench.errors import ConfigError, UsageError
 from dynbench.plugins import WORKLOADS
 from dynbench.workloads.inputs import check_inputs

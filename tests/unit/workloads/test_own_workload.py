@@ -12,7 +12,7 @@ import torch
 from batches import batch_of
 from own import NAME, imports_forgotten, write_own
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import DataError, UsageError, WorkerFailed
 from dynbench.workloads.base import Workload
 from dynbench.workloads.registry import build_workload

@@ -10,8 +10,7 @@ import transformers
 
 from dynbench.config.schema import Workload
 from dynbench.errors import DataError, HubError, UsageError
-from dynbench.workloads.model_source import ModelSource
-from dynbench.workloads.pretrained_model import pretrained_model
+from dynbench.workloads.pretrained_model import ModelSource, pretrained_model
 
 
 def find(name: object, num_labels: int = 2, vocab_size: int = 15, **settings) -> ModelSource:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from dynbench.config.schema import Workload
-from dynbench.workloads.random_model import SMALL_SHAPE, random_model
+from dynbench.workloads.pretrained_model import SMALL_SHAPE, random_model
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:

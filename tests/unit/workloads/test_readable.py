@@ -10,7 +10,7 @@ import pytest
 from photographs import cut_short, write_folder
 from PIL import Image
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import DataError
 from dynbench.workloads import readable
 from dynbench.workloads.datasets.image_folder import load

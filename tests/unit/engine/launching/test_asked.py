@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from recipe_files import load_cells
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.recipes import find_recipe, list_recipes
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.errors import ConfigError, UsageError
-from dynbench.experiment import recipe_warnings
+from dynbench.experiment import preflight
 from dynbench.runs.store import RunStore
 
 LAPTOP = Machine(cores=2, gpus=0, bf16=False)
@@ -89,13 +89,13 @@ REAL_RANKS = (
 @pytest.mark.parametrize("machine", [LAPTOP, ONE_GPU, GPUS])
 @pytest.mark.parametrize("name", list_recipes())
 def test_shipped_recipes_are_free_of_warnings(name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_warnings, "this_machine", lambda: machine)
+    monkeypatch.setattr(preflight, "this_machine", lambda: machine)
     recipes = load_cells(find_recipe(name))
     needed = {ONE_GPU: "ranks for 1 GPUs"} if name in REAL_RANKS else {}
     if name == "sync_xl":
         needed[LAPTOP] = "torch sees no GPU"
     if machine in needed:
         with pytest.raises(UsageError, match=needed[machine]):
-            recipe_warnings.recipe_warnings(recipes, STORE)
+            preflight.recipe_warnings(recipes, STORE)
         return
-    assert recipe_warnings.recipe_warnings(recipes, STORE) == []
+    assert preflight.recipe_warnings(recipes, STORE) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.attach import _reported, slurm_as_torchrun
-from dynbench.engine.launching.ranks_given import started_as_rank
+from dynbench.engine.launching.torchrun import started_as_rank
 from dynbench.engine.rank.rank_process import RankContext
 from dynbench.errors import Interrupted, Terminated, UsageError
 from dynbench.runs.store import RunStore

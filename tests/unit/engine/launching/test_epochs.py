@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from photographs import write_folder
 
-from dynbench.config.change import changed
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config, load_mapping
+from dynbench.config.digest import changed, dump_config
+from dynbench.config.layers import load_config, load_mapping
 from dynbench.config.recipe_file import recipe_yaml, written_recipe
 from dynbench.config.recipes import resolve_cells
 from dynbench.config.schema import Config

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from probes import capacity_row, make_probe, probe_record
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.asked import launch_warnings
 from dynbench.engine.launching.probe_use import device_name, measured_settings, probe_warnings

@@ -10,8 +10,8 @@ import torch
 
 from dynbench.config.ranks import Ranks
 from dynbench.engine.launching.progress import Progress, ProgressReader
+from dynbench.engine.rank.rank_facts import keep_warnings
 from dynbench.engine.rank.rank_process import RankContext
-from dynbench.engine.rank.rank_warnings import keep_warnings
 from dynbench.runs.run import Run
 from dynbench.workloads import pace
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dynbench.config.digest import config_digest, flatten
-from dynbench.config.load import load_config
-from dynbench.engine.launching.ranks_given import ranks_from_environment
+from dynbench.config.layers import load_config
 from dynbench.engine.launching.resolve import Machine, Resolved, resolve
+from dynbench.engine.launching.torchrun import ranks_from_environment
 from dynbench.errors import ConfigError, RunLookupError, UsageError
 from dynbench.plugins import COMPRESSORS, options_of
 from dynbench.plugins.compressor_options import FeedbackOptions

@@ -13,7 +13,7 @@ NOT_NEEDED = ("accelerate", "datasets", "matplotlib", "pandas", "polars", "scipy
 LAUNCHER = """
 import json, sys
 from pathlib import Path
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.launching import run_launch
 from dynbench.experiment.training import run_training
 from dynbench.runs.store import RunStore
@@ -27,7 +27,7 @@ run_training(load_config(None, json.loads(sys.argv[3])), RunStore(Path(sys.argv[
 """
 RANK = """
 import json, sys
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.rank import worker
 from dynbench.workloads.registry import build_workload, import_model_code
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching import torchrun
 from dynbench.engine.launching.resolve import Machine, resolve

@@ -14,7 +14,7 @@ from dynbench.engine.launching.toy_ranks import check_strategies
 from dynbench.engine.rank.toy_check import Case, Difference, config_of, difference, train_alone
 from dynbench.errors import UsageError
 from dynbench.plugins import STRATEGIES
-from dynbench.sync.blocks import blocks_of
+from dynbench.sync.fully_sharded_streams import blocks_of
 
 APART = {"sgd": 1e-17, "adamw": 2e-17}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dynbench.clock import CudaClock, HostClock
-from dynbench.compress.tally import Tally
+from dynbench.compress.compressing import Tally
 from dynbench.engine.failure import has_waited
 from dynbench.engine.rank.timers import StepTimer
 

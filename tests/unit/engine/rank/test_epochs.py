@@ -10,9 +10,8 @@ import pytest
 
 from dynbench.config.schema import Train
 from dynbench.engine.launching.progress import ProgressReader
-from dynbench.engine.rank.epochs import Epochs
-from dynbench.engine.rank.rank_warnings import epochs_file, read_epochs
-from dynbench.engine.rank.told import Told
+from dynbench.engine.rank.evaluation import Epochs
+from dynbench.engine.rank.rank_facts import Told, epochs_file, read_epochs
 from dynbench.runs.records import StepRow
 from dynbench.runs.run import Run
 

@@ -12,10 +12,10 @@ from batches import batch_of
 
 from dynbench.analysis.merge import _read_evaluations
 from dynbench.analysis.targets import evaluation_of
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import EVAL_BATCH, EVAL_FILE, Evaluator, evaluated_together
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.runs.run import Run
 from dynbench.schedule.capacity import Capacity, PackedCapacity
 from dynbench.schedule.problem import Problem

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Train
-from dynbench.engine.rank.learning_rate import LearningRate, rate_factor
+from dynbench.engine.rank.optimizer_step import LearningRate, rate_factor
 from dynbench.errors import ConfigError
 
 EXPECTED = {

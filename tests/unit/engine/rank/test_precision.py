@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from dynbench.config.schema import Train
-from dynbench.engine.rank.clipping import Clipper
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Clipper, Precision
 from dynbench.engine.rank.replica import build_optimizer
 from dynbench.sync.base import gradient_norm
 

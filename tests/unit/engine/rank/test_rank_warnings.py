@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dynbench.config.ranks import Ranks
+from dynbench.engine.rank.rank_facts import keep_warnings, read_warnings
 from dynbench.engine.rank.rank_process import RankContext, set_up_logging
-from dynbench.engine.rank.rank_warnings import keep_warnings, read_warnings
 from dynbench.runs.run import Run
 
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 from dynbench import clock
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Sync
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
+from dynbench.engine.rank.real import session
 from dynbench.engine.rank.replica import Replica, build_optimizer, seed_dropout
 from dynbench.engine.rank.timers import StepTimer
-from dynbench.engine.rank.wiring import session
 from dynbench.sync.ddp import Ddp
 from dynbench.sync.local import Local
 from dynbench.workloads.micro_batch import MicroBatch, evened_out

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from dynbench.config.load import load_config
-from dynbench.engine.rank import replica_room
-from dynbench.engine.rank.replica_room import check_room
+from dynbench.config.layers import load_config
+from dynbench.engine.rank import replica
+from dynbench.engine.rank.replica import check_room
 from dynbench.errors import ReplicasTooLarge
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ MODEL = nn.Linear(1000, 1000, bias=False)
 
 @pytest.fixture(autouse=True)
 def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_room, "gather_objects", lambda value: [value, 2 * value])
+    monkeypatch.setattr(replica, "gather_objects", lambda value: [value, 2 * value])
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_what_fits_is_let_through(
             *(["schedule.capacity=p", "probe.run=p"] if probed else []),
         ],
     )
-    monkeypatch.setattr(replica_room, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, None)], probed]))
+    monkeypatch.setattr(replica, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, None)], probed]))
     share = 0.1 if probed is not None and probed[-1][1] is not None else 0.5
     for room, fits in ((1.01, True), (0.99, False)):
         available = room * 2 * arms * replica_mb / share
-        monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": available})  # noqa: B023
+        monkeypatch.setattr(replica, "memory_mb", lambda: {"available": available})  # noqa: B023
         if fits or arms == 1:
             check_room([config] * arms, MODEL, CPU)
         else:
@@ -71,12 +71,12 @@ def test_what_fits_is_let_through(
 
 def test_every_arm_counts_with_what_it_holds_and_with_its_own_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, outer = (load_config(None, ["launch.nproc=2", f"sync.name={name}"]) for name in ("ddp", "diloco"))
-    monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": 2 * 79.0})
+    monkeypatch.setattr(replica, "memory_mb", lambda: {"available": 2 * 79.0})
     with pytest.raises(ReplicasTooLarge, match=r"take 40 MB per rank at rest, more than 50%"):
         check_room([plain, outer], MODEL, CPU)
-    monkeypatch.setattr(replica_room, "memory_mb", lambda: {"available": 2 * 399.0})
+    monkeypatch.setattr(replica, "memory_mb", lambda: {"available": 2 * 399.0})
     check_room([plain, outer], MODEL, CPU)
     capped = load_config(None, ["launch.nproc=2", "sync.name=diloco", "schedule.capacity=p", "probe.run=p"])
-    monkeypatch.setattr(replica_room, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, 8)]]))
+    monkeypatch.setattr(replica, "load_probe", lambda *_: SimpleNamespace(tables=[[(64, 8)]]))
     with pytest.raises(ReplicasTooLarge, match=r"take 40 MB per rank at rest, more than 10%"):
         check_room([plain, capped], MODEL, CPU)

@@ -15,19 +15,17 @@ import torch
 from own import imports_forgotten, write_own
 
 from dynbench.cli.main import main
-from dynbench.config.change import changed
-from dynbench.config.dump import dump_config
-from dynbench.config.load import load_config
+from dynbench.config.digest import changed, dump_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.rank.evaluation import EVAL_FILE, Evaluator
 from dynbench.engine.rank.keeping import Keeper
-from dynbench.engine.rank.precision import Precision
+from dynbench.engine.rank.optimizer_step import Precision
 from dynbench.engine.rank.saved import Saved, Writer, evaluate_saved, find_saved
 from dynbench.errors import ConfigError, DataError, UsageError
 from dynbench.runs.store import RunStore
 from dynbench.sync.local import Local
-from dynbench.workloads.own_code import own_code_settings
-from dynbench.workloads.own_runs import remember_run
+from dynbench.workloads.own_code import own_code_settings, remember_run
 from dynbench.workloads.registry import Saves, build_workload
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from toys import Toy
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.config.schema import Config
 from dynbench.engine.launching.resolve import Machine, resolve
 from dynbench.engine.rank import scalars as module

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.engine.rank.replica import Replica
 from dynbench.engine.rank.second_work import WIDTH, SecondWork
 from dynbench.engine.rank.timers import StepTimer

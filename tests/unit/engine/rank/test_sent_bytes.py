@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dynbench.engine.rank.sent_bytes import SentBytes, can_count
+from dynbench.engine.rank.row_builder import SentBytes, can_count
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 

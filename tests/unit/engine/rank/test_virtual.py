@@ -11,7 +11,7 @@ import torch
 
 from dynbench.config.schema import Train
 from dynbench.engine.rank.batch_norm import PlayedStatistics, running_statistics
-from dynbench.engine.rank.epochs import Epochs
+from dynbench.engine.rank.evaluation import Epochs
 from dynbench.engine.rank.replica import gradient_megabytes
 from dynbench.engine.rank.row_builder import RowBuilder
 from dynbench.engine.rank.timers import StepTimer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from photographs import CLASSES, cut_short, write_folder
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import ConfigError, DataError
 from dynbench.workloads.datasets.image_folder import load
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from photographs import write_mnist
 
-from dynbench.config.load import load_config
+from dynbench.config.layers import load_config
 from dynbench.errors import DataError
 from dynbench.workloads.datasets.digits import generated
 from dynbench.workloads.datasets.mnist import load, read_idx

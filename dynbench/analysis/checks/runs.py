@@ -1,0 +1,279 @@
+"""Whether single runs can be trusted: rows all there, conditions of the steps, slow ranks, samples that show nothing.
+
+Whether the rows are all there, and are of training: what is missing, broken, skipped, or accounted to no phase.
+
+The conditions under which steps were measured: memory, warm-up, drift, cores, and what their time was spent on.
+
+Whether the steps wait for a machine or for the data: ranks that are slow whatever they are given.
+
+What the training samples cannot show: a loss where they have one class, a gain where they have one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from dynbench.analysis.checks.finding import Evidence, Seen, mean_share, share_of_time
+from dynbench.analysis.comparability import fact
+from dynbench.analysis.crowding import load_of
+from dynbench.analysis.data_facts import read_data
+from dynbench.analysis.merge import MergedRun
+from dynbench.analysis.pace import PACE_LIMIT, slow_ranks, step_paces, step_tokens
+from dynbench.analysis.run_facts import status_phrase
+from dynbench.analysis.stats import growth_p_value, relative_drift, robust_z
+from dynbench.config.image_rules import has_lengths
+from dynbench.errors import RecordError
+from dynbench.padding import padded_lengths
+from dynbench.plugins import WORKLOADS
+from dynbench.runs.probe_record import read_probe
+
+SKIPPED_LIMIT = 0.05
+"""Optimizer steps that the loss scaler may skip, as a part of the measured ones."""
+UNACCOUNTED_LIMIT = 0.05
+"""Time outside every recorded phase, as a part of the step time."""
+
+
+def missing_ranks(evidence: Evidence) -> Iterator[Seen]:
+    """Per run, ranks that were launched and left no row: a maximum over the others is too small."""
+    for run in evidence.runs:
+        if run.missing_ranks:
+            found = {"ranks": run.missing_ranks[:8], "present": len(run.ranks), "world_size": run.world_size}
+            yield Seen("fail", {"run": run.label, **found, "folder": str(run.run.ranks_dir)})
+
+
+def partial_run(evidence: Evidence) -> Iterator[Seen]:
+    """Runs that ended early: their numbers are of the part that is there."""
+    for run in evidence.runs:
+        facts, measured = run.facts, run.measured.height
+        steps = facts.config.train.steps - run.settling
+        if measured < steps or facts.status != "completed":
+            found = {"measured": measured, "status": status_phrase(facts.status), "steps": steps}
+            values = {"run": run.label, **found, "folder": str(run.run.logs_dir)}
+            yield Seen("warn", values, "unfinished" if facts.unfinished else "ended")
+
+
+def rank_files(evidence: Evidence) -> Iterator[Seen]:
+    """Rank files that could not be used, or only in part."""
+    for run in evidence.runs:
+        for note in run.notes:
+            yield Seen("warn", {"run": run.label, "note": note})
+
+
+def torn_lines(evidence: Evidence) -> Iterator[Seen]:
+    """Per run, lines of rank files that were cut short or cannot be read."""
+    for run in evidence.runs:
+        if run.torn_lines:
+            yield Seen("warn", {"run": run.label, "lines": run.torn_lines})
+
+
+def nan_loss(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose loss is not finite: the model has diverged; information where the scaler skipped those steps."""
+    for run in evidence.runs:
+        broken = run.steps.filter(~pl.col("loss_global").is_finite())
+        if broken.height:
+            counts = {"broken": broken.height, "steps": run.steps.height, "first": int(broken["step"][0])}
+            yield Seen("info" if broken["skipped"].all() else "fail", {"run": run.label, **counts}, "training")
+            continue
+        evaluations = run.evaluations
+        if "loss" in evaluations.columns and not evaluations["loss"].cast(pl.Float64, strict=False).is_finite().all():
+            yield Seen("fail", {"run": run.label}, "evaluation")
+
+
+def skipped_steps(evidence: Evidence) -> Iterator[Seen]:
+    """Runs in which the fp16 loss scaler skipped more than `SKIPPED_LIMIT` of the measured steps."""
+    for run in evidence.measured_runs:
+        share = float(run.measured.select(pl.col("skipped").mean()).item() or 0.0)
+        if share > SKIPPED_LIMIT:
+            yield Seen("warn", {"run": run.label, "share": share, "limit": SKIPPED_LIMIT})
+
+
+def unaccounted_time(evidence: Evidence) -> Iterator[Seen]:
+    """Runs with more than `UNACCOUNTED_LIMIT` of their step time outside every phase."""
+    for run in evidence.runs:
+        share = share_of_time(run, "other_ms_mean")
+        if share > UNACCOUNTED_LIMIT:
+            yield Seen("info", {"run": run.label, "share": share, "limit": UNACCOUNTED_LIMIT})
+
+
+MEMORY_TOLERANCE = 1.01
+"""Pages of libraries that a rank touches and a trial does not."""
+WARMUP_LIMIT = 3.5
+"""Standard deviations above which a first value stands out: at a spread of 15 % one of twice the time does."""
+WARMUP_PACE = 1.25
+"""Times of the other steps' pace below which a first one matters to no mean, however quiet the machine."""
+DRIFT_LIMIT = 0.10
+"""Change over one launch, as a part of its median step."""
+SLOWER_CHANCE, FASTER_CHANCE = 0.0125, 0.0075
+"""How often equal steps would get slower, or faster, by chance: 2 % in all, less of it for steps that get faster, as a
+warm-up does, for which `short_warmup` looks too."""
+PLANNING_LIMIT = 0.01
+CHEAPER_PLANS = ("prefix", "window")
+"""Policies with a setting that makes planning cheaper."""
+
+
+def memory_limit(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose peak is above the memory that their capacities were probed under: they promise more than they keep."""
+    for run in evidence.runs:
+        limit = _limit_mb(run)
+        peaks = (
+            run.steps.select("step", pl.col("peak_mem_mb_max").alias("peak")).drop_nulls().sort("peak", descending=True)
+        )
+        if limit is not None and peaks.height and peaks["peak"][0] > MEMORY_TOLERANCE * limit:
+            peak = {"peak_mb": float(peaks["peak"][0]), "step": int(peaks["step"][0])}
+            yield Seen("warn", {"run": run.label, **peak, "limit_mb": limit})
+
+
+def _limit_mb(run: MergedRun) -> float | None:
+    """Memory of a process in the trials, MB; None on GPUs, without probed capacities, or where the probe is gone."""
+    named = run.facts.config.schedule.capacity
+    try:
+        return read_probe(run.run.path.parent / named).memory_limit_mb if isinstance(named, str) else None
+    except RecordError:
+        return None
+
+
+def short_warmup(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose first measured step stands so far out of what its tokens cost that it still belongs to the warm-up."""
+    for run in evidence.measured_runs:
+        if run.measured.height < 10:
+            continue
+        first, *others = step_paces(run)
+        z = robust_z(first, others)
+        if z > WARMUP_LIMIT and first > WARMUP_PACE * float(np.median(others)):
+            longer = 2 * max(5, run.facts.config.train.warmup_steps)
+            taken = {"first_ms": float(run.measured["step_time_max_ms"][0]), "pace": float(first), "deviations": z}
+            yield Seen("warn", {"run": run.label, **taken, "limit": WARMUP_LIMIT, "warmup_steps": longer})
+
+
+def drift(evidence: Evidence) -> Iterator[Seen]:
+    """Runs whose steps, for what their tokens cost, change by more than `DRIFT_LIMIT`, and not by chance."""
+    for run in evidence.measured_runs:
+        if run.measured.height < 20:
+            continue
+        paces = step_paces(run)
+        change = relative_drift(paces)
+        towards, chance = (paces, SLOWER_CHANCE) if change > 0 else (-paces, FASTER_CHANCE)
+        p = growth_p_value(towards, step_tokens(run))
+        if abs(change) > DRIFT_LIMIT and p < chance:
+            values = {"run": run.label, "drift": change, "limit": DRIFT_LIMIT, "chance": chance, "p": p}
+            yield Seen("warn", values, "slower" if change > 0 else "faster")
+
+
+def oversubscribed_cores(evidence: Evidence) -> Iterator[Seen]:
+    """The first run with more threads on CPU than cores: ranks then wait for the system's scheduler, not each other.
+
+    `--nproc` is no way out where arms of fewer and more ranks are compared: it would make them all alike.
+    """
+    loads = [(run, load) for run in evidence.runs if (load := load_of(run.facts)) is not None]
+    compared = len({load.ranks for _, load in loads}) > 1
+    for run, load in loads:
+        if load.oversubscribed:
+            ranks, threads, cores = load.ranks, load.threads, load.cores
+            fewer_ranks = ranks > cores or threads == 1
+            setting, number = ("nproc", max(1, cores // threads)) if fewer_ranks else ("threads", cores // ranks)
+            values = {"run": run.label, "ranks": ranks, "threads": threads, "cores": cores, "number": number}
+            yield Seen("warn", values, "arms" if fewer_ranks and compared else setting)
+            return
+
+
+def planning_cost(evidence: Evidence) -> Iterator[Seen]:
+    """Arms that plan for more than `PLANNING_LIMIT` of their step time, which contains it, mean over launches.
+
+    Not `static`: no other policy plans in less.
+    """
+    for arm in evidence.arms:
+        share, policy = mean_share(arm, "plan_ms_mean"), arm.runs[0].facts.policy
+        if policy != "static" and share > PLANNING_LIMIT:
+            values = {"arm": arm.label, "share": share, "limit": PLANNING_LIMIT}
+            splits = arm.runs[0].facts.config.schedule.micro_batches != 1
+            yield Seen("warn", values, policy if policy in CHEAPER_PLANS else "micro_batches" if splits else "other")
+
+
+def null_wire(evidence: Evidence) -> Iterator[Seen]:
+    """The first run whose ranks sent nothing to each other."""
+    run = next((run for run in evidence.runs if not run.facts.trains), None)
+    if run is not None:
+        yield Seen("warn", {"run": run.label, "setting": run.facts.config.sync.silent})
+
+
+def virtual_ranks(evidence: Evidence) -> Iterator[Seen]:
+    """The first run whose ranks were played one after another on one device."""
+    run = next((run for run in evidence.runs if run.facts.virtual), None)
+    if run is not None:
+        model = run.facts.comm_model
+        yield Seen("info", {"run": run.label, "world_size": run.world_size, "comm_model": model})
+
+
+def slowest_rank(evidence: Evidence) -> Iterator[Seen]:
+    """Each rank that is slowest more often than equal ranks would be and slow at equal work, in the first such arm.
+
+    A rank that `launch.slowdown` stretches was asked for, and is told as information.
+    """
+    told: set[int] = set()
+    for arm in evidence.arms:
+        facts = arm.runs[0].facts
+        for found in slow_ranks(arm.whole):
+            if found.rank in told:
+                continue
+            told.add(found.rank)
+            values = {"arm": arm.label, **{name: getattr(found, name) for name in ("rank", "share", "equal", "pace")}}
+            asked = facts.config.launch.slowdown.get(found.rank, 1.0) > 1
+            case = "asked" if asked else "virtual" if facts.virtual else "machine"
+            yield Seen("info" if asked else "warn", values | {"limit": PACE_LIMIT}, case)
+
+
+def one_class(evidence: Evidence) -> Iterator[Seen]:
+    """The first run that learnt labels of one class: the loss falls to nothing whatever the model does."""
+    for run in evidence.runs:
+        workload = WORKLOADS.get(run.facts.config.workload.name)
+        learns_labels = workload is None or workload.classes
+        if learns_labels and fact(run.facts.env, "data.train.classes") == 1:
+            yield Seen("warn", {"run": run.label})
+            return
+
+
+def one_length(evidence: Evidence) -> Iterator[Seen]:
+    """The first run whose samples are all as long as they are computed: equal counts are equal work already."""
+    for run in evidence.runs:
+        shortest, longest = (fact(run.facts.env, f"data.train.{end}") for end in ("shortest", "longest"))
+        if not has_lengths(run.facts.config) or not isinstance(shortest, int) or not isinstance(longest, int):
+            continue
+        padded = _padded(run, longest)
+        if _padded(run, shortest) != padded:
+            continue
+        cut = read_data(run.facts.env).train_cut
+        yield Seen(
+            "info",
+            {"run": run.label, "shortest": shortest, "longest": longest, "padded": padded},
+            {
+                "seen": "length" if shortest == longest else "padded",
+                "hint": "multiple" if shortest < min(longest, padded) else "cut" if cut and cut[0] else "alike",
+            },
+        )
+        return
+
+
+def samples_see_each_other(evidence: Evidence) -> Iterator[Seen]:
+    """The first run of each arm in which samples of a row see each other, as was seen before its first step."""
+    for arm in evidence.arms:
+        run = next((run for run in arm.runs if run.facts.leak is not None), None)
+        if run is None or run.facts.leak is None:
+            continue
+        tolerance = fact(run.facts.env, "packed_rows.tolerance")
+        yield Seen(
+            "warn",
+            {"run": run.label, "tolerance": tolerance, **run.facts.leak.values},
+            run.facts.leak.say.removeprefix("leak."),
+        )
+
+
+def _padded(run: MergedRun, length: int) -> int:
+    """The length as it is computed; a packed row holds real tokens only."""
+    if run.facts.config.workload.layout != "padded":
+        return length
+    multiple, positions = run.facts.config.workload.pad_to_multiple_of, fact(run.facts.env, "data.model.positions")
+    most = positions if isinstance(positions, int) else None
+    return int(padded_lengths(length, multiple if isinstance(multiple, int) else 1, most))

@@ -1,0 +1,148 @@
+"""Before a comparison begins: whether its arms can run and be compared, and what it is warned about.
+
+Whether a comparison can begin: its arms can run here, may be compared, and it is known how they meet.
+
+What a comparison is warned about before it begins, looking at all its arms together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dynbench.analysis.comparability import NOT_IDENTITY_OF_ARM, describe
+from dynbench.analysis.questions import QUESTIONS, find_question, not_comparable, settings_differences
+from dynbench.analysis.questions.base import Question
+from dynbench.config.digest import config_digest
+from dynbench.config.recipes import Recipe
+from dynbench.config.rules import rule_warnings
+from dynbench.config.schema import Config
+from dynbench.config.unread import unread
+from dynbench.engine.launching.asked import situation
+from dynbench.engine.launching.probe_use import probe_warnings
+from dynbench.engine.launching.resolve import resolve, this_machine
+from dynbench.engine.launching.torchrun import started_as_rank
+from dynbench.engine.plan_check import check_plan
+from dynbench.errors import ConfigError, NothingFits, UsageError, did_you_mean
+from dynbench.experiment.meeting import Meeting, decide_meeting
+from dynbench.runs.store import RunStore
+from dynbench.workloads.inputs import check_batch, check_inputs
+
+
+@dataclass(frozen=True)
+class Startable:
+    """A comparison that can begin.
+
+    Attributes:
+        question: what is asked of the arms, named or found.
+        meeting: which of them share launches.
+    """
+
+    question: Question
+    meeting: Meeting
+
+
+def check_startable(recipe: Recipe, store: RunStore) -> Startable:
+    """Refuse, before anything is made, what could not end well.
+
+    Raises:
+        NotComparable: arms that differ in more than may be compared.
+        UsageError, NothingFits: this process is itself a rank, or an arm cannot run here or be planned.
+        ConfigError, RunLookupError, RecordError: settings that cannot work, or a probe that an arm cannot use.
+        DataError: a file or a folder that an arm cannot use.
+    """
+    if started_as_rank(recipe.arms[recipe.baseline]):
+        raise UsageError(
+            "compare launches its own ranks, and was started as one", "Start it outside of torchrun and srun."
+        )
+    store.check_place()
+    resolved = resolved_arms(recipe, store)
+    question = _check_comparable(recipe, resolved)
+    if recipe.launches.half_width is not None and resolved[recipe.baseline].launch.nnodes > 1:
+        raise UsageError(
+            "launches.half_width: on several nodes each would count launches for itself",
+            "Give a number: --launches N; the check `resolution` says how many would decide.",
+        )
+    meeting = decide_meeting(recipe.launches, resolved, recipe.baseline)
+    asked = {name: config.workload.model_dump_json() for name, config in recipe.arms.items()}
+    one_of = {workload: recipe.arms[name] for name, workload in asked.items()}
+    splits = {workload: check_inputs(config) for workload, config in one_of.items()}
+    for name, config in resolved.items():
+        check_batch(config, splits[asked[name]])
+    return Startable(question, meeting)
+
+
+def resolved_arms(recipe: Recipe, store: RunStore) -> Mapping[str, Config]:
+    """Every arm's settings as they are decided here, or what is wrong with all of them at once."""
+    arms: dict[str, Config] = {}
+    problems: dict[str, None] = {}
+    hint = ""
+    if recipe.question is not None and recipe.question not in QUESTIONS:
+        near = did_you_mean(recipe.question, QUESTIONS)
+        problems[f"question: {recipe.question!r} is not asked. {near} Allowed: {', '.join(QUESTIONS)}"] = None
+    for name, config in recipe.arms.items():
+        try:
+            resolved = resolve(config, this_machine(), store)
+            check_plan(resolved.config, resolved.workers, store.root, recipe.launches.planned)
+            arms[name] = resolved.config
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+            hint = error.hint
+        except NothingFits as error:
+            raise type(error)(f"arm {name}: {error.message}", error.hint) from error
+    if problems:
+        raise ConfigError(list(problems), hint)
+    return arms
+
+
+def _check_comparable(recipe: Recipe, arms: Mapping[str, Config]) -> Question:
+    """The question that the arms answer. Refuse, before anything is launched, what the analysis would refuse after it.
+
+    It will see the settings resolved: `auto` and the value that it means are the same.
+    """
+    found = {name: settings_differences(arms[recipe.baseline], config) for name, config in arms.items()}
+    question = find_question(list(found.values()), recipe.question)
+    for name, differing in found.items():
+        if forbidden := question.forbidden(differing):
+            who = f"recipe {recipe.name}: arms {recipe.baseline} and {name}"
+            hint = "Give these keys under settings, the same for all arms."
+            raise not_comparable(who, describe(forbidden), question, list(found.values()), hint)
+    return question
+
+
+def recipe_warnings(recipes: Sequence[Recipe], store: RunStore) -> list[str]:
+    """What its launches would say again and again, and settings that no arm with that value reads; a line each.
+
+    Args:
+        recipes: the comparisons, several where the recipe has cells.
+        store: registry in which probe runs are looked up.
+
+    Raises:
+        DynbenchError: an arm whose settings cannot work on this machine.
+    """
+    arms = [config for recipe in recipes for config in recipe.arms.values()]
+    pairs = [(config, resolve(config, this_machine(), store)) for config in arms]
+    situations = [situation("compare", config, resolved) for config, resolved in pairs]
+    lines: list[str] = []
+    for asked, (_, resolved) in zip(situations, pairs, strict=True):
+        lines += rule_warnings(resolved.config, resolved.world_size, ())
+        if not asked.probes:
+            lines += probe_warnings(resolved.config, resolved.workers, store.root)
+    return [*dict.fromkeys(lines), *unread(situations)]
+
+
+def arms_alike(recipe: Recipe, store: RunStore) -> list[list[str]]:
+    """Names of arms that are configured alike once `auto` is decided (A/A), those that are so together.
+
+    Args:
+        recipe: a comparison.
+        store: registry in which probe runs are looked up.
+
+    Raises:
+        DynbenchError: an arm whose settings cannot work on this machine.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, config in recipe.arms.items():
+        resolved = resolve(config, this_machine(), store).config
+        groups.setdefault(config_digest(resolved, NOT_IDENTITY_OF_ARM), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
